@@ -1,0 +1,195 @@
+"""The ``roost`` command.
+
+Exit codes: 0 all is well; 1 Roost or Spark failed; 2 the command line or a setting is wrong;
+3 a request was refused; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from roost import __version__
+from roost.config import RunConfig, load_config, with_settings
+from roost.errors import ConfigError, RequestError, RoostError
+
+OK, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+# Flag of `run`, key of the configuration, what it takes, help.
+RUN_FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("--points", "points.path", {"metavar": "PATH", "help": (
+        "points: a Parquet, CSV or JSON-lines file, a folder of them, generate:rows=N,rate=R,seed=S"
+        " or kafka://HOST:PORT/TOPIC (default: the bundled sample)")}),
+    ("--queries", "queries.path", {"metavar": "PATH", "help": "requests: Parquet, CSV, JSON lines"}),
+    ("--out", "out.dir", {"metavar": "DIR", "help": (
+        "where matches/*.parquet and dead/*.parquet go (default: roost-out)")}),
+    ("--state", "out.state", {"metavar": "DIR", "help": (
+        "state directory; running again with it goes on where it stopped (default: OUT/state)")}),
+    ("--strategy", "engine.strategy", {"metavar": "S", "help": (
+        "replicated (default), uniform or history: how space is shared out among machines")}),
+    ("--machines", "engine.machines", {"metavar": "M", "type": int, "help": (
+        "parallel matching tasks of a batch (default: the cores of the Spark master)")}),
+    ("--bounds", "space.bounds", {"metavar": "x0,y0,x1,y1", "help": (
+        "where cells are fine; what lies outside is still exact (default: where most points are)")}),
+    ("--grid", "space.grid", {"metavar": "CxR", "help": "cells of the plan (default: 1000x1000)"}),
+    ("--coordinates", "space.coordinates", {"metavar": "KIND", "help": (
+        "lonlat (radius in metres) or plane (default: by the names of the columns)")}),
+    ("--outside", "space.outside", {"metavar": "RULE", "help": (
+        "exact (default) matches points beyond the bounds, dead refuses them")}),
+    ("--batch-rows", "engine.batch_rows", {"metavar": "N", "type": int, "help": (
+        "points of a batch at most (default: 1000000)")}),
+    ("--speed", "points.speed", {"metavar": "F", "help": (
+        "event seconds per second, or max (default)")}),
+    ("--sink", "out.sink", {"metavar": "KIND", "help": (
+        "parquet (default), count, console or kafka")}),
+    ("--topic", "out.topic", {"metavar": "URL", "help": "kafka://HOST:PORT/TOPIC for --sink kafka"}),
+    ("--query-log", "queries.log", {"metavar": "URL", "help": (
+        "kafka://HOST:PORT/TOPIC instead of the SQLite log in the state directory")}),
+    ("--master", "engine.master", {"metavar": "URL", "help": "Spark master (default: local[*])"}),
+    ("--report", "out.report", {"metavar": "FILE.json", "help": "write the run's figures here"}),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and flags."""
+    parser = argparse.ArgumentParser(
+        prog="roost",
+        description="Continuous spatial queries over streams of points, on Apache Spark.",
+        epilog="Exit codes: 0 fine, 1 failed, 2 wrong use, 3 request refused, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"roost {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="match points with queries",
+        description=(
+            "Match points with queries, batch by batch, each match exactly once. Without arguments "
+            "it replays the bundled sample. A run that was stopped or killed goes on where it was."
+        ),
+    )
+    run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
+    for flag, key, options in RUN_FLAGS:
+        run.add_argument(flag, dest=key, **options)
+    run.add_argument(
+        "--available-now",
+        dest="engine.available_now",
+        action="store_true",
+        default=None,
+        help="process what is there and end, instead of waiting for more",
+    )
+    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+    bench = commands.add_parser(
+        "bench", help="measure", description="Run a benchmark; larger data comes from ROOST_DATA."
+    )
+    bench.add_argument("name", metavar="NAME", help="peers, latency or load")
+    bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the result here, plots beside")
+
+    query = commands.add_parser(
+        "query", help="register, terminate or list queries of a state directory"
+    )
+    actions = query.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, words in (("register", "register a query"), ("terminate", "end a query")):
+        action = actions.add_parser(name, help=words)
+        action.add_argument("query_id", metavar="QUERY_ID")
+        action.add_argument("--user", default="local", help="owner (default: local)")
+        action.add_argument("--at", metavar="TIME", help="event time from which it holds")
+        if name == "register":
+            shape = action.add_mutually_exclusive_group(required=True)
+            shape.add_argument("--box", metavar="x0,y0,x1,y1")
+            shape.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
+            shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
+            action.add_argument("--where", metavar="PREDICATE", help="such as \"fare > 50\"")
+            action.add_argument("--expires-at", metavar="TIME")
+    actions.add_parser("list", help="show queries").add_argument(
+        "--limit", type=int, default=50, help="how many at most (default: 50)"
+    )
+    for action in actions.choices.values():
+        action.add_argument("--state", type=Path, required=True, metavar="DIR")
+
+    inspect = commands.add_parser(
+        "inspect", help="show a state directory: plan, batches, segments, dead letters"
+    )
+    inspect.add_argument("state", type=Path, metavar="STATE_DIR")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = build_parser().parse_args(argv)
+    errors = Console(stderr=True)
+    try:
+        return _COMMANDS[arguments.command](arguments)
+    except ConfigError as error:
+        errors.print(f"roost: {error}", style="red", markup=False, highlight=False)
+        return USAGE
+    except RequestError as error:
+        errors.print(f"roost: refused, {error}", style="red", markup=False, highlight=False)
+        return REFUSED
+    except RoostError as error:
+        errors.print(f"roost: {error}", style="red", markup=False, highlight=False)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def run_config(arguments: argparse.Namespace) -> RunConfig:
+    """Settings of a run: the bundled sample, then the file, then the flags."""
+    given = {
+        key: value
+        for key, value in vars(arguments).items()
+        if "." in key and value is not None
+    }
+    if isinstance(given.get("points.speed"), str) and given["points.speed"] != "max":
+        try:
+            given["points.speed"] = float(given["points.speed"])
+        except ValueError:
+            pass  # the setting itself says what it takes
+    config = load_config(Path(arguments.config)) if arguments.config else RunConfig()
+    config = with_settings(config, given)
+    if config.points is None:
+        data = Path(__file__).parent / "data"
+        sample = {"points.path": str(data / "sample_points.parquet")}
+        if config.queries is None:
+            sample["queries.path"] = str(data / "sample_requests.parquet")
+        sample["engine.available_now"] = True  # type: ignore[assignment]
+        config = with_settings(config, sample)
+    return config
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from roost.engine.console import run_with_progress
+
+    return run_with_progress(run_config(arguments), quiet=arguments.quiet)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from roost.bench import run_bench
+
+    return run_bench(arguments.name, quick=arguments.quick, json_path=arguments.json)
+
+
+def _query(arguments: argparse.Namespace) -> int:
+    from roost.state.operations import query_command
+
+    return query_command(arguments)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from roost.state.operations import inspect_state
+
+    inspect_state(arguments.state, Console())
+    return OK
+
+
+_COMMANDS = {"run": _run, "bench": _bench, "query": _query, "inspect": _inspect}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Settings of a run: one frozen value, from TOML, the command line and defaults.
+
+A key that is unknown, of the wrong type or out of range is refused by name, with what it got and
+what it takes, before anything is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from roost.balance import Strategy
+from roost.errors import ConfigError
+from roost.space import Coordinates, Outside, Rect
+
+SINKS = ("parquet", "count", "console", "kafka")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that ``roost run`` can be told.
+
+    Attributes are documented with their keys in ``docs/configuration.md``.
+    """
+
+    points: str | None = None
+    format: str = "auto"
+    x: str | None = None
+    y: str | None = None
+    time: str = "event_time"
+    point_id: str | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    speed: float | None = None
+
+    queries: str | None = None
+    query_log: str | None = None
+    query_id_type: str | None = None
+    polygon_vertices_max: int = 10_000
+
+    bounds: Rect | None = None
+    grid: tuple[int, int] = (1000, 1000)
+    coordinates: Coordinates | None = None
+    outside: Outside = Outside.EXACT
+
+    strategy: Strategy = Strategy.REPLICATED
+    machines: int | None = None
+    batch_rows: int = 1_000_000
+    available_now: bool = False
+    master: str | None = None
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    out: Path = Path("roost-out")
+    state: Path | None = None
+    sink: str = "parquet"
+    sink_topic: str | None = None
+    report: Path | None = None
+
+    @property
+    def state_folder(self) -> Path:
+        """State directory; beside the output unless told otherwise."""
+        return self.state if self.state is not None else self.out / "state"
+
+
+def parse_bounds(value: Any) -> Rect:
+    """Bounds from ``x0,y0,x1,y1`` text or a list of four numbers."""
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        numbers = [float(part) for part in parts]
+        if len(numbers) != 4:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ConfigError("space.bounds", value, "four numbers x0,y0,x1,y1") from None
+    return Rect(*numbers)
+
+
+def parse_grid(value: Any) -> tuple[int, int]:
+    """Grid from ``CxR`` text or a list of two numbers."""
+    parts = value.lower().split("x") if isinstance(value, str) else value
+    try:
+        columns, rows = (int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ConfigError("space.grid", value, "CxR, such as 1000x1000") from None
+    return columns, rows
+
+
+def _choice(kind: type[Any], key: str) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            names = " or ".join(member.value for member in kind)
+            raise ConfigError(key, value, names) from None
+
+    return parse
+
+
+def _whole(key: str, low: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ConfigError(key, value, f"a whole number from {low} up")
+        return value
+
+    return parse
+
+
+def _speed(value: Any) -> float | None:
+    if value == "max":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError("points.speed", value, "max, or event seconds per second above 0")
+    return float(value)
+
+
+def _text(key: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or not value:
+            raise ConfigError(key, value, "text")
+        return value
+
+    return parse
+
+
+def _one_of(key: str, *names: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ConfigError(key, value, " or ".join(names))
+        return str(value)
+
+    return parse
+
+
+def _flag(key: str) -> Callable[[Any], bool]:
+    def parse(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ConfigError(key, value, "true or false")
+        return value
+
+    return parse
+
+
+def _texts(key: str) -> Callable[[Any], dict[str, str]]:
+    def parse(value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise ConfigError(key, value, "a table of names and texts")
+        return {str(name): str(item) for name, item in value.items()}
+
+    return parse
+
+
+def _path(key: str) -> Callable[[Any], Path]:
+    return lambda value: Path(_text(key)(str(value) if isinstance(value, Path) else value))
+
+
+# TOML key -> attribute and parser.
+KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "points.path": ("points", _text("points.path")),
+    "points.format": (
+        "format",
+        _one_of("points.format", "auto", "parquet", "csv", "jsonl"),
+    ),
+    "points.x": ("x", _text("points.x")),
+    "points.y": ("y", _text("points.y")),
+    "points.time": ("time", _text("points.time")),
+    "points.id": ("point_id", _text("points.id")),
+    "points.attributes": ("attributes", _texts("points.attributes")),
+    "points.speed": ("speed", _speed),
+    "queries.path": ("queries", _text("queries.path")),
+    "queries.log": ("query_log", _text("queries.log")),
+    "queries.id_type": ("query_id_type", _one_of("queries.id_type", "int", "text")),
+    "queries.polygon_vertices_max": (
+        "polygon_vertices_max",
+        _whole("queries.polygon_vertices_max", 4),
+    ),
+    "space.bounds": ("bounds", parse_bounds),
+    "space.grid": ("grid", parse_grid),
+    "space.coordinates": ("coordinates", _choice(Coordinates, "space.coordinates")),
+    "space.outside": ("outside", _choice(Outside, "space.outside")),
+    "engine.strategy": ("strategy", _choice(Strategy, "engine.strategy")),
+    "engine.machines": ("machines", _whole("engine.machines", 1)),
+    "engine.batch_rows": ("batch_rows", _whole("engine.batch_rows", 1)),
+    "engine.available_now": ("available_now", _flag("engine.available_now")),
+    "engine.master": ("master", _text("engine.master")),
+    "engine.spark": ("spark", _texts("engine.spark")),
+    "out.dir": ("out", _path("out.dir")),
+    "out.state": ("state", _path("out.state")),
+    "out.sink": ("sink", _one_of("out.sink", *SINKS)),
+    "out.topic": ("sink_topic", _text("out.topic")),
+    "out.report": ("report", _path("out.report")),
+}
+_TABLES = ("points.attributes", "engine.spark")
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in _TABLES:
+            flat.update(_flatten(value, f"{key}."))
+        else:
+            flat[key] = value
+    return flat
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read a TOML file."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", str(path), f"a readable file ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"valid TOML ({error})") from None
+    return with_settings(RunConfig(), _flatten(data))
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """Apply settings by their keys.
+
+    Examples
+    --------
+    >>> with_settings(RunConfig(), {"engine.machines": 4}).machines
+    4
+    """
+    changes: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            takes = f"a known key; did you mean {near[0]}?" if near else "a known key"
+            raise ConfigError(key, value, takes)
+        attribute, parse = KEYS[key]
+        changes[attribute] = parse(value)
+    changed = replace(config, **changes)
+    assert {attribute for attribute, _ in KEYS.values()} == {f.name for f in fields(RunConfig)}
+    if changed.sink == "kafka" and changed.sink_topic is None:
+        raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")
+    return changed

@@ -1,0 +1,1 @@
+"""Roost on Spark: the only package that imports pyspark."""

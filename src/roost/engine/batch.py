@@ -1,0 +1,208 @@
+"""One micro-batch, exactly once.
+
+The steps, in this order, each of them safe to die after::
+
+    intent     plan epoch, query-log position and points are written down, once
+    fold       the query log is folded up to that position
+    match      tasks leave staged files under names of their own
+    deliver    other sinks are given the staged files
+    commit     one row says which staged files are the batch, and its figures
+    publish    those files get their final names
+    forget     leftovers and versions that no batch can need are deleted
+
+A batch that finds its intent repeats it; one that finds its commit only publishes. So a batch
+leaves its matches in the sink once, and the same matches however often it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from roost.balance import Plan
+from roost.engine.decode import DeadRow, PointSchema
+from roost.engine.sinks import Sink
+from roost.engine.tasks import BatchTask, MachineResult, write_dead
+from roost.predicate import parse
+from roost.space import Space
+from roost.state.queries import QuerySet
+from roost.state.querylog import QueryLog
+from roost.state.store import Commit, Intent, SegmentRef, Store
+
+STAGING = "_staging"
+
+# Runs the batch's tasks on Spark and brings back what each machine did.
+Job = Callable[[BatchTask], list[MachineResult]]
+
+
+@dataclass
+class BatchRunner:
+    """Runs batches against one state directory.
+
+    Parameters
+    ----------
+    store, log, queries
+        The durable state.
+    space, points
+        Where points are and which columns they have.
+    query_id_type
+        Type of query identifiers.
+    out
+        Folder for ``matches`` and ``dead``.
+    keep_matches
+        Whether matches are written at all, or only counted.
+    publish_matches
+        Whether they stay as Parquet, or are for the sinks only.
+    sinks
+        Further sinks.
+    on_step
+        Called with the name of each step just before it begins, and with ``end``.
+    """
+
+    store: Store
+    log: QueryLog
+    queries: QuerySet
+    space: Space
+    points: PointSchema
+    query_id_type: pa.DataType
+    out: Path
+    keep_matches: bool = True
+    publish_matches: bool = True
+    sinks: Sequence[Sink] = ()
+    on_step: Callable[[str, int], None] = lambda step, batch_id: None
+    clock: Callable[[], float] = time.perf_counter
+    _plans: dict[int, Plan] = field(default_factory=dict)
+    _wanted: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the folders and finish what a dead driver began."""
+        for kind in ("matches", "dead"):
+            (self.out / kind / STAGING).mkdir(parents=True, exist_ok=True)
+        last = self.store.last_commit()
+        if last is not None:
+            self._publish(last)
+        self._clear_staging()
+
+    def run(self, batch_id: int, epoch: int, offsets: dict[str, Any], job: Job) -> Commit:
+        """Run a batch, or finish it, or find that it has happened."""
+        done = self.store.commit(batch_id)
+        if done is not None:
+            self._publish(done)
+            return done
+        started = self.clock()
+        self.on_step("intent", batch_id)
+        intent = self.store.put_intent(Intent(batch_id, epoch, self.log.end(), offsets))
+        self.on_step("fold", batch_id)
+        version = self.queries.advance(intent.position)
+        self.on_step("match", batch_id)
+        results = job(self._task(intent, version.segments))
+        refused = self._refused(intent)
+        self.on_step("deliver", batch_id)
+        staged = [path for result in results for path in result.match_files]
+        for sink in self.sinks:
+            sink.deliver(batch_id, staged)
+        commit = self._commit_of(intent, results, refused, self.clock() - started)
+        self.on_step("commit", batch_id)
+        self.store.put_commit(commit)
+        self.on_step("publish", batch_id)
+        self._publish(commit)
+        self.on_step("forget", batch_id)
+        self._forget(intent)
+        self.on_step("end", batch_id)
+        return commit
+
+    def _plan(self, epoch: int) -> Plan:
+        if epoch not in self._plans:
+            self._plans = {epoch: Plan.from_json(self.store.plan(epoch))}
+        return self._plans[epoch]
+
+    def _task(self, intent: Intent, segments: tuple[SegmentRef, ...]) -> BatchTask:
+        return BatchTask(
+            batch_id=intent.batch_id,
+            space=self.space,
+            plan=self._plan(intent.epoch),
+            segment_folder=str(self.store.segment_folder),
+            segments=segments,
+            points=self.points,
+            wanted=self._attributes(segments),
+            query_id_type=self.query_id_type,
+            match_folder=str(self.out / "matches" / STAGING) if self.keep_matches else None,
+            dead_folder=str(self.out / "dead" / STAGING),
+        )
+
+    def _attributes(self, segments: tuple[SegmentRef, ...]) -> tuple[str, ...]:
+        """Attributes that some predicate of these segments asks for."""
+        for ref in segments:
+            if ref.file not in self._wanted:
+                texts = self.queries.predicates(ref.file)
+                names = (name for text in texts for name in parse(text).attributes())
+                self._wanted[ref.file] = frozenset(names)
+        live = {ref.file for ref in segments}
+        self._wanted = {file: names for file, names in self._wanted.items() if file in live}
+        return tuple(sorted(frozenset().union(*self._wanted.values())))
+
+    def _refused(self, intent: Intent) -> list[DeadRow]:
+        """Requests refused since the batch before this one."""
+        before = self.store.intent(intent.batch_id - 1)
+        after = 0 if before is None else before.position
+        refused = self.queries.refused_between(after, intent.position)
+        return [DeadRow(r.position, r.reason, r.detail, r.record) for r in refused]
+
+    def _commit_of(
+        self, intent: Intent, results: list[MachineResult], refused: list[DeadRow], seconds: float
+    ) -> Commit:
+        batch_id = intent.batch_id
+        files: list[tuple[str, str]] = []
+        for result in results:
+            if self.publish_matches:
+                final = f"matches/batch-{batch_id:010d}-{result.machine:05d}.parquet"
+                files += [(self._relative(path), final) for path in result.match_files]
+        dead_files = [path for result in results for path in result.dead_files]
+        folder = str(self.out / "dead" / STAGING)
+        dead_files += write_dead(folder, batch_id, "request", refused, "requests")
+        for number, path in enumerate(dead_files):
+            final = f"dead/batch-{batch_id:010d}-{number:05d}.parquet"
+            files.append((self._relative(path), final))
+        machines = [
+            {key: value for key, value in asdict(result).items() if not key.endswith("_files")}
+            for result in sorted(results, key=lambda result: result.machine)
+        ]
+        figures = {
+            "rows": sum(result.rows for result in results),
+            "points": sum(result.points for result in results),
+            "matches": sum(result.matches for result in results),
+            "checks": sum(result.checks for result in results),
+            "dead_points": sum(result.dead for result in results),
+            "dead_requests": len(refused),
+            "seconds": seconds,
+            "epoch": intent.epoch,
+            "position": intent.position,
+            "machines": machines,
+        }
+        return Commit(batch_id, tuple(files), figures)
+
+    def _relative(self, path: str) -> str:
+        return str(Path(path).relative_to(self.out))
+
+    def _publish(self, commit: Commit) -> None:
+        """Give staged files their final names; those that have them already are left alone."""
+        for staged, final in commit.files:
+            source = self.out / staged
+            if source.exists():
+                os.replace(source, self.out / final)
+
+    def _forget(self, intent: Intent) -> None:
+        self._clear_staging()
+        self.store.drop_versions_before(intent.position)
+
+    def _clear_staging(self) -> None:
+        """Delete what failed attempts left; no batch is running now."""
+        for kind in ("matches", "dead"):
+            for path in (self.out / kind / STAGING).iterdir():
+                path.unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""Rows of a source into a block of valid points; every other row gets a reason.
+
+The common case (float64 coordinates, timestamps, nothing missing) costs one look at each column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.kernel.segment import longitude_range
+from roost.model import PointBlock, Reason
+from roost.space import Coordinates, Outside, Space
+from roost.state.columns import convert, record_json, times_as_int
+
+ROW = "__roost_row"  # place of a row in its source, added where the source has no identifiers
+MALFORMED = "__roost_malformed"  # text of a row that could not be read at all
+
+
+@dataclass(frozen=True)
+class PointSchema:
+    """Which columns of a source are what.
+
+    Parameters
+    ----------
+    x, y, time
+        Column names.
+    point_id
+        Column name; None takes the row number.
+    id_type, time_type
+        Types of identifiers and event times in matches.
+    attributes
+        All other columns.
+    """
+
+    x: str
+    y: str
+    time: str
+    point_id: str | None
+    id_type: pa.DataType
+    time_type: pa.DataType
+    attributes: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRow:
+    """A row on its way to the dead letters."""
+
+    position: int
+    reason: Reason
+    detail: str
+    record: str
+
+
+class _Faults:
+    """First fault of each row."""
+
+    def __init__(self, size: int) -> None:
+        self.good = np.ones(size, bool)
+        self.reasons: dict[int, tuple[Reason, str]] = {}
+
+    def mark(self, bad: NDArray[np.bool_], reason: Reason, detail: str) -> None:
+        if not bad.any():
+            return
+        for row in np.flatnonzero(bad & self.good).tolist():
+            self.reasons[row] = (reason, detail)
+        self.good &= ~bad
+
+
+def _nulls(column: pa.Array) -> NDArray[np.bool_]:
+    if column.null_count == 0:
+        return np.zeros(len(column), bool)
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
+
+
+def _column(
+    table: pa.Table, name: str, to: pa.DataType, faults: _Faults
+) -> pa.Array:
+    if name not in table.column_names:
+        faults.mark(np.ones(table.num_rows, bool), Reason.MISSING_FIELD, f"{name} is missing")
+        return pa.nulls(table.num_rows, to)
+    values, bad = convert(table[name], to)
+    faults.mark(bad, Reason.WRONG_TYPE, f"{name} takes {to}")
+    return values
+
+
+def _coordinates(
+    table: pa.Table, schema: PointSchema, space: Space, faults: _Faults
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    both = []
+    for name in (schema.x, schema.y):
+        column = _column(table, name, pa.float64(), faults)
+        faults.mark(_nulls(column), Reason.NOT_FINITE, f"{name} is null")
+        values = np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+        faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
+        both.append(values)
+    x, y = both
+    with np.errstate(invalid="ignore"):
+        if space.coordinates is Coordinates.LONLAT:
+            faults.mark(np.abs(y) > 90.0, Reason.LATITUDE, f"{schema.y} takes -90 to 90")
+            left, right = longitude_range(space)
+            beyond = (x < left) | (x > right)
+            faults.mark(beyond, Reason.LONGITUDE, f"{schema.x} takes {left:g} to {right:g}")
+        if space.outside is Outside.DEAD:
+            b = space.bounds
+            outside = (x < b.x0) | (x > b.x1) | (y < b.y0) | (y > b.y1)
+            faults.mark(outside, Reason.OUT_OF_BOUNDS, "lies outside the bounds")
+    return x, y
+
+
+def decode(
+    table: pa.Table, schema: PointSchema, space: Space, wanted: tuple[str, ...]
+) -> tuple[PointBlock, list[DeadRow]]:
+    """Split rows into valid points and dead letters.
+
+    Parameters
+    ----------
+    table
+        Rows as they came; may have the columns ``ROW`` and ``MALFORMED``.
+    schema
+        Which columns are what.
+    space
+        Where points may be.
+    wanted
+        Attributes that some predicate asks for; the others are left behind.
+    """
+    faults = _Faults(table.num_rows)
+    if MALFORMED in table.column_names:
+        unread = ~_nulls(convert(table[MALFORMED], pa.string())[0])
+        faults.mark(unread, Reason.MALFORMED, "not a record")
+    x, y = _coordinates(table, schema, space, faults)
+    times = _column(table, schema.time, schema.time_type, faults)
+    faults.mark(_nulls(times), Reason.NULL_TIME, f"{schema.time} is null")
+    ids = _column(table, schema.point_id or ROW, schema.id_type, faults)
+    faults.mark(_nulls(ids), Reason.NULL_ID, f"{schema.point_id} is null")
+    attributes: dict[str, pa.Array] = {}
+    for name in wanted:
+        data_type = schema.attributes.field(name).type
+        if name in table.column_names:
+            attributes[name], bad = convert_attribute(table[name], data_type)
+            faults.mark(bad, Reason.WRONG_TYPE, f"{name} takes {data_type}")
+        else:
+            attributes[name] = pa.nulls(table.num_rows, data_type)
+    time = times_as_int(times)
+    if not faults.reasons:
+        return PointBlock(x, y, time, ids, attributes), []
+    good = faults.good
+    mask = pa.array(good)
+    kept = {name: array.filter(mask) for name, array in attributes.items()}
+    block = PointBlock(x[good], y[good], time[good], ids.filter(mask), kept)
+    return block, _dead_rows(table, faults)
+
+
+def convert_attribute(
+    column: pa.ChunkedArray, to: pa.DataType
+) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Attribute column in its declared type; types that only Arrow knows are taken as they are."""
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if array.type == to:
+        return array, np.zeros(len(array), bool)
+    if pa.types.is_boolean(to) or pa.types.is_nested(to):
+        try:
+            return array.cast(to), np.zeros(len(array), bool)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return pa.nulls(len(array), to), ~_nulls(array)
+    return convert(array, to)
+
+
+def _dead_rows(table: pa.Table, faults: _Faults) -> list[DeadRow]:
+    rows = sorted(faults.reasons)
+    records = table.take(pa.array(rows, pa.int64())).to_pylist()
+    dead = []
+    for row, record in zip(rows, records, strict=True):
+        reason, detail = faults.reasons[row]
+        position = record.pop(ROW, None)
+        text = record.pop(MALFORMED, None) or record_json(record)
+        dead.append(DeadRow(-1 if position is None else position, reason, detail, text))
+    return dead
+
+
+def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
+    """Columns of a packed block."""
+    fixed = [("x", pa.float64()), ("y", pa.float64()), ("time", pa.int64()), ("id", schema.id_type)]
+    return pa.schema([*fixed, *((f"a.{n}", schema.attributes.field(n).type) for n in wanted)])
+
+
+def pack_block(block: PointBlock, schema: pa.Schema) -> bytes:
+    """Arrow stream of a block, for the shuffle."""
+    columns = [pa.array(block.x), pa.array(block.y), pa.array(block.time), block.ids]
+    columns += list(block.attributes.values())
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def unpack_block(data: bytes) -> PointBlock:
+    """Inverse of :func:`pack_block`; columns are views of the bytes."""
+    with pa.ipc.open_stream(data) as reader:
+        batch = reader.read_next_batch()
+    names = batch.schema.names
+    return PointBlock(
+        batch.column(0).to_numpy(),
+        batch.column(1).to_numpy(),
+        batch.column(2).to_numpy(),
+        batch.column(3),
+        {name[2:]: batch.column(k) for k, name in enumerate(names) if k >= 4},
+    )
+
+
+def take_rows(block: PointBlock, rows: NDArray[np.int64]) -> PointBlock:
+    """Some points of a block."""
+    index = pa.array(rows)
+    return PointBlock(
+        block.x[rows],
+        block.y[rows],
+        block.time[rows],
+        block.ids.take(index),
+        {name: array.take(index) for name, array in block.attributes.items()},
+    )

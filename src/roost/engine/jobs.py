@@ -1,0 +1,140 @@
+"""A batch as a Spark job, in its two forms.
+
+Roost's own sources go through the RDD API: a job of slices needs no query planning and no extra
+copy, which takes a third of the time of the same job as a DataFrame. A foreign streaming
+DataFrame stays a DataFrame: its rows are decoded in ``mapInArrow``, packed into one block a
+machine, and shuffled by ``repartitionById``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import DataFrame
+
+from roost.engine.files import read_json_lines
+from roost.engine.slices import Slice, cut
+from roost.engine.tasks import (
+    BatchTask,
+    BlockReader,
+    MachineResult,
+    match_blocks,
+    match_routed,
+    read_and_match,
+    read_and_route,
+    route_blocks,
+)
+
+_ROUTED = "machine int, block binary"
+_RESULT = "result binary"
+_REPORT = b"R"  # first byte of a block that carries figures, not points
+_POINTS = b"P"
+
+
+def _same(machine: int) -> int:
+    return machine
+
+
+def run_slices(
+    context: SparkContext, slices: Sequence[Slice], task: BatchTask
+) -> list[MachineResult]:
+    """Run a batch of slices."""
+    machines = task.plan.machines
+    if task.plan.fully_replicated:
+        groups = context.parallelize(cut(slices, machines), machines)
+        return groups.mapPartitionsWithIndex(partial(read_and_match, task)).collect()
+    parts = context.defaultParallelism
+    groups = context.parallelize(cut(slices, parts), parts)
+    routed = groups.mapPartitionsWithIndex(partial(read_and_route, task))
+    placed = routed.partitionBy(machines, _same)
+    return placed.mapPartitionsWithIndex(partial(match_routed, task)).collect()
+
+
+def run_frame(frame: DataFrame, json_column: str | None, task: BatchTask) -> list[MachineResult]:
+    """Run a batch of a foreign DataFrame.
+
+    Parameters
+    ----------
+    frame
+        The batch's rows.
+    json_column
+        Column that holds each point as JSON text, as in a Kafka message; None takes the columns.
+    task
+        What to do with them.
+    """
+    if task.plan.fully_replicated:
+        spread = frame.repartition(task.plan.machines)
+        done = spread.mapInArrow(partial(_match_rows, task, json_column), _RESULT)
+    else:
+        routed = frame.mapInArrow(partial(_route_rows, task, json_column), _ROUTED)
+        placed = routed.repartitionById(task.plan.machines, "machine")
+        done = placed.mapInArrow(partial(_match_packed, task), _RESULT)
+    return [pickle.loads(bytes(row["result"])) for row in done.collect()]
+
+
+def _tables(batches: Iterator[pa.RecordBatch], json_column: str | None) -> Iterator[pa.Table]:
+    for batch in batches:
+        if json_column is None:
+            yield pa.Table.from_batches([batch])
+        else:
+            yield read_json_lines(batch.column(json_column).fill_null(b"null").to_pylist())
+
+
+def _result_batch(result: MachineResult) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _match_rows(
+    task: BatchTask, json_column: str | None, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    started = time.process_time()
+    context = TaskContext.get()
+    assert context is not None
+    result = MachineResult(context.partitionId())
+    reader = BlockReader(task)
+    blocks = reader.blocks(_tables(batches, json_column))
+    match_blocks(task, result.machine, blocks, result)
+    reader.finish(result, f"{result.machine:05d}")
+    result.busy_s = time.process_time() - started
+    yield _result_batch(result)
+
+
+def _routed_batch(machine: int, block: bytes) -> pa.RecordBatch:
+    columns = [pa.array([machine], pa.int32()), pa.array([block], pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, ["machine", "block"])
+
+
+def _route_rows(
+    task: BatchTask, json_column: str | None, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    reader = BlockReader(task)
+    for machine, block in route_blocks(task, reader.blocks(_tables(batches, json_column))):
+        yield _routed_batch(machine, _POINTS + block)
+    figures = MachineResult(0)
+    reader.finish(figures, f"r{context.partitionId():05d}")
+    yield _routed_batch(0, _REPORT + pickle.dumps(figures))
+
+
+def _match_packed(
+    task: BatchTask, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+
+    def items() -> Iterator[tuple[int, bytes | MachineResult]]:
+        for batch in batches:
+            for machine, block in zip(*(column.to_pylist() for column in batch.columns)):
+                if block[:1] == _REPORT:
+                    yield machine, pickle.loads(block[1:])
+                else:
+                    yield machine, block[1:]
+
+    for result in match_routed(task, context.partitionId(), items()):
+        yield _result_batch(result)

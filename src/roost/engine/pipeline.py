@@ -1,0 +1,406 @@
+"""The pipeline: one state directory, one source of points, one loop of batches.
+
+:class:`Pipeline` is what users hold. It puts the parts together from a :class:`RunConfig`, takes
+requests, and runs batches from Roost's own sources (:meth:`Pipeline.run`) or from any streaming
+DataFrame (:meth:`Pipeline.start`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming import StreamingQuery
+
+from roost.balance import Plan, Strategy, initial_plan
+from roost.balance.strategies import History
+from roost.config import RunConfig
+from roost.engine.batch import BatchRunner
+from roost.engine.decode import PointSchema
+from roost.engine.files import read_table
+from roost.engine.jobs import run_frame, run_slices
+from roost.engine.report import build_report
+from roost.engine.schema import message_schema, point_schema, space_for
+from roost.engine.session import make_session
+from roost.engine.sinks import ConsoleSink, KafkaSink, Sink, kafka_address
+from roost.engine.slices import GeneratedSlice, ParquetSlice
+from roost.engine.sources import AnySlice, FileSource, GeneratorSource, open_source
+from roost.errors import ConfigError, SourceError
+from roost.model import Request, id_type_of, request_record
+from roost.space import Space
+from roost.state.admission import Rules
+from roost.state.queries import QuerySet
+from roost.state.querylog import QueryLog, SqliteQueryLog
+from roost.state.store import Commit, Intent, Store
+
+POLL_S = 0.2
+IDLE_S = 0.002
+HISTORY_QUERIES = 200_000
+
+OnBatch = Callable[[Commit], None]
+OnStep = Callable[[str, int], None]
+
+
+def open_log(config: RunConfig) -> QueryLog:
+    """Query log of a configuration: SQLite in the state directory, or a Kafka topic."""
+    if config.query_log is None:
+        config.state_folder.mkdir(parents=True, exist_ok=True)
+        return SqliteQueryLog(config.state_folder / "queries.db")
+    from roost.state.kafka_log import KafkaQueryLog  # an optional extra
+
+    return KafkaQueryLog(*kafka_address(config.query_log, "queries.log"))
+
+
+def requests_table(requests: Iterable[Request]) -> pa.Table:
+    """Requests as a block for the query log."""
+    return pa.Table.from_pylist([request_record(request) for request in requests], None)
+
+
+class Pipeline:
+    """Continuous spatial queries over a stream of points.
+
+    Parameters
+    ----------
+    config
+        Settings of the run.
+    spark
+        Session to use; made from the configuration where there is none.
+    sinks
+        Further sinks, beside the one that the configuration names.
+    on_batch
+        Called after each batch with what it came to.
+    on_step
+        Called before each step of a batch, see :mod:`roost.engine.batch`.
+
+    Examples
+    --------
+    >>> from roost import Box, Pipeline, Query, RunConfig
+    >>> config = RunConfig(points="points.parquet", available_now=True)  # doctest: +SKIP
+    >>> with Pipeline(config) as pipeline:  # doctest: +SKIP
+    ...     pipeline.request(Query("centre", Box(-74.0, 40.7, -73.9, 40.8)))
+    ...     report = pipeline.run()
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        spark: SparkSession | None = None,
+        sinks: Sequence[Sink] = (),
+        on_batch: OnBatch = lambda commit: None,
+        on_step: OnStep = lambda step, batch_id: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self._spark = spark
+        self._sinks = list(sinks)
+        self._on_batch = on_batch
+        self._on_step = on_step
+        self._clock = clock
+        self._stopping = False
+        self.store = Store(config.state_folder)
+        self.log = open_log(config)
+        self.source: FileSource | GeneratorSource | None = None
+
+    def __enter__(self) -> Pipeline:
+        """Use the pipeline in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the state; a session that was passed in stays open."""
+        self.store.close()
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session, started when first needed."""
+        if self._spark is None:
+            kafka = self.config.sink == "kafka" or (self.config.points or "").startswith("kafka:")
+            self._spark = make_session(self.config.master, self.config.spark, kafka=kafka)
+        return self._spark
+
+    def request(self, *requests: Request) -> int:
+        """Register or terminate queries; returns the log position after them."""
+        return self.log.append(requests_table(requests))
+
+    def stop(self) -> None:
+        """End :meth:`run` after the batch that is under way."""
+        self._stopping = True
+
+    def report(self) -> dict[str, Any]:
+        """Sum up all batches of the state directory."""
+        return build_report(self.store.commits())
+
+    # -- Roost's own sources
+
+    def run(self) -> dict[str, Any]:
+        """Replay the configured points until they end (or without end) and report."""
+        config = self.config
+        if config.points is None:
+            raise ConfigError("points.path", None, "a file, a folder, generate:… or kafka://…")
+        self._load_requests()
+        if config.points.startswith("kafka:"):
+            self._run_kafka()
+            return self.report()
+        source = open_source(
+            config.points, config.format, config.time, self.store, config.speed, self._clock
+        )
+        self.source = source
+        points = point_schema(source.schema, config, numbered=True)
+        space = self._space(points, source)
+        runner, epoch = self._prepare(points, space, source)
+        self._loop(source, runner, epoch)
+        return self.report()
+
+    def _loop(self, source: FileSource | GeneratorSource, runner: BatchRunner, epoch: int) -> None:
+        batch_id, offset = self._resume(source, runner)
+        while not self._stopping:
+            slices = source.take(offset, self.config.batch_rows)
+            if not slices:
+                if source.ended(offset) and not source.poll():
+                    if self.config.available_now or isinstance(source, GeneratorSource):
+                        return
+                    time.sleep(POLL_S)
+                else:
+                    time.sleep(IDLE_S)
+                continue
+            stop = offset + sum(item.rows for item in slices)
+            self._batch(runner, batch_id, epoch, slices, {"start": offset, "stop": stop})
+            batch_id, offset = batch_id + 1, stop
+
+    def _resume(
+        self, source: FileSource | GeneratorSource, runner: BatchRunner
+    ) -> tuple[int, int]:
+        """Next batch and offset, after repeating a batch that was begun and not committed."""
+        last = self.store.last_intent()
+        if last is None:
+            return 0, 0
+        start, stop = int(last.offsets["start"]), int(last.offsets["stop"])
+        if self.store.commit(last.batch_id) is None:
+            slices = self._again(source, last)
+            self._batch(runner, last.batch_id, last.epoch, slices, {"start": start, "stop": stop})
+        return last.batch_id + 1, stop
+
+    @staticmethod
+    def _again(source: FileSource | GeneratorSource, intent: Intent) -> list[AnySlice]:
+        start, stop = int(intent.offsets["start"]), int(intent.offsets["stop"])
+        slices: list[AnySlice]
+        if isinstance(source, GeneratorSource):
+            slices = [GeneratedSlice(source.generator, start, stop)]
+        else:
+            slices = source.take_unpaced(start, stop - start)
+        found = sum(item.rows for item in slices)
+        if found != stop - start:
+            raise SourceError(
+                f"batch {intent.batch_id} took rows {start} to {stop}, but the points now have "
+                f"only {start + found}: were files removed?"
+            )
+        return slices
+
+    def _batch(
+        self,
+        runner: BatchRunner,
+        batch_id: int,
+        epoch: int,
+        slices: Sequence[ParquetSlice | GeneratedSlice],
+        offsets: dict[str, Any],
+    ) -> None:
+        job = partial(run_slices, self.spark.sparkContext, slices)
+        self._on_batch(runner.run(batch_id, epoch, offsets, job))
+
+    # -- streaming DataFrames
+
+    def start(self, frame: DataFrame, *, json_column: str | None = None) -> StreamingQuery:
+        """Run on a streaming DataFrame; returns Spark's handle of the query.
+
+        Parameters
+        ----------
+        frame
+            A streaming DataFrame with the named x, y, time and id columns.
+        json_column
+            Column that holds each point as JSON text instead.
+        """
+        self._load_requests()
+        if json_column is None:
+            columns = to_arrow_schema(frame.schema)
+        else:
+            columns = message_schema(self.config)
+        points = point_schema(columns, self.config, numbered=False)
+        space = self._space(points, None)
+        runner, epoch = self._prepare(points, space, None)
+
+        def each(batch: DataFrame, batch_id: int) -> None:
+            job = partial(run_frame, batch, json_column)
+            self._on_batch(runner.run(batch_id, epoch, {}, job))
+
+        writer = frame.writeStream.foreachBatch(each).option(
+            "checkpointLocation", str(self.config.state_folder / "checkpoint")
+        )
+        if self.config.available_now:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    def _run_kafka(self) -> None:
+        assert self.config.points is not None
+        brokers, topic = kafka_address(self.config.points, "points.path")
+        reader = self.spark.readStream.format("kafka").options(
+            **{
+                "kafka.bootstrap.servers": brokers,
+                "subscribe": topic,
+                "startingOffsets": "earliest",
+                "maxOffsetsPerTrigger": str(self.config.batch_rows),
+                "failOnDataLoss": "true",
+            }
+        )
+        query = self.start(reader.load().select("value"), json_column="value")
+        while query.isActive and not self._stopping:
+            query.awaitTermination(POLL_S)
+        query.stop()
+        failure = query.exception()
+        if failure is not None:
+            raise SourceError(f"the stream from {topic} failed: {failure}") from failure
+
+    # -- putting the parts together
+
+    def _space(
+        self, points: PointSchema, source: FileSource | GeneratorSource | None
+    ) -> Space:
+        kept = self.store.meta()
+        if kept is not None and self.config.bounds is None:
+            return Space.from_json(kept["space"])
+        sample = None
+        if self.config.bounds is None and source is not None:
+            sample = source.sample([points.x, points.y])
+        return space_for(self.config, points, sample)
+
+    def _query_id_type(self) -> pa.DataType:
+        kept = self.store.meta()
+        if kept is not None:
+            return pa.int64() if kept["query_id_type"] == "int64" else pa.string()
+        if self.config.query_id_type is not None:
+            return pa.int64() if self.config.query_id_type == "int" else pa.string()
+        first = next(iter(self.log.read(0, 1)), None)
+        if first is None or "query_id" not in first.column_names:
+            return pa.string()
+        kind = first.schema.field("query_id").type
+        return pa.string() if pa.types.is_null(kind) else id_type_of(kind, "query_id")
+
+    def _prepare(
+        self, points: PointSchema, space: Space, source: FileSource | GeneratorSource | None
+    ) -> tuple[BatchRunner, int]:
+        config = self.config
+        id_type = self._query_id_type()
+        self.store.agree(
+            {
+                "space": space.to_json(),
+                "query_id_type": str(id_type),
+                "points": [points.x, points.y, points.time, points.point_id],
+                "types": [str(points.id_type), str(points.time_type)],
+                "attributes": [[f.name, str(f.type)] for f in points.attributes],
+                "polygon_vertices_max": config.polygon_vertices_max,
+            }
+        )
+        rules = Rules(
+            space, id_type, points.time_type, points.attributes, config.polygon_vertices_max
+        )
+        queries = QuerySet(self.store, self.log, rules)
+        queries.advance(max(self.log.end(), queries.version.position))
+        epoch = self._ensure_plan(space, queries, points, source)
+        runner = BatchRunner(
+            store=self.store,
+            log=self.log,
+            queries=queries,
+            space=space,
+            points=points,
+            query_id_type=id_type,
+            out=config.out,
+            keep_matches=config.sink != "count" or bool(self._sinks),
+            publish_matches=config.sink == "parquet",
+            sinks=[*self._sinks, *self._configured_sinks()],
+            on_step=self._on_step,
+            clock=self._clock,
+        )
+        return runner, epoch
+
+    def _configured_sinks(self) -> list[Sink]:
+        if self.config.sink == "console":
+            return [ConsoleSink()]
+        if self.config.sink == "kafka":
+            assert self.config.sink_topic is not None
+            return [KafkaSink(self.spark, self.config.sink_topic)]
+        return []
+
+    def _ensure_plan(
+        self,
+        space: Space,
+        queries: QuerySet,
+        points: PointSchema,
+        source: FileSource | GeneratorSource | None,
+    ) -> int:
+        """Epoch of the plan to use: the last one, or a new one where it was asked for."""
+        strategy = self.config.strategy
+        machines = self.config.machines or self.spark.sparkContext.defaultParallelism
+        last = self.store.last_epoch()
+        if last is not None:
+            kept = self.store.plan(last)
+            if (kept["strategy"], kept["machines"]) == (strategy.value, machines):
+                return last
+        history = None
+        if strategy is Strategy.HISTORY:
+            if source is None:
+                takes = "replicated or uniform for a stream without a sample of points"
+                raise ConfigError("engine.strategy", strategy.value, takes)
+            history = self._history(space, queries, points, source)
+        made = initial_plan(strategy, space.grid, machines, history)
+        epoch = 0 if last is None else last + 1
+        plan = Plan(epoch, made.columns, made.rows, made.machines, made.partitions)
+        plan.check_invariants()
+        self.store.put_plan(epoch, {**plan.to_json(), "strategy": strategy.value})
+        return epoch
+
+    @staticmethod
+    def _history(
+        space: Space,
+        queries: QuerySet,
+        points: PointSchema,
+        source: FileSource | GeneratorSource,
+    ) -> History:
+        sample = source.sample([points.x, points.y])
+        x, y = (
+            np.asarray(pc.cast(sample[name], pa.float64(), safe=False).to_numpy(), np.float64)
+            for name in (points.x, points.y)
+        )
+        known = np.isfinite(x) & np.isfinite(y)
+        boxes = queries.bounds(HISTORY_QUERIES)
+        return History.of(space.grid, x[known], y[known], boxes)
+
+    def _load_requests(self) -> None:
+        """Append the configured file of requests to the log, once for each state directory."""
+        if self.config.queries is None:
+            return
+        path = Path(self.config.queries)
+        if not path.exists():
+            raise SourceError(f"no requests at {path}: there is no such file")
+        stat = path.stat()
+        tag = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        if tag in self.store.seen_files():
+            return
+        table = read_table(path, "auto")
+        if "seq" in table.column_names:
+            table = table.sort_by("seq")
+        if table.num_rows:
+            self.log.append(table, tag=tag)
+        self.store.add_files([], [tag])

@@ -1,0 +1,99 @@
+"""A Spark session with the settings that Roost was measured with.
+
+Every setting can be overridden by ``engine.spark`` in the configuration. See ``docs/design`` for
+what each one buys.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from roost.errors import RoostError
+
+JAVA_MIN = 17
+KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Exactly Int.MaxValue skips a per-row size computation on the way into Python.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Loads numpy, numba and the kernel once, before workers are forked from it.
+    "spark.python.daemon.module": "roost.engine.daemon",
+    # Blocks are dense binary columns: compressing them costs more than it saves on one host.
+    "spark.shuffle.compress": "false",
+    # A driver heap that leaves memory to Python; matches never pass through the JVM.
+    "spark.driver.memory": "512m",
+    # Any executor may die in a batch; the batch is repeated from its intent.
+    "spark.task.maxFailures": "4",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+def java_home() -> str | None:
+    """Java that bootstrap found, or the one on the path; None leaves it to Spark."""
+    if os.environ.get("JAVA_HOME"):
+        return os.environ["JAVA_HOME"]
+    noted = Path(sys.prefix) / "roost-env.sh"
+    if noted.exists():
+        for line in noted.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.removeprefix("export ").partition("=")
+            if name == "JAVA_HOME":
+                return value.strip("'\"")
+    return None
+
+
+def check_java() -> None:
+    """Say in one sentence what is wrong with Java, before Spark says it in fifty lines."""
+    home = java_home()
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise RoostError(f"Java {JAVA_MIN} or newer is needed: run script/bootstrap, or install it")
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    words = (done.stderr or done.stdout).split('"')
+    found = words[1] if len(words) > 1 else "0"
+    if int(found.split(".")[0] or 0) < JAVA_MIN:
+        raise RoostError(f"Java {JAVA_MIN} or newer is needed, found {found} at {java}")
+
+
+def make_session(
+    master: str | None = None, settings: Mapping[str, str] | None = None, *, kafka: bool = False
+) -> SparkSession:
+    """Start, or find, the Spark session.
+
+    Parameters
+    ----------
+    master
+        Spark master; all local cores unless told otherwise.
+    settings
+        Settings that replace Roost's own.
+    kafka
+        Whether the Kafka connector is needed (fetched from Maven Central on first use).
+    """
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName("roost").master(master or "local[*]")
+    chosen = dict(SETTINGS)
+    if kafka:
+        import pyspark
+
+        chosen["spark.jars.packages"] = KAFKA_PACKAGE.format(version=pyspark.__version__)
+    chosen.update(settings or {})
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,110 @@
+"""Where matches go, besides the Parquet files that are always exactly once.
+
+A sink is given the staged files of a batch before the batch is committed. If the driver dies
+between the two, the batch runs again and the sink is given the same matches under the same batch
+id: at least once, and the batch id makes it exactly once for whoever looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark users know)
+from rich.console import Console
+
+from roost.errors import ConfigError
+
+CONSOLE_ROWS = 20
+
+
+class Sink(Protocol):
+    """Takes the matches of a batch."""
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Take a batch; must not return before the matches are safe."""
+
+
+class CallbackSink:
+    """Hands each batch to a Python function as Arrow tables.
+
+    Parameters
+    ----------
+    function
+        Called with the batch id and a table of at most ``rows_max`` matches, as often as needed.
+    """
+
+    def __init__(self, function: Callable[[int, pa.Table], None], rows_max: int = 1 << 20) -> None:
+        self._function = function
+        self._rows_max = rows_max
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Call the function for every part of the batch."""
+        for path in files:
+            for batch in pq.ParquetFile(path).iter_batches(self._rows_max):
+                self._function(batch_id, pa.Table.from_batches([batch]))
+
+
+class ConsoleSink:
+    """Prints the first matches of each batch."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Print some matches and how many there are."""
+        total = sum(pq.read_metadata(path).num_rows for path in files)
+        self._console.print(f"batch {batch_id}: {total:,} matches")
+        left = CONSOLE_ROWS
+        for path in files:
+            for row in next(pq.ParquetFile(path).iter_batches(left), pa.table({})).to_pylist():
+                words = (row["query_id"], row["point_id"], row["event_time"])
+                self._console.print("  query {} point {} at {}".format(*words), highlight=False)
+                left -= 1
+            if left <= 0:
+                break
+
+
+class ForeachBatchSink:
+    """Hands each batch to a function of a Spark DataFrame, as ``foreachBatch`` does."""
+
+    def __init__(self, spark: SparkSession, function: Callable[[DataFrame, int], None]) -> None:
+        self._spark = spark
+        self._function = function
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Call the function; a batch without matches is not handed on."""
+        if files:
+            self._function(self._spark.read.parquet(*files), batch_id)
+
+
+def kafka_address(text: str, key: str) -> tuple[str, str]:
+    """Brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
+    brokers, _, topic = text.removeprefix("kafka://").partition("/")
+    if not text.startswith("kafka://") or not brokers or not topic:
+        raise ConfigError(key, text, "kafka://HOST:PORT/TOPIC")
+    return brokers, topic
+
+
+class KafkaSink:
+    """Writes matches to a topic as JSON, keyed by query, through Spark's connector."""
+
+    def __init__(self, spark: SparkSession, address: str) -> None:
+        self._brokers, self._topic = kafka_address(address, "out.topic")
+        self._inner = ForeachBatchSink(spark, self._write)
+
+    def _write(self, matches: DataFrame, batch_id: int) -> None:
+        rows = matches.select(
+            F.col("query_id").cast("string").alias("key"),
+            F.to_json(F.struct(*matches.columns)).alias("value"),
+        )
+        rows.write.format("kafka").option("kafka.bootstrap.servers", self._brokers).option(
+            "topic", self._topic
+        ).save()
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Write the batch."""
+        self._inner.deliver(batch_id, files)

@@ -1,0 +1,116 @@
+"""Slices: what a task reads. A few words that say which rows, turned into columns by the worker.
+
+A batch of Roost's own sources travels to the executors as slices, not as rows: the rows go from
+the file straight into the worker's columns and never pass through the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost.engine.decode import ROW
+from roost.sim.generators import PointGenerator
+
+
+class Slice(Protocol):
+    """Rows that can be read anywhere, as often as needed, always the same."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Read the rows; columns that are not there are left out."""
+
+
+@lru_cache(maxsize=8)
+def _open(path: str) -> pq.ParquetFile:
+    return pq.ParquetFile(path, memory_map=True)
+
+
+@lru_cache(maxsize=2)
+def _row_groups(path: str, groups: tuple[int, ...], columns: tuple[str, ...]) -> pa.Table:
+    """Row groups as last read: small batches read the same group many times over."""
+    return _open(path).read_row_groups(list(groups), columns=list(columns), use_threads=False)
+
+
+@lru_cache(maxsize=8)
+def _group_starts(path: str) -> tuple[int, ...]:
+    meta = _open(path).metadata
+    sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
+    return tuple(np.concatenate([[0], np.cumsum(sizes)]).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSlice:
+    """Rows ``start:stop`` of a Parquet file whose first row is ``first`` of the whole source."""
+
+    path: str
+    start: int
+    stop: int
+    first: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.stop - self.start
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Read the rows, with their place in the source where asked for."""
+        starts = _group_starts(self.path)
+        begin = int(np.searchsorted(starts, self.start, side="right")) - 1
+        end = int(np.searchsorted(starts, self.stop, side="left"))
+        names = _open(self.path).schema_arrow.names
+        there = tuple(name for name in columns if name in names)
+        table = _row_groups(self.path, tuple(range(begin, end)), there)
+        table = table.slice(self.start - starts[begin], self.rows)
+        if ROW in columns and ROW not in names:
+            rows = pa.array(np.arange(self.first + self.start, self.first + self.stop))
+            table = table.append_column(ROW, rows)
+        return table
+
+
+@dataclass(frozen=True)
+class GeneratedSlice:
+    """Rows ``start:stop`` of a generator."""
+
+    generator: PointGenerator
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.stop - self.start
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Make the rows."""
+        table = self.generator.block(self.start, self.stop)
+        return table.select([name for name in table.column_names if name in columns])
+
+
+def cut(slices: Sequence[Slice], parts: int) -> list[list[ParquetSlice | GeneratedSlice]]:
+    """Divide slices into groups of nearly equal numbers of rows, in order."""
+    total = sum(item.rows for item in slices)
+    borders = [total * k // parts for k in range(parts + 1)]
+    groups: list[list[ParquetSlice | GeneratedSlice]] = [[] for _ in range(parts)]
+    at = 0
+    for item in slices:
+        assert isinstance(item, ParquetSlice | GeneratedSlice)
+        for k in range(parts):
+            low, high = max(borders[k], at), min(borders[k + 1], at + item.rows)
+            if low < high:
+                start, stop = item.start + low - at, item.start + high - at
+                if isinstance(item, ParquetSlice):
+                    groups[k].append(ParquetSlice(item.path, start, stop, item.first))
+                else:
+                    groups[k].append(GeneratedSlice(item.generator, start, stop))
+        at += item.rows
+    return groups

@@ -1,0 +1,8 @@
+"""The matching kernel: exact, columnar, compiled; knows queries and points, not Spark."""
+
+from __future__ import annotations
+
+from roost.kernel.index import Index, Pairs
+from roost.kernel.segment import Segment, build_segment, pack, query_schema, unpack
+
+__all__ = ["Index", "Pairs", "Segment", "build_segment", "pack", "query_schema", "unpack"]

@@ -1,0 +1,60 @@
+"""Compile the kernel once and keep the result: ``python -m roost.kernel``.
+
+The compiled loops are cached beside their sources; without this the first batch of a fresh
+installation would wait for the compiler in every worker.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from roost.kernel import Index, build_segment, pack, query_schema, unpack
+from roost.kernel.cells import locate_cells
+from roost.kernel.ids import hash_ids
+from roost.model import BOX, CIRCLE, POLYGON, PointBlock
+from roost.space import Coordinates, Rect, Space
+
+TRIANGLE = "01030000000100000004000000" + "00" * 16 + (
+    "0000000000002240" + "00" * 8 + "00" * 8 + "0000000000002240" + "00" * 16
+)
+
+
+def warm() -> int:
+    """Run every compiled function on a few queries and points; returns the matches found."""
+    found = 0
+    for coordinates in Coordinates:
+        space = Space(Rect(0.0, 0.0, 10.0, 10.0), 10, 10, coordinates)
+        rows = [
+            {"kind": BOX, "x0": 1.0, "y0": 1.0, "x1": 5.0, "y1": 5.0},
+            {"kind": CIRCLE, "x0": 2.0, "y0": 2.0, "radius": 300_000.0},
+            {"kind": POLYGON, "x0": 0.0, "y0": 0.0, "x1": 9.0, "y1": 9.0},
+        ]
+        for number, row in enumerate(rows):
+            row |= {"query_id": number, "live_from": 0, "live_until": 9}
+        rows[2]["wkb"] = bytes.fromhex(TRIANGLE)
+        queries = pa.Table.from_pylist(rows, query_schema(pa.int64()))
+        queries = queries.set_column(1, "user_id", pa.array(["u"] * 3))
+        built = build_segment(queries, space)
+        # Mapped arrays are read-only, which is another type to the compiler.
+        frozen = {name: array.copy() for name, array in pack(built).items()}
+        for array in frozen.values():
+            array.flags.writeable = False
+        x = np.array([2.0, 4.5, 8.0, 4.5])
+        y = np.array([2.0, 4.5, 8.0, 0.0])
+        block = PointBlock(x, y, np.arange(4), pa.array([0, 1, 2, 3]), {})
+        locate_cells(x, y, space.grid.edges_x, space.grid.edges_y)
+        x.flags.writeable = y.flags.writeable = block.time.flags.writeable = False
+        locate_cells(x, y, space.grid.edges_x, space.grid.edges_y)
+        for segment in (built, unpack(frozen)):
+            found += sum(pairs.slots.size for pairs in Index(space, [(segment, {})]).match(block))
+    hash_ids(pa.array(["a", "b"]))
+    return found
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    assert warm() > 0
+    print(f"matching kernel compiled in {time.perf_counter() - started:.1f} s")

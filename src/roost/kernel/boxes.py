@@ -1,0 +1,287 @@
+"""Boxes: posting lists of 16-bit corners, tested many at a time.
+
+A box is posted in every cell it overlaps, at the finest level where these are at most
+``POSTINGS_MAX``. A posting holds the box's four borders as 16-bit positions inside the cell. A
+point is compared with all postings of its cell in one vector loop: 8 bytes a check instead of 32,
+sixteen checks an instruction. The 16-bit numbers are monotone in the coordinates, so a strict
+answer is final; only where a number is *equal* to a border's are the float64 borders compared.
+The result is exact in float64 for the price of 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.kernel.cells import (
+    LEVELS,
+    QUANT_HIGH,
+    QUANT_LOW,
+    IndexGrid,
+    find_cell,
+    locate,
+    morton,
+    quantise,
+    squeeze,
+)
+
+POSTINGS_MAX = 9
+CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPostings:
+    """Boxes of one segment, by level and cell.
+
+    ``level_start[l]:level_start[l + 1]`` are the places of level ``l`` in ``cells``; cell ``k``
+    has the postings ``starts[k]:starts[k + 1]``.
+    """
+
+    level_start: NDArray[np.int64]
+    cells: NDArray[np.uint32]
+    starts: NDArray[np.int64]
+    slots: NDArray[np.int32]
+    low_x: NDArray[np.int16]
+    high_x: NDArray[np.int16]
+    low_y: NDArray[np.int16]
+    high_y: NDArray[np.int16]
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest posting list."""
+        return int(np.diff(self.starts).max()) if self.cells.size else 0
+
+
+@njit(cache=True, nogil=True)
+def _span_boxes(
+    boxes: NDArray[np.float64],
+    edges_x: NDArray[np.float64],
+    edges_y: NDArray[np.float64],
+    spans: NDArray[np.int32],
+    levels: NDArray[np.int8],
+) -> int:  # pragma: no cover - compiled
+    """Fine cells spanned by each box and its level; returns how many postings that makes."""
+    total = 0
+    for i in range(boxes.shape[0]):
+        spans[i, 0] = locate(boxes[i, 0], edges_x)
+        spans[i, 1] = locate(boxes[i, 1], edges_y)
+        spans[i, 2] = locate(boxes[i, 2], edges_x)
+        spans[i, 3] = locate(boxes[i, 3], edges_y)
+        for level in range(LEVELS):
+            wide = (spans[i, 2] >> level) - (spans[i, 0] >> level) + 1
+            high = (spans[i, 3] >> level) - (spans[i, 1] >> level) + 1
+            if wide * high <= POSTINGS_MAX:
+                levels[i] = level
+                total += wide * high
+                break
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _list_postings(
+    spans: NDArray[np.int32],
+    levels: NDArray[np.int8],
+    keys: NDArray[np.uint64],
+) -> None:  # pragma: no cover - compiled
+    """Key of every posting: level, cell, box; one sort of the keys orders everything."""
+    k = 0
+    for i in range(levels.size):
+        level = levels[i]
+        for row in range(spans[i, 1] >> level, (spans[i, 3] >> level) + 1):
+            for column in range(spans[i, 0] >> level, (spans[i, 2] >> level) + 1):
+                cell = np.uint64(morton(column, row))
+                keys[k] = (np.uint64(level) << np.uint64(56)) | (cell << np.uint64(32)) | np.uint64(i)
+                k += 1
+
+
+@njit(cache=True, nogil=True)
+def _fill_postings(
+    keys: NDArray[np.uint64],
+    boxes: NDArray[np.float64],
+    spans: NDArray[np.int32],
+    slots: NDArray[np.int32],
+    edges_x: NDArray[np.float64],
+    edges_y: NDArray[np.float64],
+    out_slots: NDArray[np.int32],
+    low_x: NDArray[np.int16],
+    high_x: NDArray[np.int16],
+    low_y: NDArray[np.int16],
+    high_y: NDArray[np.int16],
+) -> None:  # pragma: no cover - compiled
+    for k in range(keys.size):
+        key = keys[k]
+        level = np.int64(key >> np.uint64(56))
+        code = np.int64((key >> np.uint64(32)) & np.uint64(0xFFFFFF))
+        i = np.int64(key & np.uint64(0xFFFFFFFF))
+        column = squeeze(code)
+        row = squeeze(code >> 1)
+        out_slots[k] = slots[i]
+        low_x[k] = QUANT_LOW
+        high_x[k] = QUANT_HIGH
+        low_y[k] = QUANT_LOW
+        high_y[k] = QUANT_HIGH
+        if (spans[i, 0] >> level) == column:
+            low_x[k] = quantise(boxes[i, 0], edges_x, column, level)
+        if (spans[i, 2] >> level) == column:
+            high_x[k] = quantise(boxes[i, 2], edges_x, column, level)
+        if (spans[i, 1] >> level) == row:
+            low_y[k] = quantise(boxes[i, 1], edges_y, row, level)
+        if (spans[i, 3] >> level) == row:
+            high_y[k] = quantise(boxes[i, 3], edges_y, row, level)
+
+
+def directory(
+    keys: NDArray[np.uint64],
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
+    """Level table, cell list and list starts of sorted posting keys."""
+    heads = keys >> np.uint64(32)
+    first = np.flatnonzero(np.concatenate([[True], heads[1:] != heads[:-1]])) if keys.size else []
+    firsts = np.asarray(first, np.int64)
+    found = heads[firsts]
+    cells = (found & np.uint64(0xFFFFFF)).astype(np.uint32)
+    levels = (found >> np.uint64(24)).astype(np.int64)
+    level_start = np.searchsorted(levels, np.arange(LEVELS + 1)).astype(np.int64)
+    return level_start, cells, np.append(firsts, keys.size).astype(np.int64)
+
+
+def build_boxes(
+    boxes: NDArray[np.float64], slots: NDArray[np.int32], grid: IndexGrid
+) -> BoxPostings:
+    """Index closed boxes.
+
+    Parameters
+    ----------
+    boxes
+        One row ``x0, y0, x1, y1`` a box.
+    slots
+        The number by which a match names each box.
+    grid
+        Cells to post them in.
+    """
+    count = boxes.shape[0]
+    spans = np.empty((count, 4), np.int32)
+    levels = np.zeros(count, np.int8)
+    total = _span_boxes(boxes, grid.edges_x, grid.edges_y, spans, levels)
+    keys = np.empty(total, np.uint64)
+    _list_postings(spans, levels, keys)
+    keys.sort()
+    level_start, cells, starts = directory(keys)
+    out_slots = np.empty(total, np.int32)
+    corners = [np.empty(total, np.int16) for _ in range(4)]
+    _fill_postings(
+        keys, boxes, spans, slots, grid.edges_x, grid.edges_y, out_slots, *corners
+    )
+    return BoxPostings(level_start, cells, starts, out_slots, *corners)
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _test(
+    qx: np.int16,
+    qy: np.int16,
+    low_x: NDArray[np.int16],
+    high_x: NDArray[np.int16],
+    low_y: NDArray[np.int16],
+    high_y: NDArray[np.int16],
+    mask: NDArray[np.int16],
+) -> None:  # pragma: no cover - compiled
+    """Vector loop: 0 where the point is outside, 2 where inside, 1 where only float64 can tell."""
+    for i in range(low_x.size):
+        may = (low_x[i] <= qx) & (qx <= high_x[i]) & (low_y[i] <= qy) & (qy <= high_y[i])
+        sure = (low_x[i] < qx) & (qx < high_x[i]) & (low_y[i] < qy) & (qy < high_y[i])
+        mask[i] = np.int16(may) + np.int16(sure)
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def match_boxes(
+    level: int,
+    first_cell: int,
+    last_cell: int,
+    cells: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+    slots: NDArray[np.int32],
+    low_x: NDArray[np.int16],
+    high_x: NDArray[np.int16],
+    low_y: NDArray[np.int16],
+    high_y: NDArray[np.int16],
+    boxes: NDArray[np.float64],
+    edges_x: NDArray[np.float64],
+    edges_y: NDArray[np.float64],
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    codes: NDArray[np.uint32],
+    order: NDArray[np.int32],
+    cursor: NDArray[np.int64],
+    mask: NDArray[np.int16],
+    out_slots: NDArray[np.int32],
+    out_rows: NDArray[np.int32],
+) -> int:  # pragma: no cover - compiled
+    """Match sorted points with one level's boxes until done or the buffers are full.
+
+    ``cursor`` is ``[next point, next cell, checks so far]`` and is advanced; call again while the
+    next point is below the number of points. Returns how many pairs were written. The buffers
+    must hold the longest posting list plus one.
+    """
+    n = x.size
+    point = cursor[0]
+    cell_at = cursor[1]
+    room = out_slots.size - 1
+    written = 0
+    shift = 2 * level
+    while point < n:
+        code = codes[point] >> shift
+        cell_at = find_cell(cells, code, cell_at, last_cell)
+        if cell_at == last_cell:
+            point = n
+            break
+        if cells[cell_at] != code:
+            # Skip every point before the next cell that has boxes.
+            point = find_cell(codes, np.int64(cells[cell_at]) << shift, point, n)
+            continue
+        begin = starts[cell_at]
+        end = starts[cell_at + 1]
+        column = squeeze(code)
+        row = squeeze(code >> 1)
+        while point < n and (codes[point] >> shift) == code:
+            if written + (end - begin) > room:
+                cursor[0] = point
+                cursor[1] = cell_at
+                return written
+            qx = quantise(x[point], edges_x, column, level)
+            qy = quantise(y[point], edges_y, row, level)
+            before = written
+            at = begin
+            while at < end:
+                stop = min(at + CHUNK, end)
+                _test(
+                    qx, qy, low_x[at:stop], high_x[at:stop], low_y[at:stop], high_y[at:stop], mask
+                )
+                unsure = np.int16(0)
+                chunk_start = written
+                for i in range(stop - at):
+                    out_slots[written] = slots[at + i]
+                    written += mask[i] != 0
+                    unsure |= mask[i]
+                if unsure & 1:
+                    written = chunk_start
+                    for i in range(stop - at):
+                        if mask[i] == 0:
+                            continue
+                        slot = slots[at + i]
+                        if mask[i] == 2 or (
+                            boxes[slot, 0] <= x[point]
+                            and x[point] <= boxes[slot, 2]
+                            and boxes[slot, 1] <= y[point]
+                            and y[point] <= boxes[slot, 3]
+                        ):
+                            out_slots[written] = slot
+                            written += 1
+                at = stop
+            cursor[2] += end - begin
+            out_rows[before:written] = order[point]
+            point += 1
+    cursor[0] = point
+    cursor[1] = cell_at
+    return written

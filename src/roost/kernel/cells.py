@@ -1,0 +1,201 @@
+"""Cells of the matching index: a quadtree of fine cells, addressed by Morton codes.
+
+The index has its own grid, finer than the one that plans divide, so that how space is shared out
+among machines never changes how fast a point is matched. Level 0 has ``SIDE`` cells a side; a cell
+of level ``l`` is a square of ``2**l`` fine cells. Sorting points by Morton code makes the points
+of any cell of any level neighbours, so each posting list is fetched once per block and stays in
+the first-level cache while its points are tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.space import Rect, axis_edges
+
+BITS = 12
+SIDE = 1 << BITS
+LEVELS = BITS + 1
+
+# A position inside a cell is kept in 16 bits. The two ends are never given to a point: they stand
+# for "the query reaches beyond this cell on that side".
+QUANT_LOW = -32768
+QUANT_HIGH = 32767
+QUANT_STEPS = 65533.0
+
+
+@dataclass(frozen=True)
+class IndexGrid:
+    """Borders of the fine cells over some bounds."""
+
+    edges_x: NDArray[np.float64]
+    edges_y: NDArray[np.float64]
+
+    @classmethod
+    def over(cls, bounds: Rect) -> IndexGrid:
+        """Build the index grid of a rectangle."""
+        return cls(
+            axis_edges(bounds.x0, bounds.x1, SIDE),
+            axis_edges(bounds.y0, bounds.y1, SIDE),
+        )
+
+
+@njit(cache=True, nogil=True)
+def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover - compiled
+    """Fine cell of a coordinate on one axis; the end cells reach outwards."""
+    last = edges.size - 2
+    low = edges[0]
+    guess = (value - low) * ((last + 1) / (edges[last + 1] - low))
+    cell = int(min(max(guess, 0.0), float(last)))
+    # The product may be off by one cell; the edges decide.
+    if cell > 0 and value < edges[cell]:
+        cell -= 1
+    elif cell < last and value >= edges[cell + 1]:
+        cell += 1
+    return cell
+
+
+@njit(cache=True, nogil=True)
+def spread(v: int) -> int:  # pragma: no cover - compiled
+    """Put a zero bit between the bits of a number of at most 16 bits."""
+    v = (v | (v << 8)) & 0x00FF00FF
+    v = (v | (v << 4)) & 0x0F0F0F0F
+    v = (v | (v << 2)) & 0x33333333
+    return (v | (v << 1)) & 0x55555555
+
+
+@njit(cache=True, nogil=True)
+def morton(column: int, row: int) -> int:  # pragma: no cover - compiled
+    """Interleave a column and a row."""
+    return spread(column) | (spread(row) << 1)
+
+
+@njit(cache=True, nogil=True)
+def squeeze(v: int) -> int:  # pragma: no cover - compiled
+    """Undo :func:`spread`."""
+    v &= 0x55555555
+    v = (v | (v >> 1)) & 0x33333333
+    v = (v | (v >> 2)) & 0x0F0F0F0F
+    v = (v | (v >> 4)) & 0x00FF00FF
+    return (v | (v >> 8)) & 0x0000FFFF
+
+
+@njit(cache=True, nogil=True)
+def quantise(
+    value: float, edges: NDArray[np.float64], cell: int, level: int
+) -> np.int16:  # pragma: no cover - compiled
+    """Position inside a cell of a level, as a monotone function of the coordinate.
+
+    Monotone is all that exactness needs: if the quantised numbers differ, they order the
+    coordinates; if they are equal, the coordinates themselves must be compared.
+    """
+    low = edges[cell << level]
+    high = edges[(cell + 1) << level]
+    steps = (value - low) * (QUANT_STEPS / (high - low))
+    return np.int16(int(min(max(steps, 0.0), QUANT_STEPS)) + QUANT_LOW + 1)
+
+
+@njit(cache=True, nogil=True)
+def sort_codes(
+    codes: NDArray[np.uint32], order: NDArray[np.int32]
+) -> None:  # pragma: no cover - compiled
+    """Fill ``order`` with the stable permutation that sorts 24-bit codes (two radix passes)."""
+    n = codes.size
+    digits = 1 << BITS
+    mask = digits - 1
+    counts = np.zeros((2, digits + 1), np.int64)
+    for i in range(n):
+        code = codes[i]
+        counts[0, (code & mask) + 1] += 1
+        counts[1, (code >> BITS) + 1] += 1
+    for d in range(digits):
+        counts[0, d + 1] += counts[0, d]
+        counts[1, d + 1] += counts[1, d]
+    first = np.empty(n, np.int32)
+    for i in range(n):
+        d = codes[i] & mask
+        first[counts[0, d]] = i
+        counts[0, d] += 1
+    for k in range(n):
+        i = first[k]
+        d = codes[i] >> BITS
+        order[counts[1, d]] = i
+        counts[1, d] += 1
+
+
+@njit(cache=True, nogil=True)
+def code_points(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    edges_x: NDArray[np.float64],
+    edges_y: NDArray[np.float64],
+    codes: NDArray[np.uint32],
+) -> None:  # pragma: no cover - compiled
+    """Morton code of the fine cell of each point."""
+    for i in range(x.size):
+        codes[i] = morton(locate(x[i], edges_x), locate(y[i], edges_y))
+
+
+@njit(cache=True, nogil=True)
+def locate_cells(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    edges_x: NDArray[np.float64],
+    edges_y: NDArray[np.float64],
+) -> NDArray[np.int32]:  # pragma: no cover - compiled
+    """Row-major cell of each point in any grid: what ``Grid.locate`` says, compiled."""
+    columns = edges_x.size - 1
+    cells = np.empty(x.size, np.int32)
+    for i in range(x.size):
+        cells[i] = locate(y[i], edges_y) * columns + locate(x[i], edges_x)
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class SortedPoints:
+    """Points of a block in Morton order; ``order[k]`` is the block row of the k-th of them."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    codes: NDArray[np.uint32]
+    order: NDArray[np.int32]
+
+
+def sort_points(
+    x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid
+) -> SortedPoints:
+    """Sort points by the cells of the index."""
+    codes = np.empty(x.size, np.uint32)
+    order = np.empty(x.size, np.int32)
+    code_points(x, y, grid.edges_x, grid.edges_y, codes)
+    sort_codes(codes, order)
+    return SortedPoints(x[order], y[order], codes[order], order)
+
+
+@njit(cache=True, nogil=True)
+def find_cell(
+    cells: NDArray[np.uint32], cell: int, start: int, stop: int
+) -> int:  # pragma: no cover - compiled
+    """First place in ``cells[start:stop]`` (ascending) that is not below ``cell``.
+
+    Gallops from ``start``: points come in the same order as cells, so the answer is near.
+    """
+    step = 1
+    low = start
+    high = start
+    while high < stop and cells[high] < cell:
+        low = high + 1
+        high += step
+        step *= 2
+    high = min(high, stop)
+    while low < high:
+        middle = (low + high) >> 1
+        if cells[middle] < cell:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,325 @@
+"""A segment: an immutable set of queries with its index, as named arrays.
+
+Everything a segment knows is in flat arrays, so it can be written to a file once and mapped by
+any number of processes. Columns that no query of the segment uses (times, predicates, shapes)
+are simply absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import shapely
+from numpy.typing import NDArray
+
+from roost.kernel.boxes import BoxPostings, build_boxes
+from roost.kernel.cells import IndexGrid
+from roost.kernel.ids import hash_ids, text_buffers
+from roost.kernel.shapes import ShapePostings, Shapes, build_shapes
+from roost.model import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
+from roost.space import EARTH_RADIUS_M, Coordinates, Space
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def query_schema(id_type: pa.DataType) -> pa.Schema:
+    """Columns of admitted queries, before they are indexed."""
+    return pa.schema(
+        [
+            ("query_id", id_type),
+            ("user_id", pa.string()),
+            ("kind", pa.int8()),
+            ("x0", pa.float64()),
+            ("y0", pa.float64()),
+            ("x1", pa.float64()),
+            ("y1", pa.float64()),
+            ("radius", pa.float64()),  # circles keep their centre in x0, y0
+            ("wkb", pa.binary()),
+            ("predicate", pa.string()),
+            ("live_from", pa.int64()),
+            ("live_until", pa.int64()),
+        ]
+    )
+
+
+def circle_images(cx: float, cy: float, radius: float, space: Space) -> list[list[float]]:
+    """Boxes that together hold every point of a circle.
+
+    On lon/lat a circle near the antimeridian also covers longitudes a full turn away.
+    """
+    if space.coordinates is Coordinates.PLANE:
+        reach = radius * (1.0 + 1e-12)
+        return [[cx - reach, cy - reach, cx + reach, cy + reach]]
+    angle = radius / EARTH_RADIUS_M * (1.0 + 1e-9) + 1e-12
+    reach_lat = float(np.degrees(angle))
+    low, high = cy - reach_lat, cy + reach_lat
+    left, right = longitude_range(space)
+    if high >= 90.0 or low <= -90.0:
+        return [[left, low, right, high]]
+    reach = float(np.degrees(np.arcsin(min(1.0, np.sin(angle) / np.cos(np.radians(cy))))))
+    reach = reach * (1.0 + 1e-9) + 1e-9
+    images = [[cx - reach + turn, low, cx + reach + turn, high] for turn in (-360.0, 0.0, 360.0)]
+    return [image for image in images if image[2] >= left and image[0] <= right]
+
+
+def longitude_range(space: Space) -> tuple[float, float]:
+    """Longitudes that a point may have: a full turn around zero, or more where the bounds say so."""
+    return min(-180.0, space.bounds.x0), max(180.0, space.bounds.x1)
+
+
+def _polygon_edges(geometry: shapely.Geometry) -> NDArray[np.float64]:
+    """Every edge of every ring, as ``ax, ay, bx, by``."""
+    rings = shapely.get_rings(shapely.get_parts(geometry))
+    coordinates, ring = shapely.get_coordinates(rings, return_index=True)
+    same = ring[1:] == ring[:-1]
+    return np.hstack([coordinates[:-1], coordinates[1:]])[same]
+
+
+def _collect_shapes(columns: dict[str, NDArray[Any]], wkb: pa.Array, space: Space) -> Shapes:
+    slots: list[int] = []
+    kinds: list[int] = []
+    bounds: list[Any] = []
+    circles: list[tuple[float, float, float]] = []
+    edges: list[NDArray[np.float64]] = []
+    counts = [0]
+    for slot in np.flatnonzero(columns["kind"] != BOX).tolist():
+        if columns["kind"][slot] == CIRCLE:
+            circle = (columns["x0"][slot], columns["y0"][slot], columns["radius"][slot])
+            images: list[Any] = circle_images(*circle, space)
+            own = np.empty((0, 4))
+        else:
+            geometry = shapely.from_wkb(wkb[slot].as_py())
+            circle, images = (0.0, 0.0, 0.0), [geometry.bounds]
+            own = _polygon_edges(geometry)
+        for image in images:
+            slots.append(slot)
+            kinds.append(int(columns["kind"][slot]))
+            bounds.append(image)
+            circles.append(circle)
+            edges.append(own)
+            counts.append(own.shape[0])
+    return Shapes(
+        np.asarray(slots, np.int32),
+        np.asarray(kinds, np.int8),
+        np.asarray(bounds, np.float64).reshape(-1, 4),
+        np.asarray(circles, np.float64).reshape(-1, 3),
+        np.cumsum(counts).astype(np.int64),
+        np.concatenate([*edges, np.empty((0, 4))]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Queries with their index; ``ids[slot]`` names the query of a slot."""
+
+    size: int
+    ids: pa.Array
+    users: pa.Array
+    kinds: NDArray[np.int8]
+    boxes: NDArray[np.float64]
+    keys: NDArray[np.uint64]
+    key_slots: NDArray[np.int32]
+    box_postings: BoxPostings | None
+    shape_postings: ShapePostings | None
+    radius: NDArray[np.float64] | None
+    live_from: NDArray[np.int64] | None
+    live_until: NDArray[np.int64] | None
+    predicate: NDArray[np.int32] | None
+    predicate_texts: tuple[str, ...]
+    wkb: pa.Array | None
+
+    def find(self, ids: pa.Array) -> NDArray[np.int64]:
+        """Slot of each identifier, or -1; where an identifier came twice, its latest slot."""
+        if self.size == 0:
+            return np.full(len(ids), -1, np.int64)
+        keys = hash_ids(ids)
+        last = np.searchsorted(self.keys, keys, side="right") - 1
+        found = np.where((last >= 0) & (self.keys[last] == keys), self.key_slots[last], -1)
+        if not pa.types.is_integer(self.ids.type):
+            # Two texts may share a key; only the text itself decides.
+            for place in np.flatnonzero(found >= 0).tolist():
+                found[place] = self._find_text(ids[place], keys[place], int(last[place]))
+        return found.astype(np.int64)
+
+    def _find_text(self, wanted: pa.Scalar, key: np.uint64, place: int) -> int:
+        while place >= 0 and self.keys[place] == key:
+            slot = int(self.key_slots[place])
+            if self.ids[slot] == wanted:
+                return slot
+            place -= 1
+        return -1
+
+    def queries(self) -> pa.Table:
+        """Return the queries as they were admitted (see :func:`query_schema`)."""
+        nothing = pa.nulls(self.size)
+        circle, polygon = self.kinds == CIRCLE, self.kinds == POLYGON
+        columns: dict[str, Any] = {
+            "query_id": self.ids,
+            "user_id": self.users,
+            "kind": self.kinds,
+            "x0": self.boxes[:, 0],
+            "y0": self.boxes[:, 1],
+            "x1": pa.array(self.boxes[:, 2], mask=circle),
+            "y1": pa.array(self.boxes[:, 3], mask=circle),
+            "radius": nothing if self.radius is None else pa.array(self.radius, mask=~circle),
+            "wkb": nothing if self.wkb is None else pc.if_else(polygon, self.wkb, None),
+            "predicate": nothing,
+            "live_from": _or_full(self.live_from, self.size, TIME_MIN),
+            "live_until": _or_full(self.live_until, self.size, TIME_MAX),
+        }
+        if self.predicate is not None:
+            index = pa.array(self.predicate, mask=self.predicate < 0)
+            columns["predicate"] = pa.array(self.predicate_texts, pa.string()).take(index)
+        schema = query_schema(self.ids.type)
+        return pa.table(
+            [pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema
+        )
+
+
+def _or_full(values: NDArray[np.int64] | None, size: int, default: int) -> NDArray[np.int64]:
+    return np.full(size, default, np.int64) if values is None else values
+
+
+def _numpy(queries: pa.Table, name: str) -> NDArray[Any]:
+    return np.asarray(queries[name].combine_chunks().to_numpy(zero_copy_only=False))
+
+
+def _unless_all(values: NDArray[Any], default: int) -> NDArray[Any] | None:
+    return None if bool(np.all(values == default)) else values
+
+
+def build_segment(queries: pa.Table, space: Space) -> Segment:
+    """Index admitted queries (columns of :func:`query_schema`)."""
+    queries = queries.combine_chunks()
+    columns = {name: _numpy(queries, name) for name in ("kind", "x0", "y0", "x1", "y1", "radius")}
+    kinds = columns["kind"].astype(np.int8)
+    boxes = np.stack([columns[name] for name in ("x0", "y0", "x1", "y1")], axis=1)
+    grid = IndexGrid.over(space.bounds)
+    ids = _one_chunk(queries["query_id"])
+    wkb = _one_chunk(queries["wkb"])
+
+    box_slots = np.flatnonzero(kinds == BOX).astype(np.int32)
+    box_postings = None
+    if box_slots.size:
+        own = boxes if box_slots.size == kinds.size else boxes[box_slots]
+        box_postings = build_boxes(own, box_slots, grid)
+    shape_postings = None
+    if box_slots.size < kinds.size:
+        lonlat = space.coordinates is Coordinates.LONLAT
+        shapes = _collect_shapes(columns, wkb, space)
+        shape_postings = build_shapes(shapes, grid, lonlat=lonlat)
+
+    predicate, texts = _encode_predicates(queries["predicate"])
+    keys = hash_ids(ids)
+    order = np.argsort(keys, kind="stable")
+    return Segment(
+        size=int(kinds.size),
+        ids=ids,
+        users=_one_chunk(queries["user_id"]),
+        kinds=kinds,
+        boxes=boxes,
+        keys=keys[order],
+        key_slots=order.astype(np.int32),
+        box_postings=box_postings,
+        shape_postings=shape_postings,
+        radius=columns["radius"] if CIRCLE in kinds else None,
+        live_from=_unless_all(_numpy(queries, "live_from"), TIME_MIN),
+        live_until=_unless_all(_numpy(queries, "live_until"), TIME_MAX),
+        predicate=predicate,
+        predicate_texts=texts,
+        wkb=wkb if POLYGON in kinds else None,
+    )
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    chunk = column.combine_chunks()
+    return chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
+
+
+def _encode_predicates(
+    column: pa.ChunkedArray,
+) -> tuple[NDArray[np.int32] | None, tuple[str, ...]]:
+    if column.null_count == len(column):
+        return None, ()
+    encoded = _one_chunk(pc.dictionary_encode(column))
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+    return codes, tuple(encoded.dictionary.to_pylist())
+
+
+def _pack_text(prefix: str, values: pa.Array, arrays: Arrays) -> None:
+    arrays[f"{prefix}.offsets"], arrays[f"{prefix}.data"] = text_buffers(values)
+
+
+def _unpack_text(prefix: str, arrays: Mapping[str, NDArray[Any]], to: pa.DataType) -> pa.Array:
+    offsets, data = arrays[f"{prefix}.offsets"], arrays[f"{prefix}.data"]
+    size = offsets.size - 1
+    large = pa.Array.from_buffers(
+        pa.large_binary(), size, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return large.cast(to)
+
+
+def pack(segment: Segment) -> Arrays:
+    """All arrays of a segment by name."""
+    arrays: Arrays = {
+        "kinds": segment.kinds,
+        "boxes": segment.boxes,
+        "keys": segment.keys,
+        "key_slots": segment.key_slots,
+    }
+    if pa.types.is_integer(segment.ids.type):
+        arrays["ids"] = segment.ids.to_numpy(zero_copy_only=False)
+    else:
+        _pack_text("ids", segment.ids, arrays)
+    users = pc.dictionary_encode(segment.users)
+    arrays["user_codes"] = users.indices.to_numpy(zero_copy_only=False)
+    _pack_text("users", users.dictionary, arrays)
+    for name in ("radius", "live_from", "live_until", "predicate"):
+        values = getattr(segment, name)
+        if values is not None:
+            arrays[name] = values
+    _pack_text("predicates", pa.array(segment.predicate_texts, pa.string()), arrays)
+    if segment.wkb is not None:
+        _pack_text("wkb", segment.wkb, arrays)
+    for prefix, postings in (("box", segment.box_postings), ("shape", segment.shape_postings)):
+        if postings is not None:
+            for field in fields(postings):
+                arrays[f"{prefix}.{field.name}"] = getattr(postings, field.name)
+    return arrays
+
+
+def _group(prefix: str, kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if f"{prefix}.cells" not in arrays:
+        return None
+    return kind(**{field.name: arrays[f"{prefix}.{field.name}"] for field in fields(kind)})
+
+
+def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
+    """Inverse of :func:`pack`; arrays are used as they are, mapped or in memory."""
+    if "ids" in arrays:
+        ids = pa.array(arrays["ids"])
+    else:
+        ids = _unpack_text("ids", arrays, pa.string())
+    users = _unpack_text("users", arrays, pa.string())
+    return Segment(
+        size=int(arrays["kinds"].size),
+        ids=ids,
+        users=pa.DictionaryArray.from_arrays(arrays["user_codes"], users),
+        kinds=arrays["kinds"],
+        boxes=arrays["boxes"],
+        keys=arrays["keys"],
+        key_slots=arrays["key_slots"],
+        box_postings=_group("box", BoxPostings, arrays),
+        shape_postings=_group("shape", ShapePostings, arrays),
+        radius=arrays.get("radius"),
+        live_from=arrays.get("live_from"),
+        live_until=arrays.get("live_until"),
+        predicate=arrays.get("predicate"),
+        predicate_texts=tuple(_unpack_text("predicates", arrays, pa.string()).to_pylist()),
+        wkb=_unpack_text("wkb", arrays, pa.binary()) if "wkb.offsets" in arrays else None,
+    )

@@ -1,0 +1,413 @@
+"""Which requests become queries: every rule that a request must pass, over whole blocks.
+
+The query log keeps whatever came in, in order. Admission folds a block of the log into the set of
+live queries and is a pure function of the two, so every process and every replay refuses the same
+requests for the same reasons. Rules about a request alone run on columns; rules about other
+requests (duplicates, owners, terminations) run one at a time, but only for the identifiers that
+occur more than once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import shapely
+from numpy.typing import NDArray
+
+from roost.errors import PredicateError
+from roost.kernel.ids import hash_ids
+from roost.kernel.segment import query_schema
+from roost.model import (
+    BOX,
+    CIRCLE,
+    POLYGON,
+    SHAPE_FIELDS,
+    TIME_MAX,
+    TIME_MIN,
+    Reason,
+    request_schema,
+)
+from roost.predicate import check, parse
+from roost.space import Coordinates, Outside, Space
+from roost.state.columns import convert, record_json, times_as_int
+
+POLYGON_VERTICES_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What requests are measured against.
+
+    Parameters
+    ----------
+    space
+        Bounds and coordinates.
+    id_type, time_type
+        Types of query identifiers and of event times in this stream.
+    attributes
+        Attributes that points have, or None where the stream's schema is not known.
+    polygon_vertices_max
+        Larger polygons are refused.
+    """
+
+    space: Space
+    id_type: pa.DataType
+    time_type: pa.DataType
+    attributes: pa.Schema | None = None
+    polygon_vertices_max: int = POLYGON_VERTICES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What admission must know of a query that is already there."""
+
+    place: tuple[int, int]  # segment number and slot
+    user_id: str
+    live_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request on its way to the dead letters."""
+
+    position: int
+    reason: Reason
+    detail: str
+    record: str
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a block of requests comes to."""
+
+    queries: pa.Table
+    ended: dict[tuple[int, int], int] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+
+
+# What is known of some identifiers, by their place in the array; strangers are left out.
+Lookup = Callable[[pa.Array], dict[int, Known]]
+
+
+class _Block:
+    """A block's columns, and the first fault of each row."""
+
+    def __init__(self, table: pa.Table, rules: Rules) -> None:
+        self.raw = table
+        self.size = table.num_rows
+        self.reasons: dict[int, tuple[Reason, str]] = {}
+        self.open = np.ones(self.size, bool)
+        if "malformed" in table.column_names:
+            texts = table["malformed"].to_pylist()
+            for row, text in enumerate(texts):
+                if text is not None:
+                    self.refuse(row, Reason.MALFORMED, "not a request record")
+        schema = request_schema(rules.id_type, rules.time_type)
+        columns: dict[str, pa.Array] = {}
+        for name, data_type in zip(schema.names, schema.types, strict=True):
+            if name not in table.column_names:
+                columns[name] = pa.nulls(self.size, data_type)
+                continue
+            columns[name], bad = convert(table[name], data_type)
+            self.refuse_where(bad, Reason.WRONG_TYPE, f"{name} takes {data_type}")
+        self.columns = columns
+        self._valid = {name: self._mask(pc.is_valid(array)) for name, array in columns.items()}
+
+    @staticmethod
+    def _mask(array: pa.Array) -> NDArray[np.bool_]:
+        return np.asarray(array.to_numpy(zero_copy_only=False), bool)
+
+    def has(self, name: str) -> NDArray[np.bool_]:
+        return self._valid[name]
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        values = self.columns[name].to_numpy(zero_copy_only=False)
+        return np.asarray(values, np.float64)
+
+    def is_text(self, name: str, text: str) -> NDArray[np.bool_]:
+        return self._mask(pc.equal(self.columns[name], text).fill_null(False))
+
+    def refuse(self, row: int, reason: Reason, detail: str) -> None:
+        if self.open[row]:
+            self.open[row] = False
+            self.reasons[row] = (reason, detail)
+
+    def refuse_where(self, rows: NDArray[np.bool_], reason: Reason, detail: str) -> None:
+        for row in np.flatnonzero(rows & self.open).tolist():
+            self.refuse(row, reason, detail)
+
+    def refused(self, first_position: int) -> list[Refused]:
+        result = []
+        for row, (reason, detail) in sorted(self.reasons.items()):
+            record = self.raw.slice(row, 1).to_pylist()[0]
+            text = record.get("malformed") or record_json(record)
+            result.append(Refused(first_position + row, reason, detail, text))
+        return result
+
+
+def _check_fields(block: _Block) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    register = block.is_text("op", "register")
+    terminate = block.is_text("op", "terminate")
+    block.refuse_where(~block.has("op"), Reason.MISSING_FIELD, "op is missing")
+    takes = "op takes register or terminate"
+    block.refuse_where(~(register | terminate), Reason.UNKNOWN_OP, takes)
+    for name in ("query_id", "user_id"):
+        block.refuse_where(~block.has(name), Reason.MISSING_FIELD, f"{name} is missing")
+    return register, terminate
+
+
+def _kinds(block: _Block, register: NDArray[np.bool_]) -> NDArray[np.int8]:
+    any_box = np.logical_or.reduce([block.has(name) for name in SHAPE_FIELDS[:4]])
+    any_circle = np.logical_or.reduce([block.has(name) for name in SHAPE_FIELDS[4:]])
+    any_polygon = block.has("wkt")
+    shapes = any_box.astype(np.int8) + any_circle + any_polygon
+    one = "takes x0,y0,x1,y1 or cx,cy,radius or wkt"
+    block.refuse_where(register & (shapes == 0), Reason.MISSING_FIELD, f"no shape: {one}")
+    block.refuse_where(register & (shapes > 1), Reason.MALFORMED, f"more than one shape: {one}")
+    for present, names in ((any_box, SHAPE_FIELDS[:4]), (any_circle, SHAPE_FIELDS[4:])):
+        for name in names:
+            lacking = register & present & ~block.has(name)
+            block.refuse_where(lacking, Reason.MISSING_FIELD, f"{name} is missing")
+    kinds = np.where(any_circle, CIRCLE, np.where(any_polygon, POLYGON, BOX))
+    return kinds.astype(np.int8)
+
+
+def _check_boxes(block: _Block, mine: NDArray[np.bool_]) -> None:
+    x0, y0, x1, y1 = (block.numbers(name) for name in SHAPE_FIELDS[:4])
+    finite = np.isfinite(x0) & np.isfinite(y0) & np.isfinite(x1) & np.isfinite(y1)
+    block.refuse_where(mine & ~finite, Reason.NOT_FINITE, "a box takes finite numbers")
+    block.refuse_where(mine & (x0 > x1), Reason.INVERTED_BOX, "x0 is greater than x1")
+    block.refuse_where(mine & (y0 > y1), Reason.INVERTED_BOX, "y0 is greater than y1")
+
+
+def _check_circles(block: _Block, mine: NDArray[np.bool_], space: Space) -> None:
+    cx, cy, radius = (block.numbers(name) for name in SHAPE_FIELDS[4:])
+    finite = np.isfinite(cx) & np.isfinite(cy) & np.isfinite(radius)
+    block.refuse_where(mine & ~finite, Reason.NOT_FINITE, "a circle takes finite numbers")
+    block.refuse_where(mine & (radius < 0), Reason.BAD_RADIUS, "radius takes a number from 0 up")
+    if space.coordinates is Coordinates.LONLAT:
+        takes = "cy is a latitude from -90 to 90"
+        block.refuse_where(mine & (np.abs(cy) > 90), Reason.LATITUDE, takes)
+
+
+def read_polygon(text: str) -> shapely.Geometry | None:
+    """Polygon from WKT or GeoJSON text; None where it is neither."""
+    try:
+        if text.lstrip().startswith("{"):
+            return shapely.from_geojson(text)
+        return shapely.from_wkt(text)
+    except (shapely.errors.ShapelyError, ValueError, TypeError):
+        return None
+
+
+def _check_polygons(
+    block: _Block, mine: NDArray[np.bool_], vertices_max: int
+) -> dict[int, shapely.Geometry]:
+    geometries: dict[int, shapely.Geometry] = {}
+    for row in np.flatnonzero(mine & block.open).tolist():
+        text = block.columns["wkt"][row].as_py()
+        geometry = read_polygon(text)
+        if geometry is None:
+            block.refuse(row, Reason.MALFORMED, "wkt is neither WKT nor GeoJSON")
+        elif geometry.geom_type not in ("Polygon", "MultiPolygon") or geometry.is_empty:
+            takes = f"takes a polygon or multipolygon, got {geometry.geom_type}"
+            block.refuse(row, Reason.INVALID_POLYGON, takes)
+        elif not np.isfinite(shapely.get_coordinates(geometry)).all():
+            block.refuse(row, Reason.NOT_FINITE, "a polygon takes finite numbers")
+        elif shapely.get_num_coordinates(geometry) > vertices_max:
+            found = int(shapely.get_num_coordinates(geometry))
+            takes = f"{found} vertices, takes at most {vertices_max}"
+            block.refuse(row, Reason.OVERSIZED_POLYGON, takes)
+        elif not shapely.is_valid(geometry):
+            block.refuse(row, Reason.INVALID_POLYGON, shapely.is_valid_reason(geometry))
+        else:
+            geometries[row] = shapely.force_2d(geometry)
+    return geometries
+
+
+def _check_bounds(
+    block: _Block, register: NDArray[np.bool_], kinds: NDArray[np.int8],
+    geometries: dict[int, shapely.Geometry], space: Space,
+) -> None:
+    """Refuse queries that lie wholly outside, where the space does so."""
+    if space.outside is not Outside.DEAD:
+        return
+    x0, y0, x1, y1, cx, cy, _ = (block.numbers(name) for name in SHAPE_FIELDS)
+    low_x, high_x = np.where(kinds == CIRCLE, cx, x0), np.where(kinds == CIRCLE, cx, x1)
+    low_y, high_y = np.where(kinds == CIRCLE, cy, y0), np.where(kinds == CIRCLE, cy, y1)
+    for row, geometry in geometries.items():
+        low_x[row], low_y[row], high_x[row], high_y[row] = geometry.bounds
+    bounds = space.bounds
+    outside = (high_x < bounds.x0) | (low_x > bounds.x1)
+    outside |= (high_y < bounds.y0) | (low_y > bounds.y1)
+    block.refuse_where(register & outside, Reason.OUT_OF_BOUNDS, "lies outside the bounds")
+
+
+def _check_predicates(block: _Block, register: NDArray[np.bool_], rules: Rules) -> None:
+    verdicts: dict[str, str | None] = {}
+    for row in np.flatnonzero(register & block.open & block.has("predicate")).tolist():
+        text = block.columns["predicate"][row].as_py()
+        if text not in verdicts:
+            verdicts[text] = _predicate_fault(text, rules.attributes)
+        fault = verdicts[text]
+        if fault is not None:
+            block.refuse(row, Reason.BAD_PREDICATE, fault)
+
+
+def _predicate_fault(text: str, attributes: pa.Schema | None) -> str | None:
+    try:
+        expression = parse(text)
+        if attributes is not None:
+            check(expression, attributes)
+    except PredicateError as error:
+        return str(error)
+    return None
+
+
+def _times(block: _Block, name: str, default: int) -> NDArray[np.int64]:
+    values = times_as_int(block.columns[name])
+    return np.where(block.has(name), values, default)
+
+
+def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) -> Admission:
+    """Decide about every request of a block.
+
+    Parameters
+    ----------
+    table
+        Requests in log order.
+    first_position
+        Place of the first of them, counted over the whole log; dead letters name it.
+    rules
+        What requests are measured against.
+    lookup
+        Gives what is known of some query identifiers.
+    """
+    block = _Block(table, rules)
+    register, terminate = _check_fields(block)
+    kinds = _kinds(block, register)
+    _check_boxes(block, register & (kinds == BOX))
+    _check_circles(block, register & (kinds == CIRCLE), rules.space)
+    polygons = register & (kinds == POLYGON)
+    geometries = _check_polygons(block, polygons, rules.polygon_vertices_max)
+    _check_bounds(block, register, kinds, geometries, rules.space)
+    _check_predicates(block, register, rules)
+
+    live_from = _times(block, "at", TIME_MIN)
+    live_until = _times(block, "expires_at", TIME_MAX)
+    ended_at = _times(block, "at", TIME_MIN)
+    taken, ended = _settle_ids(
+        block, register & block.open, terminate & block.open, live_from, live_until, ended_at,
+        lookup,
+    )
+    queries = _query_table(block, taken, kinds, geometries, live_from, live_until, rules)
+    return Admission(queries, ended, block.refused(first_position))
+
+
+def _settle_ids(
+    block: _Block,
+    register: NDArray[np.bool_],
+    terminate: NDArray[np.bool_],
+    live_from: NDArray[np.int64],
+    live_until: NDArray[np.int64],
+    ended_at: NDArray[np.int64],
+    lookup: Lookup,
+) -> tuple[NDArray[np.bool_], dict[tuple[int, int], int]]:
+    """Apply the rules about other requests, in log order, to the identifiers they concern."""
+    ids = block.columns["query_id"]
+    open_rows = np.flatnonzero(register | terminate)
+    known = {int(open_rows[k]): entry for k, entry in lookup(ids.take(open_rows)).items()}
+    _, inverse, counts = np.unique(
+        hash_ids(ids.take(open_rows)), return_inverse=True, return_counts=True
+    )
+    plain = register[open_rows] & (counts[inverse] == 1)
+    plain &= ~np.isin(open_rows, np.fromiter(known, np.int64, len(known)))
+    taken = register.copy()
+    ended: dict[tuple[int, int], int] = {}
+    # Live intervals granted within this block: identifier -> rows, the latest last.
+    granted: dict[Any, list[int]] = defaultdict(list)
+    for row in open_rows[~plain].tolist():
+        query_id = ids[row].as_py()
+        user_id = block.columns["user_id"][row].as_py()
+        before = _latest(known.get(row), granted[query_id], block, live_until, ended)
+        if register[row]:
+            if before is not None and before.live_until > live_from[row]:
+                taken[row] = False
+                detail = f"query {query_id!r} is already registered"
+                block.refuse(row, Reason.DUPLICATE_QUERY, detail)
+            else:
+                granted[query_id].append(row)
+        elif before is None or before.live_until == TIME_MIN:
+            block.refuse(row, Reason.UNKNOWN_QUERY, f"no query {query_id!r} to terminate")
+        elif before.user_id != user_id:
+            detail = f"query {query_id!r} belongs to someone else"
+            block.refuse(row, Reason.NOT_OWNER, detail)
+        elif granted[query_id]:
+            latest = granted[query_id][-1]
+            live_until[latest] = min(live_until[latest], ended_at[row])
+            taken[latest] = live_until[latest] > live_from[latest]
+        else:
+            ended[before.place] = min(before.live_until, int(ended_at[row]))
+    return taken, ended
+
+
+def _latest(
+    known: Known | None,
+    granted: list[int],
+    block: _Block,
+    live_until: NDArray[np.int64],
+    ended: dict[tuple[int, int], int],
+) -> Known | None:
+    """The query that an identifier stands for right now."""
+    if granted:
+        row = granted[-1]
+        user_id = block.columns["user_id"][row].as_py()
+        return Known((-1, row), user_id, int(live_until[row]))
+    if known is not None and known.place in ended:
+        return Known(known.place, known.user_id, ended[known.place])
+    return known
+
+
+def _query_table(
+    block: _Block,
+    taken: NDArray[np.bool_],
+    kinds: NDArray[np.int8],
+    geometries: dict[int, shapely.Geometry],
+    live_from: NDArray[np.int64],
+    live_until: NDArray[np.int64],
+    rules: Rules,
+) -> pa.Table:
+    rows = np.flatnonzero(taken & block.open)
+    circle = kinds[rows] == CIRCLE
+    corners = {name: block.numbers(name)[rows] for name in SHAPE_FIELDS}
+    corners["x0"] = np.where(circle, corners["cx"], corners["x0"])
+    corners["y0"] = np.where(circle, corners["cy"], corners["y0"])
+    wkb: list[bytes | None] | pa.Array = pa.nulls(rows.size, pa.binary())
+    if geometries:
+        wkb = [None] * rows.size
+        for place, row in enumerate(rows.tolist()):
+            geometry = geometries.get(row)
+            if geometry is not None:
+                wkb[place] = shapely.to_wkb(geometry)
+                low_x, low_y, high_x, high_y = geometry.bounds
+                corners["x0"][place], corners["y0"][place] = low_x, low_y
+                corners["x1"][place], corners["y1"][place] = high_x, high_y
+    take = pa.array(rows)
+    columns: dict[str, Any] = {
+        "query_id": block.columns["query_id"].take(take),
+        "user_id": block.columns["user_id"].take(take),
+        "kind": kinds[rows],
+        **{name: corners[name] for name in ("x0", "y0", "x1", "y1", "radius")},
+        "wkb": pa.array(wkb, pa.binary()),
+        "predicate": block.columns["predicate"].take(take),
+        "live_from": live_from[rows],
+        "live_until": live_until[rows],
+    }
+    schema = query_schema(rules.id_type)
+    return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)

@@ -1,0 +1,293 @@
+"""Query log on a Kafka topic, for clusters where requests come from many programs.
+
+Problem: requests must be durable and in one order that every process agrees on, and anyone must be
+able to send one. Idea: a topic with a single partition is such a log. A position is the partition's
+end offset; a message is either a block of requests as an Arrow IPC stream (what `append` writes) or
+one request as a JSON object (what a person or another program writes by hand). What is neither is
+kept in order as a block with the single column ``malformed``, so that it gets its dead letter.
+
+It does not judge requests, does not expire them (the topic must keep everything), and does not make
+a large `append` atomic: it is cut into messages, written one after the other, and a writer that
+dies in between leaves the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from roost.errors import SourceError, StateError
+from roost.state.querylog import decode_block, encode_block
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, Producer
+    from confluent_kafka.admin import AdminClient
+
+_LOG = logging.getLogger(__name__)
+# Brokers take messages of 1 MiB unless told otherwise, and the client 1,000,000 bytes.
+_MESSAGE_BYTES_MAX = 900_000
+_MALFORMED_BYTES_MAX = 4_096  # of a message that is no request: enough to know whose it is
+_PARTITION = 0
+_ARROW_STREAM = b"\xff\xff\xff\xff"
+_KEEPS_EVERYTHING = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+
+class KafkaQueryLog:
+    """Ordered, durable requests in a topic with one partition.
+
+    Parameters
+    ----------
+    bootstrap
+        Brokers to ask first, ``host:port`` with commas between.
+    topic
+        Created if it is not there; otherwise it must have one partition and keep everything.
+    timeout_s
+        How long the cluster may be out of reach before a call fails.
+    client
+        More settings for every client, such as those of TLS and SASL.
+
+    Raises
+    ------
+    SourceError
+        If the client library is missing or the topic cannot be reached.
+    StateError
+        If the topic cannot serve as a log.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        timeout_s: float = 30.0,
+        client: Mapping[str, str] | None = None,
+    ) -> None:
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._client: dict[str, Any] = {**(client or {}), "bootstrap.servers": bootstrap}
+        self._admin = self._open_admin()
+        self._producer: Producer | None = None
+        self._create_topic()
+        self._check_topic()
+
+    def append(self, block: pa.Table) -> int:
+        """Write a block of requests and return the log's position after it.
+
+        Raises
+        ------
+        StateError
+            If the cluster did not confirm it; a part of the block may be in the log nevertheless.
+        """
+        end = None
+        for payload in _payloads(block):
+            end = self._send(payload)
+        return self.end() if end is None else end
+
+    def end(self) -> int:
+        """Position after the last entry that is there to be read."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        place = TopicPartition(self._topic, _PARTITION)
+        asked = self._admin.list_offsets(
+            {place: OffsetSpec.latest()},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self._timeout_s,
+        )
+        return int(self._wait(asked[place]).offset)
+
+    def read(self, after: int, upto: int) -> Iterator[pa.Table]:
+        """Yield the blocks from position `after` to position `upto`, in order.
+
+        Raises
+        ------
+        StateError
+            If the log no longer, or not yet, holds them.
+        """
+        if after >= upto:
+            return
+        consumer = self._open_consumer(after)
+        try:
+            yield from self._blocks(consumer, upto)
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        """Let go of the connections; every confirmed block is in the log already."""
+        self._producer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _blocks(self, consumer: Consumer, upto: int) -> Iterator[pa.Table]:
+        from confluent_kafka import KafkaError
+
+        while True:
+            message = consumer.poll(self._timeout_s)
+            if message is None:
+                raise StateError(f"topic {self._topic}: nothing up to position {upto}")
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise StateError(f"topic {self._topic}: {error.str()}")
+            place = _offset(message)
+            if error is None and place < upto:
+                yield _block(message.value())
+                place += 1
+            # Offsets have holes where transactions of other programs ended, so the last position
+            # may be passed by a later message or by the end of the topic as well as reached.
+            if place >= upto:
+                return
+
+    def _send(self, payload: bytes) -> int:
+        """Write one message and wait, so that what is in the log is always a prefix."""
+        if self._producer is None:
+            self._producer = self._open_producer()
+        outcome: list[tuple[str | None, int]] = []
+
+        def delivered(error: Any, message: Message) -> None:
+            outcome.append((error.str(), -1) if error else (None, _offset(message)))
+
+        self._producer.produce(self._topic, payload, partition=_PARTITION, on_delivery=delivered)
+        while not outcome:
+            self._producer.poll(1.0)
+        fault, offset = outcome[0]
+        if fault is not None:
+            raise StateError(f"topic {self._topic} did not confirm a block of requests: {fault}")
+        return offset + 1
+
+    def _open_admin(self) -> AdminClient:
+        try:
+            from confluent_kafka.admin import AdminClient
+        except ImportError as missing:
+            raise SourceError(
+                "a query log on Kafka needs confluent-kafka: install roost[kafka]"
+            ) from missing
+        return AdminClient(self._client, logger=_LOG)
+
+    def _open_producer(self) -> Producer:
+        from confluent_kafka import Producer
+
+        settings = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._timeout_s * 1000),
+        }
+        return Producer({**self._client, **settings}, logger=_LOG)
+
+    def _open_consumer(self, after: int) -> Consumer:
+        from confluent_kafka import Consumer, TopicPartition
+
+        settings = {
+            "group.id": "roost",  # asked for by the client; nothing is ever committed
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        }
+        consumer = Consumer({**self._client, **settings}, logger=_LOG)
+        consumer.assign([TopicPartition(self._topic, _PARTITION, after)])
+        return consumer
+
+    def _create_topic(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(self._topic, num_partitions=1, config=_KEEPS_EVERYTHING)
+        timeouts = {"operation_timeout": self._timeout_s, "request_timeout": self._timeout_s}
+        try:
+            self._admin.create_topics([topic], **timeouts)[self._topic].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise SourceError(f"topic {self._topic}: {error.args[0].str()}") from error
+
+    def _check_topic(self) -> None:
+        from confluent_kafka import TopicCollection
+        from confluent_kafka.admin import ConfigResource
+
+        names = TopicCollection([self._topic])
+        asked = self._admin.describe_topics(names, request_timeout=self._timeout_s)
+        partitions = len(self._wait(asked[self._topic]).partitions)
+        if partitions != 1:
+            raise StateError(f"topic {self._topic}: a log takes 1 partition, it has {partitions}")
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
+        described = self._admin.describe_configs([resource], request_timeout=self._timeout_s)
+        settings = self._wait(described[resource])
+        for name, value in _KEEPS_EVERYTHING.items():
+            if settings[name].value != value:
+                raise StateError(
+                    f"topic {self._topic} would forget requests: {name} takes {value}, "
+                    f"it is {settings[name].value}"
+                )
+
+    def _wait(self, asked: Any) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return asked.result()
+        except KafkaException as error:
+            raise StateError(f"topic {self._topic}: {error.args[0].str()}") from error
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    return -1 if offset is None else int(offset)
+
+
+def _payloads(block: pa.Table) -> Iterator[bytes]:
+    """Cut a block into messages, each an Arrow stream of its own."""
+    rows = block.num_rows
+    # Aim below the limit: a stream is a little larger than its columns.
+    step = max(1, rows * _MESSAGE_BYTES_MAX * 3 // (4 * max(1, block.nbytes)))
+    for start in range(0, rows, step):
+        part = block.slice(start, step)
+        payload = encode_block(part)
+        if len(payload) <= _MESSAGE_BYTES_MAX:
+            yield payload
+        elif part.num_rows == 1:
+            raise StateError(
+                f"a request of {len(payload)} bytes; a message takes {_MESSAGE_BYTES_MAX}"
+            )
+        else:
+            half = part.num_rows // 2
+            yield from _payloads(part.slice(0, half))
+            yield from _payloads(part.slice(half))
+
+
+def _block(value: bytes | None) -> pa.Table:
+    """Read a message, whatever it is."""
+    raw = value or b""
+    try:
+        return _read_arrow(raw) if raw.startswith(_ARROW_STREAM) else _read_json(raw)
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError):
+        text = raw[:_MALFORMED_BYTES_MAX].decode(errors="backslashreplace")
+        return pa.table({"malformed": [text]})
+
+
+def _read_arrow(raw: bytes) -> pa.Table:
+    table = decode_block(raw)
+    # Bytes from anywhere may claim offsets that lie outside their buffers.
+    table.validate(full=True)
+    if len(set(table.column_names)) < table.num_columns:
+        raise ValueError("two columns of one name")
+    return table
+
+
+def _read_json(raw: bytes) -> pa.Table:
+    record = json.loads(raw)
+    if not isinstance(record, dict) or not record:
+        raise ValueError("not a JSON object with fields")
+    return pa.Table.from_pylist([record])

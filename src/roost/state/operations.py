@@ -1,0 +1,280 @@
+"""What an operator does with a state directory, without Spark: ask for queries and look inside."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from roost.balance import Plan
+from roost.errors import ConfigError, RequestError, StateError
+from roost.kernel import Segment
+from roost.model import (
+    BOX,
+    CIRCLE,
+    TIME_MAX,
+    TIME_MIN,
+    TIMESTAMP,
+    Box,
+    Circle,
+    Instant,
+    Polygon,
+    Query,
+    Request,
+    Terminate,
+    request_record,
+)
+from roost.space import Coordinates, Rect, Space
+from roost.state.admission import POLYGON_VERTICES_MAX, Rules, admit
+from roost.state.columns import parse_time
+from roost.state.queries import QuerySet
+from roost.state.querylog import SqliteQueryLog
+from roost.state.store import Store
+
+WORLD = Rect(-180.0, -90.0, 180.0, 90.0)
+BATCHES_SHOWN = 10
+
+
+def attribute_schema(pairs: list[list[str]]) -> pa.Schema | None:
+    """Schema of the points' attributes as the state directory notes it."""
+    fields = []
+    for name, text in pairs:
+        try:
+            fields.append((name, pa.type_for_alias(text)))
+        except ValueError:
+            if not text.startswith("timestamp"):
+                return None  # an exotic type: leave the check to the run
+            fields.append((name, TIMESTAMP))
+    return pa.schema(fields)
+
+
+def rules_of(store: Store) -> Rules:
+    """Rules that a state directory judges requests by; before its first run, the loosest."""
+    meta = store.meta()
+    if meta is None:
+        space = Space(WORLD, coordinates=Coordinates.PLANE)
+        return Rules(space, pa.string(), TIMESTAMP)
+    id_type = pa.int64() if meta["query_id_type"] == "int64" else pa.string()
+    time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
+    return Rules(
+        Space.from_json(meta["space"]),
+        id_type,
+        time_type,
+        attribute_schema(meta["attributes"]),
+        meta.get("polygon_vertices_max", POLYGON_VERTICES_MAX),
+    )
+
+
+class Desk:
+    """Answers requests at once: the same rules as a batch, over the log as it is now.
+
+    The log is folded in memory only; the run that owns the state directory folds it for good.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        if not create and not (folder / "state.db").exists():
+            raise StateError(f"{folder} is not a state directory: it has no state.db")
+        self.store = Store(folder)
+        self.log = SqliteQueryLog(folder / "queries.db")
+        self.rules = rules_of(self.store)
+
+    def submit(self, request: Request) -> int:
+        """Append a request to the log, or raise what it would be refused for."""
+        block = pa.Table.from_pylist([request_record(request)])
+        queries = QuerySet(self.store, self.log, self.rules, keep=False)
+        queries.advance(self.log.end())
+        admission = admit(block, queries.version.rows, self.rules, queries.lookup)
+        if admission.refused:
+            refused = admission.refused[0]
+            raise RequestError(refused.reason.value, refused.detail)
+        return self.log.append(block)
+
+    def queries(self) -> QuerySet:
+        """Return the queries as the log has them now."""
+        queries = QuerySet(self.store, self.log, self.rules, keep=False)
+        queries.advance(self.log.end())
+        return queries
+
+
+def _numbers(text: str, count: int, key: str, takes: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count:
+        raise ConfigError(key, text, takes)
+    return numbers
+
+
+def _instant(text: str | None, rules: Rules, key: str) -> Instant | None:
+    if text is None:
+        return None
+    try:
+        return int(text) if rules.time_type == pa.int64() else parse_time(text)
+    except ValueError:
+        takes = "a whole number" if rules.time_type == pa.int64() else "an ISO time"
+        raise ConfigError(key, text, takes) from None
+
+
+def _request(arguments: argparse.Namespace, rules: Rules) -> Request:
+    query_id: str | int = arguments.query_id
+    if rules.id_type == pa.int64():
+        try:
+            query_id = int(query_id)
+        except ValueError:
+            raise ConfigError("QUERY_ID", query_id, "a whole number in this state") from None
+    at = _instant(arguments.at, rules, "--at")
+    if arguments.action == "terminate":
+        return Terminate(query_id, arguments.user, at)
+    shape: Box | Circle | Polygon
+    if arguments.box is not None:
+        shape = Box(*_numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
+    elif arguments.circle is not None:
+        shape = Circle(*_numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
+    else:
+        shape = Polygon(arguments.polygon)
+    expires_at = _instant(arguments.expires_at, rules, "--expires-at")
+    return Query(query_id, shape, arguments.user, arguments.where, at, expires_at)
+
+
+def query_command(arguments: argparse.Namespace) -> int:
+    """``roost query register|terminate|list``."""
+    console = Console()
+    if arguments.action == "list":
+        _list_queries(Desk(arguments.state), arguments.limit, console)
+        return 0
+    desk = Desk(arguments.state, create=arguments.action == "register")
+    position = desk.submit(_request(arguments, desk.rules))
+    done = "registered" if arguments.action == "register" else "terminated"
+    console.print(f"{done} {arguments.query_id} at log position {position}", highlight=False)
+    return 0
+
+
+def _shape_text(segment: Segment, slot: int) -> str:
+    x0, y0, x1, y1 = segment.boxes[slot].tolist()
+    if segment.kinds[slot] == BOX:
+        return f"box {x0:g},{y0:g},{x1:g},{y1:g}"
+    if segment.kinds[slot] == CIRCLE:
+        assert segment.radius is not None
+        return f"circle {x0:g},{y0:g} radius {segment.radius[slot]:g}"
+    return f"polygon in {x0:g},{y0:g},{x1:g},{y1:g}"
+
+
+def _time_text(value: int, rules: Rules) -> str:
+    if value in (TIME_MIN, TIME_MAX):
+        return "-"
+    if rules.time_type == pa.int64():
+        return str(value)
+    return dt.datetime.fromtimestamp(value / 1e6, dt.UTC).isoformat()
+
+
+def _list_queries(desk: Desk, limit: int, console: Console) -> None:
+    table = Table("query", "user", "shape", "where", "from", "until")
+    live = shown = 0
+    for segment, ended in desk.queries().segments():
+        for slot in range(segment.size):
+            end = ended.get(slot, TIME_MAX)
+            if segment.live_until is not None:
+                end = min(end, int(segment.live_until[slot]))
+            if end == TIME_MIN:
+                continue
+            live += 1
+            if shown >= limit:
+                continue
+            shown += 1
+            start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
+            code = -1 if segment.predicate is None else int(segment.predicate[slot])
+            table.add_row(
+                str(segment.ids[slot].as_py()),
+                str(segment.users[slot].as_py()),
+                _shape_text(segment, slot),
+                "" if code < 0 else segment.predicate_texts[code],
+                _time_text(start, desk.rules),
+                _time_text(end, desk.rules),
+            )
+    console.print(table)
+    console.print(f"{live:,} queries, {shown:,} shown", highlight=False)
+
+
+def inspect_state(folder: Path, console: Console) -> None:
+    """Print what a state directory holds."""
+    desk = Desk(folder)
+    store = desk.store
+    meta = store.meta() or {}
+    console.print(f"state      {folder}", highlight=False)
+    if meta:
+        space = meta["space"]
+        bounds = ",".join(f"{value:g}" for value in space["bounds"])
+        console.print(
+            f"space      {bounds} ({space['coordinates']}), grid "
+            f"{space['columns']}x{space['rows']}, outside {space['outside']}",
+            highlight=False,
+        )
+    end = desk.log.end()
+    console.print(f"query log  position {end}", highlight=False)
+    _print_plan(store, console)
+    _print_segments(store, end, console)
+    _print_batches(store, console)
+    _print_dead(folder, console)
+
+
+def _print_plan(store: Store, console: Console) -> None:
+    epoch = store.last_epoch()
+    if epoch is None:
+        console.print("plan       none yet")
+        return
+    body = store.plan(epoch)
+    plan = Plan.from_json(body)
+    console.print(
+        f"plan       epoch {epoch}, {body['strategy']}, {plan.machines} machines, "
+        f"{len(plan.partitions)} partitions",
+        highlight=False,
+    )
+
+
+def _print_segments(store: Store, end: int, console: Console) -> None:
+    version = store.version_at(end)
+    refs = () if version is None else version.segments
+    table = Table("segment", "queries", "bytes", "ended file", title="segments", title_justify="left")
+    for ref in refs:
+        size = (store.segment_folder / ref.file).stat().st_size
+        table.add_row(ref.file, f"{ref.size:,}", f"{size:,}", ref.ended or "")
+    console.print(table)
+
+
+def _print_batches(store: Store, console: Console) -> None:
+    commits = store.commits()
+    table = Table("batch", "points", "matches", "dead", "seconds", title_justify="left")
+    table.title = f"batches ({len(commits)}, the last {min(len(commits), BATCHES_SHOWN)} shown)"
+    for commit in commits[-BATCHES_SHOWN:]:
+        figures = commit.figures
+        dead = figures["dead_points"] + figures["dead_requests"]
+        cells = (commit.batch_id, figures["points"], figures["matches"], dead)
+        table.add_row(*(f"{cell:,}" for cell in cells), f"{figures['seconds']:.3f}")
+    console.print(table)
+    last = store.last_intent()
+    if last is not None and store.commit(last.batch_id) is None:
+        console.print(f"batch {last.batch_id} was begun and not committed: a run will repeat it")
+
+
+def _print_dead(folder: Path, console: Console) -> None:
+    """Count dead letters by reason; they lie beside a state directory in its usual place."""
+    dead = folder.parent / "dead"
+    counts: Counter[tuple[Any, Any]] = Counter()
+    for path in sorted(dead.glob("*.parquet")) if dead.is_dir() else []:
+        rows = pq.read_table(path, columns=["origin", "reason"]).to_pylist()
+        counts.update((row["origin"], row["reason"]) for row in rows)
+    if not counts:
+        console.print("dead       none")
+        return
+    table = Table("origin", "reason", "records", title="dead letters", title_justify="left")
+    for (origin, reason), count in sorted(counts.items()):
+        table.add_row(origin, reason, f"{count:,}")
+    console.print(table)

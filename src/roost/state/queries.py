@@ -1,0 +1,223 @@
+"""The set of live queries as versioned segments: what the log comes to at a position.
+
+Registering adds a small segment; it never rebuilds a large one, unless the small ones together
+have grown to a share of it (segments keep sizes that fall by ``TIER`` at least). Ending a query
+adds its slot to a side file of its segment. Every version is recorded before it is used, so any
+process can open any version that a batch may still need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.kernel import Index, Segment, build_segment, pack, unpack
+from roost.model import CIRCLE, TIME_MAX, TIME_MIN
+from roost.space import Space
+from roost.state.admission import Known, Refused, Rules, admit
+from roost.state.querylog import QueryLog
+from roost.state.segments import map_arrays, write_arrays
+from roost.state.store import IndexVersion, SegmentRef, Store
+
+TIER = 4
+
+
+def load_ended(folder: Path, ref: SegmentRef) -> dict[int, int]:
+    """Slots of a segment that have ended, with the event time from which they have."""
+    if ref.ended is None:
+        return {}
+    arrays = map_arrays(folder / ref.ended)
+    return dict(zip(arrays["slots"].tolist(), arrays["until"].tolist(), strict=True))
+
+
+def open_index(folder: Path, refs: tuple[SegmentRef, ...], space: Space) -> Index:
+    """Map the segments of a version."""
+    members = [(unpack(map_arrays(folder / ref.file)), load_ended(folder, ref)) for ref in refs]
+    return Index(space, members)
+
+
+@dataclass
+class _Member:
+    ref: SegmentRef
+    segment: Segment
+    ended: dict[int, int]
+
+
+class QuerySet:
+    """Live queries of a state directory at its newest folded position.
+
+    Parameters
+    ----------
+    store
+        Where versions are recorded.
+    log
+        Where requests come from.
+    rules
+        What admits them.
+    keep
+        Whether versions are recorded; an onlooker folds the log in memory only.
+    """
+
+    def __init__(
+        self, store: Store, log: QueryLog, rules: Rules, *, keep: bool = True
+    ) -> None:
+        self._keep = keep
+        self._store = store
+        self._log = log
+        self._rules = rules
+        self._folder = store.segment_folder
+        self._members: list[_Member] = []
+        self._next_file = 0
+        self.version = IndexVersion(0, 0, ())
+        self._load(store.version_at(1 << 62) or self.version)
+
+    def _load(self, version: IndexVersion) -> None:
+        self.version = version
+        self._members = [
+            _Member(ref, unpack(map_arrays(self._folder / ref.file)), load_ended(self._folder, ref))
+            for ref in version.segments
+        ]
+        used = [int(path.stem.split("-")[0]) for path in self._folder.glob("*.seg")]
+        self._next_file = max(used, default=0) + 1
+
+    def advance(self, upto: int) -> IndexVersion:
+        """Fold the log up to a position, or find the version that was folded there before."""
+        if upto < self.version.position:
+            version = self._store.version_at(upto)
+            assert version is not None, f"version of log position {upto} was dropped too early"
+            return version
+        if upto == self.version.position:
+            return self.version
+        rows = self.version.rows
+        refused: list[Refused] = []
+        touched: set[str] = set()
+        for block in _runs(self._log.read(self.version.position, upto)):
+            admission = admit(block, rows, self._rules, self.lookup)
+            rows += block.num_rows
+            refused += admission.refused
+            touched |= self._end(admission.ended)
+            if admission.queries.num_rows:
+                self._add(admission.queries)
+        if self._keep:
+            self._write_ended(touched, upto)
+        self.version = IndexVersion(
+            upto,
+            rows,
+            tuple(member.ref for member in self._members),
+            tuple(dataclasses.astuple(item) for item in refused),
+        )
+        if self._keep:
+            self._store.put_version(self.version)
+        return self.version
+
+    def refused_between(self, after: int, upto: int) -> list[Refused]:
+        """Requests refused while folding ``(after, upto]``."""
+        return [
+            Refused(*fields)
+            for version in self._store.versions_between(after, upto)
+            for fields in version.refused
+        ]
+
+    def segments(self) -> Iterator[tuple[Segment, dict[int, int]]]:
+        """Yield each segment with the slots that have ended."""
+        for member in self._members:
+            yield member.segment, member.ended
+
+    def bounds(self, limit: int) -> NDArray[np.float64]:
+        """Bounds ``x0, y0, x1, y1`` of at most so many queries, for estimates."""
+        found = [np.empty((0, 4))]
+        for member in self._members:
+            segment = member.segment
+            step = max(1, self.size // limit)
+            boxes = np.array(segment.boxes[::step])
+            circle = segment.kinds[::step] == CIRCLE
+            boxes[circle, 2:] = boxes[circle, :2]
+            found.append(boxes)
+        return np.concatenate(found)
+
+    @property
+    def size(self) -> int:
+        """Number of queries in segments, ended ones included."""
+        return sum(member.ref.size for member in self._members)
+
+    def predicates(self, file: str) -> tuple[str, ...]:
+        """Distinct predicate texts of a segment."""
+        for member in self._members:
+            if member.ref.file == file:
+                return member.segment.predicate_texts
+        return unpack(map_arrays(self._folder / file)).predicate_texts
+
+    def lookup(self, ids: pa.Array) -> dict[int, Known]:
+        """What is known of some identifiers, by their place in the array."""
+        known: dict[int, Known] = {}
+        for number, member in enumerate(self._members):
+            slots = member.segment.find(ids)
+            for place in np.flatnonzero(slots >= 0).tolist():
+                slot = int(slots[place])
+                until = member.ended.get(slot, TIME_MAX)
+                if member.segment.live_until is not None:
+                    until = min(until, int(member.segment.live_until[slot]))
+                # Later segments overwrite earlier ones: the latest query of a name counts.
+                known[place] = Known((number, slot), member.segment.users[slot].as_py(), until)
+        return known
+
+    def _end(self, ended: Mapping[tuple[int, int], int]) -> set[str]:
+        for (number, slot), until in ended.items():
+            self._members[number].ended[slot] = until
+        return {self._members[number].ref.file for number, _ in ended}
+
+    def _add(self, queries: pa.Table) -> None:
+        """Build a segment of new queries, joined with those it is large enough to absorb."""
+        start = len(self._members)
+        total = queries.num_rows
+        while start > 0 and self._members[start - 1].ref.size < TIER * total:
+            start -= 1
+            total += self._members[start].ref.size
+        absorbed = [_survivors(member) for member in self._members[start:]]
+        segment = build_segment(pa.concat_tables([*absorbed, queries]), self._rules.space)
+        name = f"{self._next_file:010d}.seg"
+        self._next_file += 1
+        size = segment.size
+        if self._keep:
+            write_arrays(self._folder / name, pack(segment))
+            # The system can drop the mapped copy under pressure, the built one it can not.
+            segment = unpack(map_arrays(self._folder / name))
+        self._members[start:] = [_Member(SegmentRef(name, None, size), segment, {})]
+
+    def _write_ended(self, touched: set[str], position: int) -> None:
+        for member in self._members:
+            if member.ref.file in touched:
+                name = f"{Path(member.ref.file).stem}-{position}.seg"
+                slots = np.fromiter(member.ended.keys(), np.int64, len(member.ended))
+                until = np.fromiter(member.ended.values(), np.int64, len(member.ended))
+                write_arrays(self._folder / name, {"slots": slots, "until": until})
+                member.ref = dataclasses.replace(member.ref, ended=name)
+
+
+def _runs(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join neighbouring blocks of one schema: a million requests are judged and built at once."""
+    waiting: list[pa.Table] = []
+    for block in blocks:
+        if waiting and waiting[0].schema != block.schema:
+            yield pa.concat_tables(waiting)
+            waiting = []
+        waiting.append(block)
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _survivors(member: _Member) -> pa.Table:
+    """Queries of a segment that some point may still match, with their ends written in."""
+    queries = member.segment.queries()
+    until = np.array(queries["live_until"].to_numpy())
+    for slot, end in member.ended.items():
+        until[slot] = min(until[slot], end)
+    place = queries.schema.get_field_index("live_until")
+    queries = queries.set_column(place, queries.schema.field(place), pa.array(until))
+    return queries.filter(pa.array(until > TIME_MIN))

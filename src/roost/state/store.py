@@ -1,0 +1,270 @@
+"""The driver's own small state, in one SQLite file: what happened, and what must be repeated.
+
+Three kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
+requests refused on the way there. *Plans* by epoch. *Batches*: the intent (written before any
+work) and the commit (written after all of it). Each is one row, so each is there or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roost.errors import StateError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a batch is about to do; a batch that runs again does the same.
+
+    Parameters
+    ----------
+    batch_id
+        Number of the batch.
+    epoch
+        Plan that routes it.
+    position
+        Query-log position that it is matched against.
+    offsets
+        Which points it takes, in the source's own words (empty where Spark keeps them).
+    """
+
+    batch_id: int
+    epoch: int
+    position: int
+    offsets: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a batch left behind: staged files with their final names, and its figures."""
+
+    batch_id: int
+    files: tuple[tuple[str, str], ...]
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """A segment file and, where queries have ended since, the file that says which."""
+
+    file: str
+    ended: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVersion:
+    """Segments that hold the queries of a log position.
+
+    ``rows`` counts requests up to the position; ``refused`` are those refused since the previous
+    version, as lists of the fields of a dead letter.
+    """
+
+    position: int
+    rows: int
+    segments: tuple[SegmentRef, ...]
+    refused: tuple[tuple[Any, ...], ...] = ()
+
+
+class Store:
+    """Facts of one state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.segment_folder.mkdir(exist_ok=True)
+        self._db = sqlite3.connect(folder / "state.db", timeout=60, check_same_thread=False)
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        self._db.executescript(
+            "create table if not exists meta (key text primary key, value text);"
+            "create table if not exists versions (position integer primary key, body text);"
+            "create table if not exists plans (epoch integer primary key, body text);"
+            "create table if not exists batches"
+            " (batch_id integer primary key, intent text, done text);"
+            "create table if not exists files"
+            " (number integer primary key, path text, rows integer, first integer);"
+            "create table if not exists seen (path text primary key);"
+        )
+        self._db.commit()
+
+    @property
+    def segment_folder(self) -> Path:
+        """Where segment files are."""
+        return self.folder / "segments"
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    def _put(self, statement: str, *values: Any) -> None:
+        with self._db:
+            self._db.execute(statement, values)
+
+    def _get(self, statement: str, *values: Any) -> Any:
+        row = self._db.execute(statement, values).fetchone()
+        return None if row is None or row[0] is None else json.loads(row[0])
+
+    def agree(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Remember what the state was made for, or check that it still is.
+
+        Parameters
+        ----------
+        meta
+            Settings that results depend on; a state directory made with others is refused.
+        """
+        meta = json.loads(json.dumps({"format": FORMAT, **meta}))
+        kept = self.meta()
+        if kept is None:
+            self._put("insert into meta values ('meta', ?)", json.dumps(meta))
+            return meta
+        for key in sorted(set(kept) | set(meta)):
+            if kept.get(key) != meta.get(key):
+                raise StateError(
+                    f"state in {self.folder} was made with {key} = {kept.get(key)!r}, "
+                    f"this run has {meta.get(key)!r}; use the same settings or another --state"
+                )
+        return kept
+
+    def meta(self) -> dict[str, Any] | None:
+        """Settings that the state was made with."""
+        kept: dict[str, Any] | None = self._get("select value from meta where key = 'meta'")
+        return kept
+
+    def put_version(self, version: IndexVersion) -> None:
+        """Record an index version."""
+        self._put(
+            "insert or replace into versions values (?, ?)",
+            version.position,
+            json.dumps(asdict(version)),
+        )
+
+    def version_at(self, position: int) -> IndexVersion | None:
+        """Newest version that is not beyond a position."""
+        body = self._get(
+            "select body from versions where position <= ? order by position desc limit 1", position
+        )
+        return None if body is None else _version(body)
+
+    def versions_between(self, after: int, upto: int) -> list[IndexVersion]:
+        """Versions in ``(after, upto]``, in order."""
+        rows = self._db.execute(
+            "select body from versions where position > ? and position <= ? order by position",
+            (after, upto),
+        )
+        return [_version(json.loads(body)) for (body,) in rows]
+
+    def drop_versions_before(self, position: int) -> None:
+        """Forget versions that no batch can ask for again, and delete their files."""
+        keep = self.version_at(position)
+        if keep is None:
+            return
+        self._put("delete from versions where position < ?", keep.position)
+        rows = self._db.execute("select body from versions")
+        live: set[str] = set()
+        for (body,) in rows:
+            for ref in _version(json.loads(body)).segments:
+                live.update(name for name in (ref.file, ref.ended) if name)
+        for path in self.segment_folder.glob("*.seg"):
+            if path.name not in live:
+                path.unlink(missing_ok=True)
+
+    def put_plan(self, epoch: int, plan: dict[str, Any]) -> None:
+        """Record a plan; an epoch is written once."""
+        self._put("insert into plans values (?, ?)", epoch, json.dumps(plan))
+
+    def plan(self, epoch: int) -> dict[str, Any]:
+        """Plan of an epoch."""
+        body = self._get("select body from plans where epoch = ?", epoch)
+        if body is None:
+            raise StateError(f"state in {self.folder} has no plan of epoch {epoch}")
+        plan: dict[str, Any] = body
+        return plan
+
+    def last_epoch(self) -> int | None:
+        """Newest plan epoch."""
+        row = self._db.execute("select max(epoch) from plans").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def files(self) -> list[tuple[str, int, int]]:
+        """Point files in replay order: path, rows, number of the first row."""
+        rows = self._db.execute("select path, rows, first from files order by number")
+        return [(path, count, first) for path, count, first in rows]
+
+    def seen_files(self) -> set[str]:
+        """Input files that are in the replay order already."""
+        return {path for (path,) in self._db.execute("select path from seen")}
+
+    def add_files(self, files: list[tuple[str, int, int]], seen: list[str]) -> None:
+        """Extend the replay order."""
+        with self._db:
+            self._db.executemany("insert into files (path, rows, first) values (?, ?, ?)", files)
+            self._db.executemany("insert into seen values (?)", [(path,) for path in seen])
+
+    def put_intent(self, intent: Intent) -> Intent:
+        """Write an intent, unless the batch has one already; returns the one that holds."""
+        self._put(
+            "insert or ignore into batches values (?, ?, null)",
+            intent.batch_id,
+            json.dumps(asdict(intent)),
+        )
+        kept = self.intent(intent.batch_id)
+        assert kept is not None
+        return kept
+
+    def intent(self, batch_id: int) -> Intent | None:
+        """Intent of a batch."""
+        body = self._get("select intent from batches where batch_id = ?", batch_id)
+        return None if body is None else Intent(**body)
+
+    def last_intent(self) -> Intent | None:
+        """Intent of the newest batch, finished or not."""
+        body = self._get("select intent from batches order by batch_id desc limit 1")
+        return None if body is None else Intent(**body)
+
+    def put_commit(self, commit: Commit) -> None:
+        """Write a commit: from here on the batch has happened."""
+        self._put(
+            "update batches set done = ? where batch_id = ?",
+            json.dumps(asdict(commit)),
+            commit.batch_id,
+        )
+
+    def commit(self, batch_id: int) -> Commit | None:
+        """Commit of a batch, or None where it has not happened."""
+        body = self._get("select done from batches where batch_id = ?", batch_id)
+        return None if body is None else _commit(body)
+
+    def last_commit(self) -> Commit | None:
+        """Newest commit."""
+        body = self._get(
+            "select done from batches where done is not null order by batch_id desc limit 1"
+        )
+        return None if body is None else _commit(body)
+
+    def commits(self) -> list[Commit]:
+        """All commits, in order."""
+        rows = self._db.execute(
+            "select done from batches where done is not null order by batch_id"
+        )
+        return [_commit(json.loads(body)) for (body,) in rows]
+
+
+def _commit(body: dict[str, Any]) -> Commit:
+    files = tuple((staged, final) for staged, final in body["files"])
+    return Commit(body["batch_id"], files, body["figures"])
+
+
+def _version(body: dict[str, Any]) -> IndexVersion:
+    return IndexVersion(
+        body["position"],
+        body["rows"],
+        tuple(SegmentRef(**ref) for ref in body["segments"]),
+        tuple(tuple(row) for row in body["refused"]),
+    )

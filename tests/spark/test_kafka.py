@@ -1,0 +1,367 @@
+"""The query log on Kafka and Spark's Kafka connector, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka_broker import BrokerUnavailable, KafkaBroker, connector_jars, fetch_jars, find_java
+
+from roost.errors import SourceError, StateError
+from roost.state import kafka_log
+from roost.state.kafka_log import KafkaQueryLog
+
+pytestmark = pytest.mark.spark
+kafka = pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")
+admin = pytest.importorskip("confluent_kafka.admin", reason="needs the extra roost[kafka]")
+
+
+@contextmanager
+def open_broker() -> Iterator[KafkaBroker]:
+    with ExitStack() as stack:
+        try:
+            broker = stack.enter_context(KafkaBroker())
+        except BrokerUnavailable as reason:
+            pytest.skip(str(reason))
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[KafkaBroker]:
+    with open_broker() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)
+
+
+def block(*names: str) -> pa.Table:
+    rows = [{"op": "register", "query_id": name, "x0": float(len(name))} for name in names]
+    return pa.Table.from_pylist(rows)
+
+
+def names_of(blocks: Iterator[pa.Table]) -> list[list[str]]:
+    return [table["query_id"].to_pylist() for table in blocks]
+
+
+def produce(broker: KafkaBroker, topic: str, *values: bytes | None) -> None:
+    producer = kafka.Producer({"bootstrap.servers": broker.bootstrap})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def test_reads_any_range_of_what_was_appended(broker: KafkaBroker, topic: str) -> None:
+    chance = random.Random(11)
+    expected = [[f"q{i}-{j}" for j in range(chance.randint(1, 5))] for i in range(6)]
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        assert log.end() == 0
+        for place, names in enumerate(expected):
+            assert log.append(block(*names)) == place + 1
+        assert log.end() == len(expected)
+        for after in range(len(expected) + 1):
+            for upto in range(len(expected) + 1):
+                assert names_of(log.read(after, upto)) == expected[after:upto]
+
+
+def test_keeps_values_and_types(broker: KafkaBroker, topic: str) -> None:
+    table = pa.table(
+        {
+            "query_id": pa.array([1, -(1 << 62)], pa.int64()),
+            "wkt": pa.array([None, "POINT (ü 0)"], pa.string()),
+            "x0": pa.array([0.1 + 0.2, float("-inf")], pa.float64()),
+            "at": pa.array([0, 1], pa.timestamp("us", "UTC")),
+        }
+    )
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        [got] = log.read(0, log.append(table))
+    assert got.equals(table)
+
+
+def test_an_empty_block_is_no_entry(broker: KafkaBroker, topic: str) -> None:
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        log.append(block("a"))
+        assert log.append(block("a").slice(1)) == 1
+        assert log.end() == 1
+
+
+def test_a_large_block_is_cut_into_messages(broker: KafkaBroker, topic: str) -> None:
+    chance = random.Random(5)
+    # One long text among short ones: an even cut would put too much into one message.
+    texts = [chance.randbytes(chance.choice([8, 8, 8, 20_000])).hex() for _ in range(400)]
+    table = pa.table({"query_id": texts})
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        end = log.append(table)
+        assert 1 < end < 100
+        assert pa.concat_tables(log.read(0, end)).equals(table)
+
+
+def test_a_request_larger_than_a_message_is_refused(broker: KafkaBroker, topic: str) -> None:
+    text = random.Random(6).randbytes(1_000_000).hex()
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        with pytest.raises(StateError, match="a message takes 900000"):
+            log.append(pa.table({"query_id": [text]}))
+        assert log.end() == 0
+
+
+def test_survives_a_crash_of_the_broker(topic: str) -> None:
+    with open_broker() as broker, KafkaQueryLog(broker.bootstrap, topic) as log:
+        log.append(block("a"))
+        broker.kill()
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(lambda: names_of(log.read(0, 1)))
+            writing = pool.submit(log.append, block("b"))
+            broker.start()
+            assert reading.result() == [["a"]]
+            assert writing.result() == 2
+        with KafkaQueryLog(broker.bootstrap, topic) as again:
+            assert again.append(block("c")) == 3
+            assert names_of(again.read(0, again.end())) == [["a"], ["b"], ["c"]]
+        folder = broker.folder
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_many_writers_agree_on_one_order(broker: KafkaBroker, topic: str) -> None:
+    def write(writer: int) -> list[tuple[int, str]]:
+        with KafkaQueryLog(broker.bootstrap, topic) as log:
+            names = [f"{writer}-{i}" for i in range(20)]
+            return [(log.append(block(name)), name) for name in names]
+
+    with ThreadPoolExecutor(4) as pool:
+        told = sorted(entry for entries in pool.map(write, range(4)) for entry in entries)
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        got = names_of(log.read(0, log.end()))
+    assert [(place + 1, names[0]) for place, names in enumerate(got)] == told
+
+
+def test_takes_requests_written_by_hand_as_json(broker: KafkaBroker, topic: str) -> None:
+    requests: list[dict[str, Any]] = [
+        {"op": "register", "query_id": "a", "user_id": "u", "cx": 1, "cy": 2.5, "radius": 3},
+        {"op": "terminate", "query_id": 7, "at": "2014-04-01T00:00:00Z", "wkt": None},
+    ]
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        produce(broker, topic, *(json.dumps(request).encode() for request in requests))
+        log.append(block("c"))
+        tables = list(log.read(0, log.end()))
+    assert [table.to_pylist() for table in tables[:2]] == [[request] for request in requests]
+    assert tables[2].equals(block("c"))
+
+
+DOUBLED = kafka_log.encode_block(pa.table([pa.array([1]), pa.array([2])], ["op", "op"]))
+MALFORMED = {
+    "broken JSON": b'{"op": ',
+    "JSON, but a list": b'[{"op": "register"}]',
+    "JSON, but a number": b"12",
+    "JSON without fields": b"{}",
+    "JSON with a number too large": b'{"query_id": 123456789012345678901234567890}',
+    "JSON with a mixed list": b'{"query_id": [1, "a", {}]}',
+    "JSON without an end": b"[" * 100_000,
+    "half a character": b'{"op": "\xc3"}',
+    "other bytes": bytes(range(256)),
+    "nothing": b"",
+    "null": None,
+    "cut Arrow": kafka_log.encode_block(block("a", "b"))[:100],
+    "Arrow with one name twice": DOUBLED,
+}
+
+
+def test_malformed_messages_keep_their_place(broker: KafkaBroker, topic: str) -> None:
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        for number, value in enumerate(MALFORMED.values()):
+            produce(broker, topic, value)
+            log.append(block(f"q{number}"))
+        tables = list(log.read(0, log.end()))
+    assert names_of(iter(tables[1::2])) == [[f"q{n}"] for n in range(len(MALFORMED))]
+    for table, (kind, value) in zip(tables[::2], MALFORMED.items(), strict=True):
+        assert table.schema == pa.schema([("malformed", pa.string())]), kind
+        [text] = table["malformed"].to_pylist()
+        assert text == (value or b"")[:4096].decode(errors="backslashreplace"), kind
+
+
+def test_no_bytes_break_the_reader() -> None:
+    chance = random.Random(3)
+    good = kafka_log.encode_block(block(*(f"q{i}" for i in range(50))))
+    refused = 0
+    for _ in range(2_000):
+        raw = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            raw[chance.randrange(len(raw))] = chance.choice([0, 127, 128, 255])
+        table = kafka_log._block(bytes(raw[: chance.randrange(len(raw)) or None]))
+        table.validate(full=True)
+        refused += table.column_names == ["malformed"]
+    assert refused > 1_000
+
+
+def test_transactions_of_other_programs(broker: KafkaBroker, topic: str) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": topic}
+    producer = kafka.Producer(settings)
+    producer.init_transactions(30)
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        log.append(block("a"))
+        producer.begin_transaction()
+        producer.produce(topic, b'{"query_id": "gone"}', partition=0)
+        assert producer.flush(30) == 0
+        assert log.end() == 1
+        producer.abort_transaction(30)
+        producer.begin_transaction()
+        producer.produce(topic, b'{"query_id": "b"}', partition=0)
+        producer.commit_transaction(30)
+        # a, the aborted request and its marker, b and its marker; a commit returns before the
+        # broker has written the marker, which is when the log goes on.
+        deadline = time.monotonic() + 30
+        while log.end() < 5 and time.monotonic() < deadline:
+            pass
+        assert log.end() == 5
+        assert names_of(log.read(0, 5)) == [["a"], ["b"]]
+        assert names_of(log.read(0, 3)) == [["a"]]
+        assert names_of(log.read(4, 5)) == []
+        assert log.append(block("c")) == 6
+        assert names_of(log.read(1, 6)) == [["b"], ["c"]]
+
+
+def test_entries_that_are_gone_are_an_error(broker: KafkaBroker, topic: str) -> None:
+    with KafkaQueryLog(broker.bootstrap, topic, timeout_s=5) as log:
+        log.append(block("a"))
+        log.append(block("b"))
+        client = admin.AdminClient({"bootstrap.servers": broker.bootstrap})
+        place = kafka.TopicPartition(topic, 0, 1)
+        client.delete_records([place])[place].result()
+        assert names_of(log.read(1, 2)) == [["b"]]
+        with pytest.raises(StateError):
+            list(log.read(0, 2))
+        with pytest.raises(StateError):
+            list(log.read(3, 4))
+        with pytest.raises(StateError, match="nothing up to position 3"):
+            list(log.read(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"partitions": 2}, "a log takes 1 partition, it has 2"),
+        ({"retention_ms": "60000"}, "retention.ms takes -1, it is 60000"),
+        ({"cleanup_policy": "compact", "retention_ms": "-1"}, "cleanup.policy takes delete"),
+    ],
+)
+def test_a_topic_that_is_no_log_is_refused(
+    broker: KafkaBroker, topic: str, settings: dict[str, Any], message: str
+) -> None:
+    broker.create_topic(topic, **settings)
+    with pytest.raises(StateError, match=message):
+        KafkaQueryLog(broker.bootstrap, topic)
+
+
+def test_no_broker_is_an_error() -> None:
+    with pytest.raises(SourceError, match="topic requests"):
+        KafkaQueryLog("127.0.0.1:1", "requests", timeout_s=1)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka.admin", None)
+    with pytest.raises(SourceError, match=r"install roost\[kafka\]"):
+        KafkaQueryLog("127.0.0.1:1", "requests")
+
+
+def test_what_maven_does_not_have_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BrokerUnavailable, match="Maven Central did not give"):
+        fetch_jars("nothing", ["org.apache.kafka:no-such-thing:0.0"])
+    assert list((tmp_path / "roost").iterdir()) == []
+
+
+def test_no_java_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(BrokerUnavailable, match="no java"):
+        find_java()
+
+
+# In a process of its own: jars must be known before the JVM starts.
+STREAM = """
+import sys
+from pyspark.sql import SparkSession
+
+bootstrap, jars, checkpoint = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.jars", jars)
+    .config("spark.ui.enabled", "false")
+    .getOrCreate()
+)
+points = (
+    spark.readStream.format("kafka")
+    .option("kafka.bootstrap.servers", bootstrap)
+    .option("subscribe", "points")
+    .option("startingOffsets", "earliest")
+    .option("maxOffsetsPerTrigger", 30)
+    .load()
+)
+
+def copy(batch, batch_id):
+    (
+        batch.selectExpr("value", f"CAST('{batch_id}' AS BINARY) AS key")
+        .write.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("topic", "matches")
+        .save()
+    )
+
+query = (
+    points.writeStream.foreachBatch(copy)
+    .option("checkpointLocation", checkpoint)
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+spark.stop()
+"""
+
+
+def test_spark_streams_from_and_to_the_broker(broker: KafkaBroker, tmp_path: Path) -> None:
+    try:
+        jars = ",".join(map(str, connector_jars()))
+    except BrokerUnavailable as reason:
+        pytest.skip(str(reason))
+    broker.create_topic("points", partitions=2)
+    broker.create_topic("matches")
+    sent = [f"point {i}".encode() for i in range(100)]
+    producer = kafka.Producer({"bootstrap.servers": broker.bootstrap})
+    for number, value in enumerate(sent):
+        producer.produce("points", value, partition=number % 2)
+    assert producer.flush(30) == 0
+    command = [sys.executable, "-c", STREAM, broker.bootstrap, jars, str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    got = read_all(broker, "matches")
+    assert sorted(value for _, value in got) == sorted(sent)
+    assert {key for key, _ in got} == {b"0", b"1", b"2", b"3"}
+
+
+def read_all(broker: KafkaBroker, topic: str) -> list[tuple[bytes, bytes]]:
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test"}
+    consumer = kafka.Consumer({**settings, "enable.partition.eof": True})
+    try:
+        consumer.assign([kafka.TopicPartition(topic, 0, 0)])
+        found = []
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.append((message.key(), message.value()))
+        return found
+    finally:
+        consumer.close()
