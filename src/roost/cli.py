@@ -7,10 +7,10 @@ Exit codes: 0 all is well; 1 Roost or Spark failed; 2 the command line or a sett
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,38 +21,72 @@ from roost.errors import ConfigError, RequestError, RoostError
 OK, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 
 # Flag of `run`, key of the configuration, what it takes, help.
-RUN_FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("--points", "points.path", {"metavar": "PATH", "help": (
-        "points: a Parquet, CSV or JSON-lines file, a folder of them, generate:rows=N,rate=R,seed=S"
-        " or kafka://HOST:PORT/TOPIC (default: the bundled sample)")}),
-    ("--queries", "queries.path", {"metavar": "PATH", "help": "requests: Parquet, CSV, JSON lines"}),
-    ("--out", "out.dir", {"metavar": "DIR", "help": (
-        "where matches/*.parquet and dead/*.parquet go (default: roost-out)")}),
-    ("--state", "out.state", {"metavar": "DIR", "help": (
-        "state directory; running again with it goes on where it stopped (default: OUT/state)")}),
-    ("--strategy", "engine.strategy", {"metavar": "S", "help": (
-        "replicated (default), uniform or history: how space is shared out among machines")}),
-    ("--machines", "engine.machines", {"metavar": "M", "type": int, "help": (
-        "parallel matching tasks of a batch (default: the cores of the Spark master)")}),
-    ("--bounds", "space.bounds", {"metavar": "x0,y0,x1,y1", "help": (
-        "where cells are fine; what lies outside is still exact (default: where most points are)")}),
-    ("--grid", "space.grid", {"metavar": "CxR", "help": "cells of the plan (default: 1000x1000)"}),
-    ("--coordinates", "space.coordinates", {"metavar": "KIND", "help": (
-        "lonlat (radius in metres) or plane (default: by the names of the columns)")}),
-    ("--outside", "space.outside", {"metavar": "RULE", "help": (
-        "exact (default) matches points beyond the bounds, dead refuses them")}),
-    ("--batch-rows", "engine.batch_rows", {"metavar": "N", "type": int, "help": (
-        "points of a batch at most (default: 1000000)")}),
-    ("--speed", "points.speed", {"metavar": "F", "help": (
-        "event seconds per second, or max (default)")}),
-    ("--sink", "out.sink", {"metavar": "KIND", "help": (
-        "parquet (default), count, console or kafka")}),
-    ("--topic", "out.topic", {"metavar": "URL", "help": "kafka://HOST:PORT/TOPIC for --sink kafka"}),
-    ("--query-log", "queries.log", {"metavar": "URL", "help": (
-        "kafka://HOST:PORT/TOPIC instead of the SQLite log in the state directory")}),
-    ("--master", "engine.master", {"metavar": "URL", "help": "Spark master (default: local[*])"}),
-    ("--report", "out.report", {"metavar": "FILE.json", "help": "write the run's figures here"}),
+RUN_FLAGS = (
+    (
+        "--points",
+        "points.path",
+        "PATH",
+        "points: a Parquet, CSV or JSON-lines file, a folder of them, "
+        "generate:rows=N,rate=R,seed=S or kafka://HOST:PORT/TOPIC (default: the bundled sample)",
+    ),
+    ("--queries", "queries.path", "PATH", "requests: Parquet, CSV or JSON lines"),
+    (
+        "--out",
+        "out.dir",
+        "DIR",
+        "where matches/*.parquet and dead/*.parquet go (default: roost-out)",
+    ),
+    (
+        "--state",
+        "out.state",
+        "DIR",
+        "state directory; running again with it goes on where it was (default: OUT/state)",
+    ),
+    (
+        "--strategy",
+        "engine.strategy",
+        "S",
+        "replicated (default), uniform or history: how machines share out the work",
+    ),
+    (
+        "--machines",
+        "engine.machines",
+        "M",
+        "parallel matching tasks of a batch (default: the cores of the Spark master)",
+    ),
+    (
+        "--bounds",
+        "space.bounds",
+        "x0,y0,x1,y1",
+        "where cells are fine; outside is still exact (default: where most points are)",
+    ),
+    ("--grid", "space.grid", "CxR", "cells of the plan (default: 1000x1000)"),
+    (
+        "--coordinates",
+        "space.coordinates",
+        "KIND",
+        "lonlat (radius in metres) or plane (default: by the names of the columns)",
+    ),
+    (
+        "--outside",
+        "space.outside",
+        "RULE",
+        "exact (default) matches what is beyond the bounds, dead refuses it",
+    ),
+    ("--batch-rows", "engine.batch_rows", "N", "points of a batch at most (default: 1000000)"),
+    ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
+    ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
+    ("--topic", "out.topic", "URL", "kafka://HOST:PORT/TOPIC for --sink kafka"),
+    (
+        "--query-log",
+        "queries.log",
+        "URL",
+        "kafka://HOST:PORT/TOPIC instead of the SQLite log in the state directory",
+    ),
+    ("--master", "engine.master", "URL", "Spark master (default: local[*])"),
+    ("--report", "out.report", "FILE.json", "write the run's figures here (default: OUT)"),
 )
+WHOLE_NUMBERS = ("engine.machines", "engine.batch_rows")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -74,8 +108,9 @@ def build_parser() -> argparse.ArgumentParser:
         ),
     )
     run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
-    for flag, key, options in RUN_FLAGS:
-        run.add_argument(flag, dest=key, **options)
+    for flag, key, metavar, words in RUN_FLAGS:
+        kind = int if key in WHOLE_NUMBERS else str
+        run.add_argument(flag, dest=key, metavar=metavar, help=words, type=kind)
     run.add_argument(
         "--available-now",
         dest="engine.available_now",
@@ -90,7 +125,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("name", metavar="NAME", help="peers, latency or load")
     bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write the result here, plots beside")
+    bench.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result here, plots beside"
+    )
 
     query = commands.add_parser(
         "query", help="register, terminate or list queries of a state directory"
@@ -104,9 +141,11 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "register":
             shape = action.add_mutually_exclusive_group(required=True)
             shape.add_argument("--box", metavar="x0,y0,x1,y1")
-            shape.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
+            shape.add_argument(
+                "--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat"
+            )
             shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
-            action.add_argument("--where", metavar="PREDICATE", help="such as \"fare > 50\"")
+            action.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
             action.add_argument("--expires-at", metavar="TIME")
     actions.add_parser("list", help="show queries").add_argument(
         "--limit", type=int, default=50, help="how many at most (default: 50)"
@@ -141,17 +180,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_config(arguments: argparse.Namespace) -> RunConfig:
-    """Settings of a run: the bundled sample, then the file, then the flags."""
+    """Gather the settings of a run: the bundled sample, then the file, then the flags."""
     given = {
-        key: value
-        for key, value in vars(arguments).items()
-        if "." in key and value is not None
+        key: value for key, value in vars(arguments).items() if "." in key and value is not None
     }
     if isinstance(given.get("points.speed"), str) and given["points.speed"] != "max":
-        try:
+        with contextlib.suppress(ValueError):  # the setting itself says what it takes
             given["points.speed"] = float(given["points.speed"])
-        except ValueError:
-            pass  # the setting itself says what it takes
     config = load_config(Path(arguments.config)) if arguments.config else RunConfig()
     config = with_settings(config, given)
     if config.points is None:

@@ -52,9 +52,9 @@ class Rect:
         """Refuse what is no rectangle."""
         values = (self.x0, self.y0, self.x1, self.y1)
         if not all(math.isfinite(value) for value in values):
-            raise ConfigError("bounds", values, "four finite numbers x0,y0,x1,y1")
+            raise ConfigError("space.bounds", values, "four finite numbers x0,y0,x1,y1")
         if not (self.x0 < self.x1 and self.y0 < self.y1):
-            raise ConfigError("bounds", values, "x0 < x1 and y0 < y1")
+            raise ConfigError("space.bounds", values, "x0 < x1 and y0 < y1")
 
     @property
     def width(self) -> float:
@@ -78,7 +78,7 @@ def axis_edges(low: float, high: float, cells: int) -> NDArray[np.float64]:
     edges = low + (high - low) * (np.arange(cells + 1) / cells)
     edges[-1] = high
     if not bool(np.all(np.diff(edges) > 0)):
-        raise ConfigError("bounds", (low, high), f"a range wide enough for {cells} cells")
+        raise ConfigError("space.bounds", (low, high), f"a range wide enough for {cells} cells")
     return edges
 
 
@@ -108,7 +108,7 @@ class Grid:
         for side in (self.columns, self.rows):
             if not 1 <= side <= GRID_SIDE_MAX:
                 takes = f"CxR with both from 1 to {GRID_SIDE_MAX}"
-                raise ConfigError("grid", f"{self.columns}x{self.rows}", takes)
+                raise ConfigError("space.grid", f"{self.columns}x{self.rows}", takes)
 
     @cached_property
     def edges_x(self) -> NDArray[np.float64]:

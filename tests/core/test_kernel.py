@@ -250,7 +250,8 @@ def test_segments_survive_the_file(tmp_path):
     write_arrays(tmp_path / "s.seg", pack(segment))
     again = unpack(map_arrays(tmp_path / "s.seg"))
     assert again.queries().equals(segment.queries())
-    assert again.find(pa.array([9, 7, 1])).tolist() == [2, 0, -1]
+    places, slots = again.find(pa.array([9, 7, 1]))
+    assert (places.tolist(), slots.tolist()) == ([0, 1], [2, 0])
     points = [{"id": i, "x": i, "y": i, "time": i, "fare": 1.0} for i in range(10)]
     one, two = (Index(PLANE, [(s, {})]) for s in (segment, again))
     assert matched(one, block_of(points)) == matched(two, block_of(points)) != []

@@ -356,48 +356,61 @@ def test_pairs_agree_with_a_row_at_a_time_interpreter(data: st.DataObject) -> No
         assert answer == (oracle.holds(forest[number]) is True), (texts[number], oracle.row)
 
 
-@pytest.mark.parametrize("kind", ["number", "text", "boolean", "time"])
-def test_predicates_with_other_constants_share_a_group_and_keep_their_own(kind: str) -> None:
+GROUP_CONSTANTS = {
+    "number": [Constant(f"{n / 2}", n / 2) for n in range(-40, 40)]
+    + [Constant(str(n), n) for n in range(-20, 20)],
+    "text": [Constant(f"'w{n}'", f"w{n}") for n in range(40)],
+    "boolean": [Constant("true", True), Constant("false", False)],
+    "time": [
+        Constant(f"'1970-01-{n // 2 + 1:02d} {n % 2 * 12:02d}:00'", n * DAY_NS // 2)
+        for n in range(40)
+    ],
+}
+
+
+def group_value(attribute: Attribute, rng: np.random.Generator) -> Any:
+    n = int(rng.integers(0, 20))
+    if attribute.kind == "text":
+        return f"w{n * 3}"
+    if attribute.kind == "boolean":
+        return n > 9
+    if attribute.kind == "time":
+        return n * DAY_NS
+    if pa.types.is_decimal(attribute.type):
+        return Decimal(n) / 2
+    return np.float16(n / 2) if pa.types.is_floating(attribute.type) else n
+
+
+def group_tree(name: str, form: str, constants: list[Constant], rng: np.random.Generator) -> Any:
+    drawn = [constants[n] for n in rng.integers(0, len(constants), 4)]
+    if form == "between":
+        return ("between", name, *drawn[:2])
+    if form == "in":
+        return ("in", name, drawn[: rng.integers(1, 5)])
+    return ("compare", name, form, drawn[0])
+
+
+@pytest.mark.parametrize("form", ["=", "!=", "<", "<=", ">", ">=", "between", "in"])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_predicates_of_one_form_share_a_group_and_keep_their_constants(
+    name: str, form: str
+) -> None:
     rng = np.random.default_rng(7)
-    names = [name for name, attribute in ATTRIBUTES.items() if attribute.kind == kind]
-    constants = {
-        "number": [Constant(str(n), n) for n in range(-40, 40)],
-        "text": [Constant(f"'w{n}'", f"w{n}") for n in range(40)],
-        "boolean": [Constant("true", True), Constant("false", False)],
-        "time": [Constant(f"'1970-01-{n + 1:02d}'", n * DAY_NS) for n in range(28)],
-    }[kind]
-    drawn = {
-        "number": lambda: Decimal(int(rng.integers(-40, 40))),
-        "text": lambda: f"w{rng.integers(60)}",
-        "boolean": lambda: bool(rng.integers(2)),
-        "time": lambda: int(rng.integers(28)) * DAY_NS,
-    }[kind]
-    for name in names:
-        values = [None if rng.random() < 0.1 else drawn() for _ in range(100)]
-        if kind == "number":
-            floor = 0 if name == "big" else -40
-            make = Decimal if pa.types.is_decimal(ATTRIBUTES[name].type) else int
-            values = [None if v is None else make(max(int(v), floor)) for v in values]
-            if name == "half":
-                values = [None if v is None else np.float16(v) for v in values]
-        for operator in ("<", "in"):
-            forest = [
-                ("compare", name, operator, constants[rng.integers(len(constants))])
-                if operator == "<"
-                else ("in", name, [*rng.choice(np.array(constants, dtype=object), 4)])
-                for _ in range(300)
-            ]
-            predicates = PredicateSet([show(tree) for tree in forest], SCHEMA)
-            assert len(predicates._nodes) == 1
-            ids, rows = rng.integers(0, 300, 2_000), rng.integers(0, 100, 2_000)
-            columns = {name: ATTRIBUTES[name].to_arrow(values)}
-            got = predicates.evaluate(ids, rows, columns)
-            want = [
-                Oracle({name: values[row]}).holds(forest[number]) is True
-                for number, row in zip(ids, rows, strict=True)
-            ]
-            assert got.tolist() == want
-            assert 0 < sum(want) < len(want)
+    attribute = ATTRIBUTES[name]
+    values = [None if rng.random() < 0.1 else group_value(attribute, rng) for _ in range(100)]
+    constants = GROUP_CONSTANTS[attribute.kind]
+    forest = [group_tree(name, form, constants, rng) for _ in range(200)]
+    predicates = PredicateSet([show(tree) for tree in forest], SCHEMA)
+    assert len(predicates._nodes) == 1
+    ids, rows = rng.integers(0, 200, 1_000), rng.integers(0, 100, 1_000)
+    want = [
+        Oracle({name: values[row]}).holds(forest[number]) is True
+        for number, row in zip(ids, rows, strict=True)
+    ]
+    assert 0 < sum(want) < len(want)
+    for how in ("whole", "sliced", "chunked"):
+        columns = {name: disguise(attribute.to_arrow(values), how)}
+        assert predicates.evaluate(ids, rows, columns).tolist() == want
 
 
 def test_parts_of_many_pairs_and_many_words_join_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,6 +447,10 @@ EXACT = [
     ("long", 5, "long between 4.5 and 5.5", True),
     ("long", 5, "long between 5.1 and 5.9", False),
     ("long", 5, "long != 5.5", True),
+    ("long", 5, "not (long > 5 and long < 9)", True),
+    ("long", 5, "not (long = 5 or long = 6)", False),
+    ("long", None, "not (long = 5 and long is not null)", True),
+    ("tiny", 5, "tiny < 1e300 and not tiny > 1e300", True),
     ("long", 5, "long in (5.5, 5.0)", True),
     ("big", 2**64 - 1, "big > 18446744073709551614", True),
     ("big", 2**64 - 1, "big = 18446744073709551615", True),
@@ -442,6 +459,10 @@ EXACT = [
     ("fare", 9007199254740992.0, "fare < 9007199254740993", True),
     ("fare", 9007199254740992.0, "fare = 9007199254740993", False),
     ("fare", 9007199254740994.0, "fare > 9007199254740993", True),
+    ("fare", 9007199254740996.0, "fare > 9007199254740995", True),
+    ("fare", 9007199254740996.0, "fare <= 9007199254740995", False),
+    ("fare", 9007199254740994.0, "fare <= 9007199254740995", True),
+    ("fare", 9007199254740996.0, "fare in (9007199254740995)", False),
     ("fare", math.nan, "fare = 1 or fare != 1", True),
     ("fare", math.nan, "fare < 1 or fare >= 1", False),
     ("fare", math.nan, "not fare < 1", True),
@@ -470,6 +491,8 @@ EXACT = [
     ("not", "A-b", "`not` has 'ab'", False),
     ("not", "x_y", "`not` has 'y'", True),
     ("not", "\u01c4 x", "`not` has any ('\u01c6', 'y')", True),
+    ("not", "Stra\u00dfe", "`not` has 'STRASSE'", True),
+    ("not", "\u0130 x", "`not` has 'i'", False),
     ("not", None, "not `not` has 'y'", False),
     ("not", "é", "`not` > 'z'", True),
     ("not", "\U0001f600", "`not` > '\uffee'", True),
@@ -509,11 +532,24 @@ def test_a_dictionary_larger_than_the_block_and_columns_of_all_nulls() -> None:
         assert not predicates.evaluate(ids, rows, {"x`y": nothing}).any()
 
 
-def test_few_pairs_of_a_long_block_read_only_their_rows() -> None:
-    texts = pa.array([f"t{n}" for n in range(1_000)])
-    predicates = PredicateSet(["`not` = 't998'", "`not` has 't3'"], SCHEMA)
-    got = predicates.evaluate(np.array([0, 1, 1]), np.array([998, 3, 998]), {"not": texts})
-    assert got.tolist() == [True, True, False]
+def test_codes_of_eight_bits_reach_their_last_value() -> None:
+    words = pa.array([f"w{n}" for n in range(128)])
+    column = pa.DictionaryArray.from_arrays(pa.array(range(128), pa.int8()), words)
+    schema = pa.schema([("word", column.type)])
+    predicates = PredicateSet(["word has 'w127'", "word in ('w127', 'x')"], schema)
+    ids, rows = np.divmod(np.arange(256), 128)
+    got = predicates.evaluate(ids, rows, {"word": column})
+    assert np.flatnonzero(got).tolist() == [127, 255]
+
+
+@pytest.mark.parametrize("name", [n for n, a in ATTRIBUTES.items() if a.kind == "text"])
+def test_few_pairs_of_a_long_block_read_only_their_rows(name: str) -> None:
+    column = ATTRIBUTES[name].to_arrow([f"t{n}" for n in range(1_000)])
+    predicates = PredicateSet([f"{name_text(name)} {x}" for x in ("= 't998'", "has 't3'")], SCHEMA)
+    for how in ("whole", "sliced", "chunked"):
+        columns = {name: disguise(column, how)}
+        got = predicates.evaluate(np.array([0, 1, 1]), np.array([998, 3, 998]), columns)
+        assert got.tolist() == [True, True, False]
 
 
 def test_no_pairs_and_wrong_pairs() -> None:

@@ -1,18 +1,15 @@
 """A real Kafka broker for tests, from nothing but Java and Maven Central.
 
 Problem: a test against a mock proves nothing about Kafka, and a broker that somebody must install
-first is a broker that is never there. Idea: PySpark ships Ivy, which fetches the server's jars and
-everything they need, once, into a cache; one JVM then is broker and controller (KRaft) on loopback.
+first is a broker that is never there. Idea: the server's jars are fetched as the connector's are,
+once, into a cache; one JVM then is broker and controller (KRaft) on loopback.
 
 It does not do replication, security or more than one node.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,10 +17,17 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
+
+from roost.engine.kafka_jars import fetch_jars
+from roost.engine.session import check_java
+from roost.errors import RoostError
 
 KAFKA_VERSION = "4.3.1"
 _SERVER = (
@@ -31,8 +35,6 @@ _SERVER = (
     # The server logs through slf4j 1.7 and brings no backend; without one it fails in silence.
     "org.slf4j:slf4j-simple:1.7.36",
 )
-_CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-_TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 _CLUSTER = "cm9vc3QtdGVzdC1ub2RlMQ"
 _READY = "Kafka Server started"
 # The short session timeout is for restarts: until it has passed, the controller takes a broker that
@@ -67,130 +69,6 @@ _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.h
 
 class BrokerUnavailable(Exception):
     """Java, Maven Central or the broker itself cannot be had here; the message says which."""
-
-
-def find_java() -> str:
-    """Return the ``java`` command: that of ``JAVA_HOME``, else the one on the path."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=os.path.join(home, "bin")) if home else None
-    found = found or shutil.which("java")
-    if found is None:
-        raise BrokerUnavailable("no java on the path and no JAVA_HOME")
-    return found
-
-
-def fetch_jars(
-    name: str, coordinates: Iterable[str], *, overrides: Iterable[str] = (), timeout_s: float = 300
-) -> list[Path]:
-    """Fetch jars and all that they need from Maven Central, once.
-
-    Parameters
-    ----------
-    name
-        Folder in the cache, such as ``kafka-4.3.1``: change it when the coordinates change.
-    coordinates
-        ``organisation:module:revision`` each.
-    overrides
-        Coordinates too: revisions to take whatever else asks for those modules.
-    timeout_s
-        How long the whole fetch may take.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The jars, sorted by name.
-    """
-    home = _cache()
-    target = home / name
-    if not target.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home, prefix=f".{name}-") as scratch:
-            _run_ivy(Path(scratch), coordinates, overrides, timeout_s)
-            _publish(Path(scratch) / "jars", target)
-    return sorted(target.glob("*.jar"))
-
-
-def connector_jars() -> list[Path]:
-    """Fetch Spark's Kafka connector, for ``spark.jars``.
-
-    The revision of the installed Spark where Maven Central has it; otherwise the newest older one
-    that was seen to work with Spark 4.3, with the only release of its helper module to be had.
-    """
-    spark = importlib.metadata.version("pyspark")
-    older = "spark-kafka-4.2.0"
-    if not (_cache() / older).is_dir():
-        try:
-            return _not_in_spark(fetch_jars(f"spark-kafka-{spark}", [f"{_CONNECTOR}:{spark}"]))
-        except BrokerUnavailable:
-            pass
-    overrides = [f"{_TOKENS}:4.0.0"]
-    return _not_in_spark(fetch_jars(older, [f"{_CONNECTOR}:4.2.0"], overrides=overrides))
-
-
-def _not_in_spark(jars: list[Path]) -> list[Path]:
-    """Leave out what Spark brings itself, in its own revision."""
-
-    def module(jar: Path) -> str:
-        return re.split(r"-\d", jar.name)[0]
-
-    own = {module(jar) for jar in _ivy_jar().parent.glob("*.jar")}
-    return [jar for jar in jars if module(jar) not in own]
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
-
-
-def _publish(jars: Path, target: Path) -> None:
-    """Rename into place, so that a folder in the cache is always complete."""
-    try:
-        jars.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-
-
-def _run_ivy(
-    scratch: Path, coordinates: Iterable[str], overrides: Iterable[str], timeout_s: float
-) -> None:
-    (scratch / "ivy.xml").write_text(_ivy_module(coordinates, overrides))
-    command = [find_java(), f"-Duser.home={scratch}", "-jar", str(_ivy_jar())]
-    command += ["-cache", str(scratch / "cache"), "-ivy", str(scratch / "ivy.xml")]
-    command += ["-retrieve", f"{scratch}/jars/[artifact]-[revision](-[classifier]).[ext]"]
-    command += ["-types", "jar", "bundle", "-warn"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as slow:
-        raise BrokerUnavailable(f"Maven Central took more than {timeout_s:.0f} s") from slow
-    if done.returncode != 0:
-        raise BrokerUnavailable(f"Maven Central did not give {_first_problem(done.stdout)}")
-
-
-def _ivy_module(coordinates: Iterable[str], overrides: Iterable[str]) -> str:
-    lines = ['<ivy-module version="2.0"><info organisation="roost" module="tests"/><dependencies>']
-    for org, module, revision in (coordinate.split(":") for coordinate in coordinates):
-        lines.append(
-            f'<dependency org="{org}" name="{module}" rev="{revision}" conf="*->default"/>'
-        )
-    for org, module, revision in (override.split(":") for override in overrides):
-        lines.append(f'<override org="{org}" module="{module}" rev="{revision}"/>')
-    return "\n".join([*lines, "</dependencies></ivy-module>"])
-
-
-def _ivy_jar() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
-    if not found:
-        raise BrokerUnavailable("this PySpark has no Ivy jar")
-    return found[-1]
-
-
-def _first_problem(output: str) -> str:
-    lines = [line.strip(": \t") for line in output.splitlines()]
-    told = [line for line in lines if "not found" in line.lower() or "exception" in line.lower()]
-    return told[0].removeprefix("module not found: ") if told else " ".join(lines)[-300:]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -238,8 +116,11 @@ class KafkaBroker:
         return self._folder
 
     def __enter__(self) -> Self:
-        self._java = find_java()
-        jars = fetch_jars(f"kafka-{KAFKA_VERSION}", _SERVER)
+        try:
+            self._java = check_java()
+            jars = fetch_jars(f"kafka-{KAFKA_VERSION}", _SERVER, self._java)
+        except RoostError as reason:
+            raise BrokerUnavailable(str(reason)) from reason
         self._classpath = os.pathsep.join(map(str, jars))
         self._folder = Path(tempfile.mkdtemp(prefix="roost-kafka-"))
         try:
@@ -321,3 +202,61 @@ class KafkaBroker:
                     f"Kafka not ready in {self._timeout_s:.0f} s: {said[-500:]}"
                 )
             time.sleep(0.05)
+
+
+@contextmanager
+def open_broker() -> Iterator[KafkaBroker]:
+    """Start a broker; where there can be none, skip the test with the reason."""
+    with ExitStack() as stack:
+        try:
+            broker = stack.enter_context(KafkaBroker())
+        except BrokerUnavailable as reason:
+            pytest.skip(str(reason))
+        yield broker
+
+
+def produce(broker: KafkaBroker, topic: str, *values: bytes | None, partition: int = 0) -> None:
+    """Write messages to one partition of a topic, and wait until they are there."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
+
+
+@contextmanager
+def reading(broker: KafkaBroker, topic: str) -> Iterator[Callable[[], bytes]]:
+    """Read a topic from its start; each call waits for one more message."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test"}
+    consumer = Consumer(settings)
+
+    def get() -> bytes:
+        message = consumer.poll(120)
+        assert message is not None, "no more messages"
+        assert message.error() is None, message.error()
+        return message.value()
+
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        yield get
+    finally:
+        consumer.close()
+
+
+def read_all(broker: KafkaBroker, topic: str) -> list[tuple[bytes, bytes]]:
+    """Read the messages that a topic of one partition has now, keys and values."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test"}
+    consumer = Consumer({**settings, "enable.partition.eof": True})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = []
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.append((message.key(), message.value()))
+        return found
+    finally:
+        consumer.close()

@@ -1,22 +1,18 @@
-"""The query log on Kafka and Spark's Kafka connector, against a real broker."""
+"""The query log on Kafka, against a real broker."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_broker import BrokerUnavailable, KafkaBroker, connector_jars, fetch_jars, find_java
+from kafka_broker import KafkaBroker, open_broker, produce
 
 from roost.errors import SourceError, StateError
 from roost.state import kafka_log
@@ -25,16 +21,6 @@ from roost.state.kafka_log import KafkaQueryLog
 pytestmark = pytest.mark.spark
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")
 admin = pytest.importorskip("confluent_kafka.admin", reason="needs the extra roost[kafka]")
-
-
-@contextmanager
-def open_broker() -> Iterator[KafkaBroker]:
-    with ExitStack() as stack:
-        try:
-            broker = stack.enter_context(KafkaBroker())
-        except BrokerUnavailable as reason:
-            pytest.skip(str(reason))
-        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +41,6 @@ def block(*names: str) -> pa.Table:
 
 def names_of(blocks: Iterator[pa.Table]) -> list[list[str]]:
     return [table["query_id"].to_pylist() for table in blocks]
-
-
-def produce(broker: KafkaBroker, topic: str, *values: bytes | None) -> None:
-    producer = kafka.Producer({"bootstrap.servers": broker.bootstrap})
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
 
 
 def test_reads_any_range_of_what_was_appended(broker: KafkaBroker, topic: str) -> None:
@@ -274,94 +253,3 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "confluent_kafka.admin", None)
     with pytest.raises(SourceError, match=r"install roost\[kafka\]"):
         KafkaQueryLog("127.0.0.1:1", "requests")
-
-
-def test_what_maven_does_not_have_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(BrokerUnavailable, match="Maven Central did not give"):
-        fetch_jars("nothing", ["org.apache.kafka:no-such-thing:0.0"])
-    assert list((tmp_path / "roost").iterdir()) == []
-
-
-def test_no_java_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(BrokerUnavailable, match="no java"):
-        find_java()
-
-
-# In a process of its own: jars must be known before the JVM starts.
-STREAM = """
-import sys
-from pyspark.sql import SparkSession
-
-bootstrap, jars, checkpoint = sys.argv[1:]
-spark = (
-    SparkSession.builder.master("local[2]")
-    .config("spark.jars", jars)
-    .config("spark.ui.enabled", "false")
-    .getOrCreate()
-)
-points = (
-    spark.readStream.format("kafka")
-    .option("kafka.bootstrap.servers", bootstrap)
-    .option("subscribe", "points")
-    .option("startingOffsets", "earliest")
-    .option("maxOffsetsPerTrigger", 30)
-    .load()
-)
-
-def copy(batch, batch_id):
-    (
-        batch.selectExpr("value", f"CAST('{batch_id}' AS BINARY) AS key")
-        .write.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("topic", "matches")
-        .save()
-    )
-
-query = (
-    points.writeStream.foreachBatch(copy)
-    .option("checkpointLocation", checkpoint)
-    .trigger(availableNow=True)
-    .start()
-)
-query.awaitTermination()
-spark.stop()
-"""
-
-
-def test_spark_streams_from_and_to_the_broker(broker: KafkaBroker, tmp_path: Path) -> None:
-    try:
-        jars = ",".join(map(str, connector_jars()))
-    except BrokerUnavailable as reason:
-        pytest.skip(str(reason))
-    broker.create_topic("points", partitions=2)
-    broker.create_topic("matches")
-    sent = [f"point {i}".encode() for i in range(100)]
-    producer = kafka.Producer({"bootstrap.servers": broker.bootstrap})
-    for number, value in enumerate(sent):
-        producer.produce("points", value, partition=number % 2)
-    assert producer.flush(30) == 0
-    command = [sys.executable, "-c", STREAM, broker.bootstrap, jars, str(tmp_path / "checkpoint")]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    got = read_all(broker, "matches")
-    assert sorted(value for _, value in got) == sorted(sent)
-    assert {key for key, _ in got} == {b"0", b"1", b"2", b"3"}
-
-
-def read_all(broker: KafkaBroker, topic: str) -> list[tuple[bytes, bytes]]:
-    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test"}
-    consumer = kafka.Consumer({**settings, "enable.partition.eof": True})
-    try:
-        consumer.assign([kafka.TopicPartition(topic, 0, 0)])
-        found = []
-        while (message := consumer.poll(30)) is not None and message.error() is None:
-            found.append((message.key(), message.value()))
-        return found
-    finally:
-        consumer.close()

@@ -53,7 +53,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse machine counts that cannot be routed to."""
         if not 1 <= self.machines <= MACHINES_MAX:
-            raise ConfigError("machines", self.machines, f"a number from 1 to {MACHINES_MAX}")
+            takes = f"a number from 1 to {MACHINES_MAX}"
+            raise ConfigError("engine.machines", self.machines, takes)
 
     def check_invariants(self) -> None:
         """Invariant 1: every cell in exactly one partition, every partition with a machine."""
@@ -106,7 +107,8 @@ class Plan:
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """Inverse of :meth:`to_json`."""
         partitions = tuple(
-            Partition(*row[:5], tuple(row[5]), tuple(row[6])) for row in data["partitions"]
+            Partition(number, column0, row0, column1, row1, tuple(machines), tuple(parents))
+            for number, column0, row0, column1, row1, machines, parents in data["partitions"]
         )
         sizes = (data["epoch"], data["columns"], data["rows"], data["machines"])
         return cls(*sizes, partitions)
@@ -116,16 +118,16 @@ class Router:
     """A plan unrolled for routing: two array look-ups a point."""
 
     def __init__(self, plan: Plan) -> None:
-        self._partition = np.zeros((plan.rows, plan.columns), np.int32)
+        table = np.zeros((plan.rows, plan.columns), np.int32)
         counts = []
         owners: list[int] = []
         starts = []
         for number, p in enumerate(plan.partitions):
-            self._partition[p.row0 : p.row1, p.column0 : p.column1] = number
+            table[p.row0 : p.row1, p.column0 : p.column1] = number
             starts.append(len(owners))
             counts.append(len(p.machines))
             owners.extend(p.machines)
-        self._partition = self._partition.reshape(-1)
+        self._partition = table.reshape(-1)
         self._starts = np.asarray(starts, np.int32)
         self._counts = np.asarray(counts, np.int32)
         self._owners = np.asarray(owners, np.int32)
@@ -135,4 +137,5 @@ class Router:
         partition = self._partition[cells]
         counts = self._counts[partition]
         turn = (np.arange(first, first + cells.size) % counts).astype(np.int32)
-        return self._owners[self._starts[partition] + turn]
+        machines: NDArray[np.int32] = self._owners[self._starts[partition] + turn]
+        return machines

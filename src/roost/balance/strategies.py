@@ -51,7 +51,7 @@ class History:
 
 
 def _overlap_counts(grid: Grid, boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Queries over each cell: mark the corners, then sum up twice."""
+    """Count the queries over each cell: mark the corners, then sum up twice."""
     marks = np.zeros((grid.rows + 1, grid.columns + 1))
     if boxes.shape[0]:
         low = grid.locate(boxes[:, 0], boxes[:, 1])
@@ -82,12 +82,14 @@ def initial_plan(
         whole = Partition(0, 0, 0, grid.columns, grid.rows, tuple(range(machines)))
         return Plan(0, grid.columns, grid.rows, machines, (whole,))
     if machines > grid.cells:
-        raise ConfigError("machines", machines, f"at most one a cell, the grid has {grid.cells}")
+        takes = f"at most one a cell, the grid has {grid.cells}"
+        raise ConfigError("engine.machines", machines, takes)
     if strategy is Strategy.UNIFORM:
         partitions = _halve(grid, machines)
     else:
         if history is None:
-            raise ConfigError("strategy", strategy.value, "a sample of points to learn from")
+            takes = "a sample of points to learn from"
+            raise ConfigError("engine.strategy", strategy.value, takes)
         partitions = _split_by_cost(grid, machines, history.cost)
     owned = tuple(replace(p, machines=(m,)) for m, p in enumerate(partitions))
     return Plan(0, grid.columns, grid.rows, machines, owned)
@@ -115,9 +117,7 @@ def _halve(grid: Grid, machines: int) -> list[Partition]:
     return [p for _, _, p in sorted(heap, key=lambda item: item[1])]
 
 
-def _split_by_cost(
-    grid: Grid, machines: int, cost: NDArray[np.float64]
-) -> list[Partition]:
+def _split_by_cost(grid: Grid, machines: int, cost: NDArray[np.float64]) -> list[Partition]:
     """Split the costliest partition that can be split, where its parts cost most alike."""
     sums = np.pad(cost.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
 
@@ -161,6 +161,7 @@ def _best_cut(p: Partition, sums: NDArray[np.float64], total: float) -> tuple[bo
         off_centre = np.abs(lines - (low + high) / 2.0)
         place = np.lexsort((off_centre, difference))[0]
         best = min(
-            best, (float(difference[place]), float(off_centre[place]), not vertical, int(lines[place]))
+            best,
+            (float(difference[place]), float(off_centre[place]), not vertical, int(lines[place])),
         )
     return not best[2], best[3]

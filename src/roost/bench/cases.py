@@ -217,8 +217,9 @@ def make_case(spec: CaseSpec, pickups: Pickups, folder: Path, data: Path | None)
         side_y = float(np.mean(corners[:, 3] - corners[:, 1]))
     pq.write_table(queries, folder / "queries.parquet", compression="none", use_dictionary=False)
     sizes = {"points": spec.points, "write": spec.write_points, "warm": spec.warm_points}
-    rows = {name: _write_points(pickups, n, folder / f"{name}.parquet")
-            for name, n in sizes.items()}
+    rows = {
+        name: _write_points(pickups, n, folder / f"{name}.parquet") for name, n in sizes.items()
+    }
     case = Case(
         name=spec.name,
         kind=spec.kind,
@@ -299,13 +300,15 @@ def stand_in_zones(pickups: Pickups, rng: np.random.Generator) -> npt.NDArray[np
 
 def _requests(count: int, shape: dict[str, pa.Array]) -> pa.Table:
     ids = np.arange(count, dtype=np.int64)
-    return pa.table({
-        "seq": ids,
-        "op": pa.array(["register"] * count),
-        "query_id": ids,
-        "user_id": pa.array([f"u{i % 1000}" for i in range(count)]),
-        **shape,
-    })
+    return pa.table(
+        {
+            "seq": ids,
+            "op": pa.array(["register"] * count),
+            "query_id": ids,
+            "user_id": pa.array([f"u{i % 1000}" for i in range(count)]),
+            **shape,
+        }
+    )
 
 
 def box_requests(boxes: Floats) -> pa.Table:
@@ -324,14 +327,14 @@ def _write_points(pickups: Pickups, wanted: int, path: Path) -> int:
     # Every n-th point, not the first n: the whole quarter's hours and places, still in order.
     available = len(pickups.lon)
     at = np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(np.int64))
-    table = pa.table({
-        "id": at,
-        "event_time": pickups.event_time.take(pa.array(at)),
-        "lon": pickups.lon[at],
-        "lat": pickups.lat[at],
-    })
-    rows = min(ROW_GROUP_ROWS, -(-len(at) // ROW_GROUPS_MIN))
-    pq.write_table(
-        table, path, row_group_size=rows, compression="none", use_dictionary=False
+    table = pa.table(
+        {
+            "id": at,
+            "event_time": pickups.event_time.take(pa.array(at)),
+            "lon": pickups.lon[at],
+            "lat": pickups.lat[at],
+        }
     )
+    rows = min(ROW_GROUP_ROWS, -(-len(at) // ROW_GROUPS_MIN))
+    pq.write_table(table, path, row_group_size=rows, compression="none", use_dictionary=False)
     return len(at)

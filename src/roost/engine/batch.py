@@ -148,7 +148,7 @@ class BatchRunner:
         return tuple(sorted(frozenset().union(*self._wanted.values())))
 
     def _refused(self, intent: Intent) -> list[DeadRow]:
-        """Requests refused since the batch before this one."""
+        """Find the requests refused since the batch before this one."""
         before = self.store.intent(intent.batch_id - 1)
         after = 0 if before is None else before.position
         refused = self.queries.refused_between(after, intent.position)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from roost.kernel.arrays import as_arrow, as_numpy
 from roost.kernel.segment import longitude_range
 from roost.model import PointBlock, Reason
 from roost.space import Coordinates, Outside, Space
@@ -76,9 +77,7 @@ def _nulls(column: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
 
 
-def _column(
-    table: pa.Table, name: str, to: pa.DataType, faults: _Faults
-) -> pa.Array:
+def _column(table: pa.Table, name: str, to: pa.DataType, faults: _Faults) -> pa.Array:
     if name not in table.column_names:
         faults.mark(np.ones(table.num_rows, bool), Reason.MISSING_FIELD, f"{name} is missing")
         return pa.nulls(table.num_rows, to)
@@ -94,7 +93,7 @@ def _coordinates(
     for name in (schema.x, schema.y):
         column = _column(table, name, pa.float64(), faults)
         faults.mark(_nulls(column), Reason.NOT_FINITE, f"{name} is null")
-        values = np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+        values = as_numpy(column)
         faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
         both.append(values)
     x, y = both
@@ -161,7 +160,7 @@ def convert_attribute(
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if array.type == to:
         return array, np.zeros(len(array), bool)
-    if pa.types.is_boolean(to) or pa.types.is_nested(to):
+    if pa.types.is_nested(to):
         try:
             return array.cast(to), np.zeros(len(array), bool)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -189,7 +188,7 @@ def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
 
 def pack_block(block: PointBlock, schema: pa.Schema) -> bytes:
     """Arrow stream of a block, for the shuffle."""
-    columns = [pa.array(block.x), pa.array(block.y), pa.array(block.time), block.ids]
+    columns = [as_arrow(block.x), as_arrow(block.y), as_arrow(block.time), block.ids]
     columns += list(block.attributes.values())
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     sink = pa.BufferOutputStream()
@@ -204,17 +203,17 @@ def unpack_block(data: bytes) -> PointBlock:
         batch = reader.read_next_batch()
     names = batch.schema.names
     return PointBlock(
-        batch.column(0).to_numpy(),
-        batch.column(1).to_numpy(),
-        batch.column(2).to_numpy(),
+        as_numpy(batch.column(0)),
+        as_numpy(batch.column(1)),
+        as_numpy(batch.column(2)),
         batch.column(3),
         {name[2:]: batch.column(k) for k, name in enumerate(names) if k >= 4},
     )
 
 
 def take_rows(block: PointBlock, rows: NDArray[np.int64]) -> PointBlock:
-    """Some points of a block."""
-    index = pa.array(rows)
+    """Take some points of a block."""
+    index = as_arrow(rows)
     return PointBlock(
         block.x[rows],
         block.y[rows],

@@ -7,21 +7,20 @@ in the state directory. Lines that cannot be read keep their text and become dea
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from roost.engine.decode import MALFORMED, ROW
+from roost.engine.json_lines import read_json_lines, with_malformed
 from roost.errors import SourceError
 from roost.model import time_type_of
 from roost.state.columns import convert, times_as_int
@@ -48,9 +47,12 @@ class PointFile:
 
 def find_files(path: str, form: str) -> list[Path]:
     """Point files at a path, in name order: a file, or the files of a folder."""
-    root = Path(path)
+    # Workers may have another working directory than the driver.
+    root = Path(path).absolute()
     if root.is_dir():
-        found = sorted(p for p in root.iterdir() if p.is_file() and not p.name.startswith(("_", ".")))
+        found = sorted(
+            p for p in root.iterdir() if p.is_file() and not p.name.startswith(("_", "."))
+        )
         found = [p for p in found if form != "auto" or p.suffix.lower() in SUFFIXES]
     elif root.exists():
         found = [root]
@@ -86,64 +88,7 @@ def read_csv(path: Path) -> pa.Table:
         )
     except pa.ArrowInvalid as error:
         raise SourceError(f"{path} cannot be read as CSV: {error}") from error
-    return _with_malformed(table, bad)
-
-
-def read_json_lines(lines: Iterable[bytes]) -> pa.Table:
-    """Read JSON objects, one a line; other lines are kept as text.
-
-    Examples
-    --------
-    >>> read_json_lines([b'{"x": 1}', b'oops'])[MALFORMED].to_pylist()
-    [None, 'oops']
-    """
-    lines = [line for line in lines if line.strip()]
-    try:
-        table = pa.json.read_json(
-            pa.BufferReader(b"\n".join(lines)),
-            # Times stay text: Arrow would guess at some of them only.
-            parse_options=pa.json.ParseOptions(newlines_in_values=False),
-        )
-        if table.num_rows == len(lines):
-            return table
-    except pa.ArrowInvalid:
-        pass
-    return _read_json_slowly(lines)
-
-
-def _read_json_slowly(lines: Sequence[bytes]) -> pa.Table:
-    records: list[dict[str, Any]] = []
-    bad: list[str] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
-            records.append(record)
-        except ValueError:
-            bad.append(line.decode("utf-8", "replace").rstrip("\r\n"))
-    names = dict.fromkeys(name for record in records for name in record)
-    columns = {name: _column_of([record.get(name) for record in records]) for name in names}
-    return _with_malformed(pa.table(columns), bad)
-
-
-def _column_of(values: list[Any]) -> pa.Array:
-    """Column of mixed values: numbers if all are, else text that is judged row by row."""
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        texts = [
-            None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values
-        ]
-        return pa.array(texts, pa.string())
-
-
-def _with_malformed(table: pa.Table, bad: list[str]) -> pa.Table:
-    if not bad:
-        return table
-    extra = pa.table({MALFORMED: pa.array(bad, pa.string())})
-    joined = pa.concat_tables([table, extra], promote_options="default")
-    return joined.select([*table.column_names, MALFORMED])
+    return with_malformed(table, bad)
 
 
 def read_table(path: Path, form: str) -> pa.Table:
@@ -160,12 +105,23 @@ def read_table(path: Path, form: str) -> pa.Table:
         raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
 
 
+def read_requests(path: Path) -> pa.Table:
+    """Read a file of requests, in the order of ``seq`` where it has that."""
+    table = read_table(path, "auto")
+    names = ["malformed" if name == MALFORMED else name for name in table.column_names]
+    table = table.rename_columns(names)
+    if "seq" in names:
+        order, _ = convert(table["seq"], pa.int64())
+        table = table.take(pc.sort_indices(order))
+    return table
+
+
 def event_times(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Event times and which rows have one."""
     if name not in table.column_names:
         return np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, bool)
     column = table[name]
-    converted, _ = convert(column, time_type_of(column.type, f"points.{name}"))
+    converted, _ = convert(column, time_type_of(column.type, "points.time"))
     there = np.asarray(pc.is_valid(converted).to_numpy(zero_copy_only=False), bool)
     return times_as_int(converted), there
 
@@ -209,7 +165,7 @@ def arrange(
         at += table.num_rows
         tables.append(table)
     try:
-        whole = pa.concat_tables(tables, promote_options="permissive")
+        whole = pa.concat_tables(_alike(tables), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SourceError(f"the files of points have columns that do not fit: {error}") from error
     values, there = event_times(whole, time)
@@ -221,6 +177,19 @@ def arrange(
     )
     partial.rename(staged)
     return [PointFile(str(staged), whole.num_rows, 0)]
+
+
+def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Make columns that are text in some files text in all: values are judged row by row."""
+    text = {f.name for table in tables for f in table.schema if pa.types.is_string(f.type)}
+    alike = []
+    for table in tables:
+        for place, field in enumerate(table.schema):
+            if field.name in text and not pa.types.is_nested(field.type):
+                column = table[place].cast(pa.string())
+                table = table.set_column(place, field.name, column)
+        alike.append(table)
+    return alike
 
 
 def _direct(paths: Sequence[Path], form: str, time: str, first: int) -> list[PointFile] | None:
@@ -244,7 +213,7 @@ def _direct(paths: Sequence[Path], form: str, time: str, first: int) -> list[Poi
         spans.append((low, high, file))
     schemas = {pq.read_schema(path).remove_metadata() for path in paths}
     spans.sort(key=lambda span: span[:2])
-    overlap = any(b[0] < a[1] for a, b in zip(spans, spans[1:], strict=False))
+    overlap = any(b[0] < a[1] for a, b in itertools.pairwise(spans))
     if overlap or len(schemas) > 1:
         return None
     return [file for _, _, file in spans]

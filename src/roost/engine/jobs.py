@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame
 
-from roost.engine.files import read_json_lines
+from roost.engine.json_lines import read_json_lines
 from roost.engine.slices import Slice, cut
 from roost.engine.tasks import (
     BatchTask,
@@ -82,7 +82,9 @@ def _tables(batches: Iterator[pa.RecordBatch], json_column: str | None) -> Itera
         if json_column is None:
             yield pa.Table.from_batches([batch])
         else:
-            yield read_json_lines(batch.column(json_column).fill_null(b"null").to_pylist())
+            # A message without content is no blank line: it must end among the dead letters.
+            values = batch.column(json_column).to_pylist()
+            yield read_json_lines(v if v and not v.isspace() else b"null" for v in values)
 
 
 def _result_batch(result: MachineResult) -> pa.RecordBatch:
@@ -122,15 +124,15 @@ def _route_rows(
     yield _routed_batch(0, _REPORT + pickle.dumps(figures))
 
 
-def _match_packed(
-    task: BatchTask, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _match_packed(task: BatchTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
 
     def items() -> Iterator[tuple[int, bytes | MachineResult]]:
         for batch in batches:
-            for machine, block in zip(*(column.to_pylist() for column in batch.columns)):
+            for machine, block in zip(
+                *(column.to_pylist() for column in batch.columns), strict=True
+            ):
                 if block[:1] == _REPORT:
                     yield machine, pickle.loads(block[1:])
                 else:

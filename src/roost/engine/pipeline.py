@@ -7,8 +7,13 @@ DataFrame (:meth:`Pipeline.start`).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,23 +22,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from roost.balance import Plan, Strategy, initial_plan
 from roost.balance.strategies import History
 from roost.config import RunConfig
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
-from roost.engine.files import read_table
+from roost.engine.files import read_requests
 from roost.engine.jobs import run_frame, run_slices
+from roost.engine.kafka import VALUE, Topic, kafka_address
 from roost.engine.report import build_report
 from roost.engine.schema import message_schema, point_schema, space_for
 from roost.engine.session import make_session
-from roost.engine.sinks import ConsoleSink, KafkaSink, Sink, kafka_address
-from roost.engine.slices import GeneratedSlice, ParquetSlice
-from roost.engine.sources import AnySlice, FileSource, GeneratorSource, open_source
+from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
+from roost.engine.sources import AnySlice, Source, open_source
 from roost.errors import ConfigError, SourceError
 from roost.model import Request, id_type_of, request_record
 from roost.space import Space
@@ -48,6 +53,7 @@ HISTORY_QUERIES = 200_000
 
 OnBatch = Callable[[Commit], None]
 OnStep = Callable[[str, int], None]
+Sampled = Source | Topic
 
 
 def open_log(config: RunConfig) -> QueryLog:
@@ -60,9 +66,24 @@ def open_log(config: RunConfig) -> QueryLog:
     return KafkaQueryLog(*kafka_address(config.query_log, "queries.log"))
 
 
+def give_back_memory() -> None:
+    """Return what loading queries needed to the system, before workers need it."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it, or needs it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def requests_table(requests: Iterable[Request]) -> pa.Table:
-    """Requests as a block for the query log."""
-    return pa.Table.from_pylist([request_record(request) for request in requests], None)
+    """Make a block for the query log."""
+    records = [request_record(request) for request in requests]
+    # Arrow would take the columns of the first record alone, and drop another shape's fields.
+    names = dict.fromkeys(name for record in records for name in record)
+    return pa.table({name: [record.get(name) for record in records] for name in names})
+
+
+class _StoppedError(Exception):
+    """A batch that Spark began after the pipeline was told to stop."""
 
 
 class Pipeline:
@@ -74,6 +95,8 @@ class Pipeline:
         Settings of the run.
     spark
         Session to use; made from the configuration where there is none.
+    source
+        Where points come from, if not from the configuration.
     sinks
         Further sinks, beside the one that the configuration names.
     on_batch
@@ -95,6 +118,7 @@ class Pipeline:
         config: RunConfig,
         *,
         spark: SparkSession | None = None,
+        source: Source | None = None,
         sinks: Sequence[Sink] = (),
         on_batch: OnBatch = lambda commit: None,
         on_step: OnStep = lambda step, batch_id: None,
@@ -107,9 +131,11 @@ class Pipeline:
         self._on_step = on_step
         self._clock = clock
         self._stopping = False
+        self._busy = threading.Lock()
+        self._failure: BaseException | None = None
         self.store = Store(config.state_folder)
         self.log = open_log(config)
-        self.source: FileSource | GeneratorSource | None = None
+        self.source = source
 
     def __enter__(self) -> Pipeline:
         """Use the pipeline in a ``with`` block."""
@@ -155,7 +181,7 @@ class Pipeline:
         if config.points.startswith("kafka:"):
             self._run_kafka()
             return self.report()
-        source = open_source(
+        source = self.source or open_source(
             config.points, config.format, config.time, self.store, config.speed, self._clock
         )
         self.source = source
@@ -165,13 +191,13 @@ class Pipeline:
         self._loop(source, runner, epoch)
         return self.report()
 
-    def _loop(self, source: FileSource | GeneratorSource, runner: BatchRunner, epoch: int) -> None:
+    def _loop(self, source: Source, runner: BatchRunner, epoch: int) -> None:
         batch_id, offset = self._resume(source, runner)
         while not self._stopping:
             slices = source.take(offset, self.config.batch_rows)
             if not slices:
                 if source.ended(offset) and not source.poll():
-                    if self.config.available_now or isinstance(source, GeneratorSource):
+                    if self.config.available_now or not source.grows:
                         return
                     time.sleep(POLL_S)
                 else:
@@ -181,9 +207,7 @@ class Pipeline:
             self._batch(runner, batch_id, epoch, slices, {"start": offset, "stop": stop})
             batch_id, offset = batch_id + 1, stop
 
-    def _resume(
-        self, source: FileSource | GeneratorSource, runner: BatchRunner
-    ) -> tuple[int, int]:
+    def _resume(self, source: Source, runner: BatchRunner) -> tuple[int, int]:
         """Next batch and offset, after repeating a batch that was begun and not committed."""
         last = self.store.last_intent()
         if last is None:
@@ -195,13 +219,9 @@ class Pipeline:
         return last.batch_id + 1, stop
 
     @staticmethod
-    def _again(source: FileSource | GeneratorSource, intent: Intent) -> list[AnySlice]:
+    def _again(source: Source, intent: Intent) -> list[AnySlice]:
         start, stop = int(intent.offsets["start"]), int(intent.offsets["stop"])
-        slices: list[AnySlice]
-        if isinstance(source, GeneratorSource):
-            slices = [GeneratedSlice(source.generator, start, stop)]
-        else:
-            slices = source.take_unpaced(start, stop - start)
+        slices = source.again(start, stop)
         found = sum(item.rows for item in slices)
         if found != stop - start:
             raise SourceError(
@@ -215,7 +235,7 @@ class Pipeline:
         runner: BatchRunner,
         batch_id: int,
         epoch: int,
-        slices: Sequence[ParquetSlice | GeneratedSlice],
+        slices: Sequence[AnySlice],
         offsets: dict[str, Any],
     ) -> None:
         job = partial(run_slices, self.spark.sparkContext, slices)
@@ -233,21 +253,35 @@ class Pipeline:
         json_column
             Column that holds each point as JSON text instead.
         """
+        return self._start(frame, json_column, None)
+
+    def _start(
+        self, frame: DataFrame, json_column: str | None, topic: Topic | None
+    ) -> StreamingQuery:
+        from pyspark.sql.pandas.types import to_arrow_schema  # loads pandas
+
         self._load_requests()
         if json_column is None:
-            columns = to_arrow_schema(frame.schema)
+            columns = to_arrow_schema(frame.schema, timezone="UTC")
         else:
             columns = message_schema(self.config)
         points = point_schema(columns, self.config, numbered=False)
-        space = self._space(points, None)
-        runner, epoch = self._prepare(points, space, None)
+        space = self._space(points, topic)
+        runner, epoch = self._prepare(points, space, topic)
 
         def each(batch: DataFrame, batch_id: int) -> None:
             job = partial(run_frame, batch, json_column)
-            self._on_batch(runner.run(batch_id, epoch, {}, job))
+            with self._busy:
+                if self._stopping:
+                    raise _StoppedError  # to return would be to say that the batch has happened
+                try:
+                    self._on_batch(runner.run(batch_id, epoch, {}, job))
+                except BaseException as error:
+                    self._failure = error
+                    raise
 
         writer = frame.writeStream.foreachBatch(each).option(
-            "checkpointLocation", str(self.config.state_folder / "checkpoint")
+            "checkpointLocation", str(self.store.folder / "checkpoint")
         )
         if self.config.available_now:
             writer = writer.trigger(availableNow=True)
@@ -255,36 +289,32 @@ class Pipeline:
 
     def _run_kafka(self) -> None:
         assert self.config.points is not None
-        brokers, topic = kafka_address(self.config.points, "points.path")
-        reader = self.spark.readStream.format("kafka").options(
-            **{
-                "kafka.bootstrap.servers": brokers,
-                "subscribe": topic,
-                "startingOffsets": "earliest",
-                "maxOffsetsPerTrigger": str(self.config.batch_rows),
-                "failOnDataLoss": "true",
-            }
-        )
-        query = self.start(reader.load().select("value"), json_column="value")
-        while query.isActive and not self._stopping:
-            query.awaitTermination(POLL_S)
-        query.stop()
-        failure = query.exception()
-        if failure is not None:
-            raise SourceError(f"the stream from {topic} failed: {failure}") from failure
+        topic = Topic(self.spark, *kafka_address(self.config.points, "points.path"))
+        query = self._start(topic.stream(self.config.batch_rows), VALUE, topic)
+        try:
+            while not self._stopping and not query.awaitTermination(1):
+                pass
+        except StreamingQueryException as error:
+            if self._failure is not None:
+                raise self._failure from None
+            if not self._stopping:
+                told = str(error).splitlines()[0]
+                raise SourceError(f"the stream from topic {topic.name} failed: {told}") from error
+        finally:
+            with self._busy:
+                pass  # the batch that is under way
+            query.stop()
 
     # -- putting the parts together
 
-    def _space(
-        self, points: PointSchema, source: FileSource | GeneratorSource | None
-    ) -> Space:
-        kept = self.store.meta()
-        if kept is not None and self.config.bounds is None:
-            return Space.from_json(kept["space"])
-        sample = None
-        if self.config.bounds is None and source is not None:
+    def _space(self, points: PointSchema, source: Sampled | None) -> Space:
+        config, sample, kept = self.config, None, self.store.meta()
+        if config.bounds is None and kept is not None:
+            # Only the bounds were guessed; every other setting must still agree.
+            config = replace(config, bounds=Space.from_json(kept["space"]).bounds)
+        elif config.bounds is None and source is not None:
             sample = source.sample([points.x, points.y])
-        return space_for(self.config, points, sample)
+        return space_for(config, points, sample)
 
     def _query_id_type(self) -> pa.DataType:
         kept = self.store.meta()
@@ -292,14 +322,16 @@ class Pipeline:
             return pa.int64() if kept["query_id_type"] == "int64" else pa.string()
         if self.config.query_id_type is not None:
             return pa.int64() if self.config.query_id_type == "int" else pa.string()
-        first = next(iter(self.log.read(0, 1)), None)
+        first = next(iter(self.log.read(0, min(1, self.log.end()))), None)
         if first is None or "query_id" not in first.column_names:
             return pa.string()
-        kind = first.schema.field("query_id").type
-        return pa.string() if pa.types.is_null(kind) else id_type_of(kind, "query_id")
+        try:
+            return id_type_of(first.schema.field("query_id").type, "query_id")
+        except ConfigError:
+            return pa.string()  # anybody may have sent it: a request, not the run, is refused
 
     def _prepare(
-        self, points: PointSchema, space: Space, source: FileSource | GeneratorSource | None
+        self, points: PointSchema, space: Space, source: Sampled | None
     ) -> tuple[BatchRunner, int]:
         config = self.config
         id_type = self._query_id_type()
@@ -317,7 +349,12 @@ class Pipeline:
             space, id_type, points.time_type, points.attributes, config.polygon_vertices_max
         )
         queries = QuerySet(self.store, self.log, rules)
+        pending = self.store.last_intent()
+        if pending is not None:
+            # A batch that was begun and never folded needs the version of its own position.
+            queries.advance(max(pending.position, queries.version.position))
         queries.advance(max(self.log.end(), queries.version.position))
+        give_back_memory()
         epoch = self._ensure_plan(space, queries, points, source)
         runner = BatchRunner(
             store=self.store,
@@ -326,7 +363,7 @@ class Pipeline:
             space=space,
             points=points,
             query_id_type=id_type,
-            out=config.out,
+            out=config.out.absolute(),
             keep_matches=config.sink != "count" or bool(self._sinks),
             publish_matches=config.sink == "parquet",
             sinks=[*self._sinks, *self._configured_sinks()],
@@ -348,7 +385,7 @@ class Pipeline:
         space: Space,
         queries: QuerySet,
         points: PointSchema,
-        source: FileSource | GeneratorSource | None,
+        source: Sampled | None,
     ) -> int:
         """Epoch of the plan to use: the last one, or a new one where it was asked for."""
         strategy = self.config.strategy
@@ -376,7 +413,7 @@ class Pipeline:
         space: Space,
         queries: QuerySet,
         points: PointSchema,
-        source: FileSource | GeneratorSource,
+        source: Sampled,
     ) -> History:
         sample = source.sample([points.x, points.y])
         x, y = (
@@ -398,9 +435,7 @@ class Pipeline:
         tag = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
         if tag in self.store.seen_files():
             return
-        table = read_table(path, "auto")
-        if "seq" in table.column_names:
-            table = table.sort_by("seq")
+        table = read_requests(path)
         if table.num_rows:
             self.log.append(table, tag=tag)
         self.store.add_files([], [tag])

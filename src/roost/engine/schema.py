@@ -100,9 +100,7 @@ def space_for(config: RunConfig, points: PointSchema, sample: pa.Table | None) -
     return Space(bounds, *config.grid, coordinates, config.outside)
 
 
-def _guess_bounds(
-    points: PointSchema, sample: pa.Table | None, coordinates: Coordinates
-) -> Rect:
+def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coordinates) -> Rect:
     if sample is None or sample.num_rows == 0:
         if coordinates is Coordinates.LONLAT:
             return WORLD

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from roost.engine.kafka_jars import kafka_settings
 from roost.errors import RoostError
 
 JAVA_MIN = 17
-KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -55,8 +55,14 @@ def java_home() -> str | None:
     return None
 
 
-def check_java() -> None:
-    """Say in one sentence what is wrong with Java, before Spark says it in fifty lines."""
+def check_java() -> str:
+    """Find the command that runs Java.
+
+    Raises
+    ------
+    RoostError
+        If there is none, or one too old: in one sentence, before Spark says it in fifty lines.
+    """
     home = java_home()
     if home is not None:
         os.environ["JAVA_HOME"] = home
@@ -68,6 +74,7 @@ def check_java() -> None:
     found = words[1] if len(words) > 1 else "0"
     if int(found.split(".")[0] or 0) < JAVA_MIN:
         raise RoostError(f"Java {JAVA_MIN} or newer is needed, found {found} at {java}")
+    return java
 
 
 def make_session(
@@ -82,17 +89,18 @@ def make_session(
     settings
         Settings that replace Roost's own.
     kafka
-        Whether the Kafka connector is needed (fetched from Maven Central on first use).
+        Whether the Kafka connector is needed: fetched from Maven Central on first use, unless
+        the settings name jars.
     """
-    check_java()
+    java = check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # One pool of memory for each of the JVM's many threads would hold on to too much of it.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     builder = SparkSession.builder.appName("roost").master(master or "local[*]")
     chosen = dict(SETTINGS)
     if kafka:
-        import pyspark
-
-        chosen["spark.jars.packages"] = KAFKA_PACKAGE.format(version=pyspark.__version__)
+        chosen.update(kafka_settings(settings or {}, java))
     chosen.update(settings or {})
     for key, value in chosen.items():
         builder = builder.config(key, value)

@@ -13,10 +13,10 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  (the name that Spark users know)
+from pyspark.sql import functions as F
 from rich.console import Console
 
-from roost.errors import ConfigError
+from roost.engine.kafka import check_connector, kafka_address
 
 CONSOLE_ROWS = 20
 
@@ -81,19 +81,12 @@ class ForeachBatchSink:
             self._function(self._spark.read.parquet(*files), batch_id)
 
 
-def kafka_address(text: str, key: str) -> tuple[str, str]:
-    """Brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
-    brokers, _, topic = text.removeprefix("kafka://").partition("/")
-    if not text.startswith("kafka://") or not brokers or not topic:
-        raise ConfigError(key, text, "kafka://HOST:PORT/TOPIC")
-    return brokers, topic
-
-
 class KafkaSink:
     """Writes matches to a topic as JSON, keyed by query, through Spark's connector."""
 
     def __init__(self, spark: SparkSession, address: str) -> None:
         self._brokers, self._topic = kafka_address(address, "out.topic")
+        check_connector(spark)
         self._inner = ForeachBatchSink(spark, self._write)
 
     def _write(self, matches: DataFrame, batch_id: int) -> None:

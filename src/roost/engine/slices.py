@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.engine.decode import ROW
+from roost.kernel.arrays import as_arrow
 from roost.sim.generators import PointGenerator
 
 
@@ -72,7 +73,7 @@ class ParquetSlice:
         table = _row_groups(self.path, tuple(range(begin, end)), there)
         table = table.slice(self.start - starts[begin], self.rows)
         if ROW in columns and ROW not in names:
-            rows = pa.array(np.arange(self.first + self.start, self.first + self.stop))
+            rows = as_arrow(np.arange(self.first + self.start, self.first + self.stop))
             table = table.append_column(ROW, rows)
         return table
 

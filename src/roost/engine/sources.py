@@ -35,8 +35,18 @@ class Source(Protocol):
     def schema(self) -> pa.Schema:
         """Columns of the source."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether more rows may come after the end."""
+
     def take(self, offset: int, limit: int) -> list[AnySlice]:
         """Rows after an offset that are there by now, at most ``limit``."""
+
+    def again(self, start: int, stop: int) -> list[AnySlice]:
+        """Rows that were taken before, for a batch that runs again."""
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """First rows, to learn bounds and costs from."""
 
     def poll(self) -> bool:
         """Look for more input; whether there was any."""
@@ -81,6 +91,8 @@ class FileSource:
     clock
         Seconds, for the speed.
     """
+
+    grows = True
 
     def __init__(
         self,
@@ -162,14 +174,14 @@ class FileSource:
 
     def sample(self, columns: list[str]) -> pa.Table:
         """First rows, to learn bounds and costs from."""
-        tables = [item.read(columns) for item in self.take_unpaced(0, SAMPLE_ROWS)]
+        tables = [item.read(columns) for item in self.again(0, SAMPLE_ROWS)]
         return pa.concat_tables(tables)
 
-    def take_unpaced(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset, whatever the speed."""
+    def again(self, start: int, stop: int) -> list[AnySlice]:
+        """Rows that were taken before, whatever the speed."""
         pace, self._pace = self._pace, None
         try:
-            return self.take(offset, limit)
+            return self.take(start, stop - start)
         finally:
             self._pace = pace
 
@@ -188,6 +200,8 @@ class GeneratorSource:
     clock
         Seconds.
     """
+
+    grows = False
 
     def __init__(
         self, generator: PointGenerator, rows: int | None, paced: bool, clock: Clock
@@ -227,6 +241,10 @@ class GeneratorSource:
             wall, row = self._started
             stop = min(stop, row + int((self._clock() - wall) * self.generator.rate_per_s))
         return [GeneratedSlice(self.generator, offset, stop)] if stop > offset else []
+
+    def again(self, start: int, stop: int) -> list[AnySlice]:
+        """Rows that were taken before."""
+        return [GeneratedSlice(self.generator, start, stop)]
 
     def arrival(self, row: int) -> float:
         """Clock time at which a row came, where rows are paced."""

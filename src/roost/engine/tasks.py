@@ -36,6 +36,7 @@ from roost.engine.decode import (
 )
 from roost.engine.slices import Slice
 from roost.kernel import Index, Pairs
+from roost.kernel.arrays import as_arrow, as_numpy
 from roost.kernel.cells import locate_cells
 from roost.model import DEAD_SCHEMA, PointBlock, match_schema
 from roost.space import Space
@@ -97,9 +98,7 @@ class MatchWriter:
 
     def __init__(self, task: BatchTask, machine: int) -> None:
         assert task.match_folder is not None
-        self._schema = match_schema(
-            task.query_id_type, task.points.id_type, task.points.time_type
-        )
+        self._schema = match_schema(task.query_id_type, task.points.id_type, task.points.time_type)
         self._batch_id = task.batch_id
         name = f"batch-{task.batch_id:010d}-{machine:05d}-{uuid.uuid4().hex}.parquet"
         self._path = Path(task.match_folder) / name
@@ -111,15 +110,15 @@ class MatchWriter:
         """Take a chunk of pairs."""
         slots, rows = pairs.slots, pairs.rows
         if pa.types.is_integer(self._schema.field("query_id").type):
-            query_ids = pa.array(pairs.segment.ids.to_numpy()[slots])
+            query_ids = as_arrow(as_numpy(pairs.segment.ids)[slots])
         else:
-            query_ids = pairs.segment.ids.take(pa.array(slots))
+            query_ids = pairs.segment.ids.take(as_arrow(slots))
         if pa.types.is_integer(block.ids.type):
-            point_ids = pa.array(block.ids.to_numpy()[rows])
+            point_ids = as_arrow(as_numpy(block.ids)[rows])
         else:
-            point_ids = block.ids.take(pa.array(rows))
-        times = pa.array(block.time[rows]).cast(self._schema.field("event_time").type)
-        batch = pa.array(np.full(slots.size, self._batch_id, np.int64))
+            point_ids = block.ids.take(as_arrow(rows))
+        times = as_arrow(block.time[rows]).cast(self._schema.field("event_time").type)
+        batch = as_arrow(np.full(slots.size, self._batch_id, np.int64))
         self._waiting.append(
             pa.RecordBatch.from_arrays([batch, query_ids, point_ids, times], schema=self._schema)
         )
@@ -190,7 +189,8 @@ class BlockReader:
     def columns(self) -> list[str]:
         """Columns to ask a slice for."""
         points = self._task.points
-        own = [points.x, points.y, points.time, points.point_id or ROW]
+        # The row's number costs next to nothing, and a dead letter without it cannot be traced.
+        own = [points.x, points.y, points.time, points.point_id or ROW, ROW]
         return list(dict.fromkeys([*own, *self._task.wanted, MALFORMED]))
 
     def blocks(self, tables: Iterable[pa.Table]) -> Iterator[PointBlock]:
@@ -217,9 +217,7 @@ class BlockReader:
         task = self._task
         result.rows += self.rows
         result.dead += len(self.dead)
-        result.dead_files += write_dead(
-            task.dead_folder, task.batch_id, "point", self.dead, tag
-        )
+        result.dead_files += write_dead(task.dead_folder, task.batch_id, "point", self.dead, tag)
 
 
 def match_blocks(
@@ -254,9 +252,7 @@ def read_and_match(
     yield result
 
 
-def route_blocks(
-    task: BatchTask, blocks: Iterable[PointBlock]
-) -> Iterator[tuple[int, bytes]]:
+def route_blocks(task: BatchTask, blocks: Iterable[PointBlock]) -> Iterator[tuple[int, bytes]]:
     """Pack the points of each machine into one block."""
     grid = task.space.grid
     router = _router(task.plan)

@@ -7,6 +7,7 @@ installation would wait for the compiler in every worker.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,10 @@ from roost.kernel.ids import hash_ids
 from roost.model import BOX, CIRCLE, POLYGON, PointBlock
 from roost.space import Coordinates, Rect, Space
 
-TRIANGLE = "01030000000100000004000000" + "00" * 16 + (
-    "0000000000002240" + "00" * 8 + "00" * 8 + "0000000000002240" + "00" * 16
+TRIANGLE = (
+    "01030000000100000004000000"
+    + "00" * 16
+    + ("0000000000002240" + "00" * 8 + "00" * 8 + "0000000000002240" + "00" * 16)
 )
 
 
@@ -27,7 +30,7 @@ def warm() -> int:
     found = 0
     for coordinates in Coordinates:
         space = Space(Rect(0.0, 0.0, 10.0, 10.0), 10, 10, coordinates)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"kind": BOX, "x0": 1.0, "y0": 1.0, "x1": 5.0, "y1": 5.0},
             {"kind": CIRCLE, "x0": 2.0, "y0": 2.0, "radius": 300_000.0},
             {"kind": POLYGON, "x0": 0.0, "y0": 0.0, "x1": 9.0, "y1": 9.0},

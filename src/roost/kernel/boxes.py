@@ -93,7 +93,9 @@ def _list_postings(
         for row in range(spans[i, 1] >> level, (spans[i, 3] >> level) + 1):
             for column in range(spans[i, 0] >> level, (spans[i, 2] >> level) + 1):
                 cell = np.uint64(morton(column, row))
-                keys[k] = (np.uint64(level) << np.uint64(56)) | (cell << np.uint64(32)) | np.uint64(i)
+                keys[k] = (
+                    (np.uint64(level) << np.uint64(56)) | (cell << np.uint64(32)) | np.uint64(i)
+                )
                 k += 1
 
 
@@ -138,8 +140,9 @@ def directory(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
     """Level table, cell list and list starts of sorted posting keys."""
     heads = keys >> np.uint64(32)
-    first = np.flatnonzero(np.concatenate([[True], heads[1:] != heads[:-1]])) if keys.size else []
-    firsts = np.asarray(first, np.int64)
+    new = np.ones(keys.size, bool)
+    new[1:] = heads[1:] != heads[:-1]
+    firsts = np.flatnonzero(new)
     found = heads[firsts]
     cells = (found & np.uint64(0xFFFFFF)).astype(np.uint32)
     levels = (found >> np.uint64(24)).astype(np.int64)
@@ -171,9 +174,7 @@ def build_boxes(
     level_start, cells, starts = directory(keys)
     out_slots = np.empty(total, np.int32)
     corners = [np.empty(total, np.int16) for _ in range(4)]
-    _fill_postings(
-        keys, boxes, spans, slots, grid.edges_x, grid.edges_y, out_slots, *corners
-    )
+    _fill_postings(keys, boxes, spans, slots, grid.edges_x, grid.edges_y, out_slots, *corners)
     return BoxPostings(level_start, cells, starts, out_slots, *corners)
 
 

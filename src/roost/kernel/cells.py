@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from roost.space import Rect, axis_edges
 
+# Inside compiled code every whole number is an int64, whatever it was outside.
+Whole = int | np.int64
+
 BITS = 12
 SIDE = 1 << BITS
 LEVELS = BITS + 1
@@ -60,7 +63,7 @@ def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover
 
 
 @njit(cache=True, nogil=True)
-def spread(v: int) -> int:  # pragma: no cover - compiled
+def spread(v: Whole) -> Whole:  # pragma: no cover - compiled
     """Put a zero bit between the bits of a number of at most 16 bits."""
     v = (v | (v << 8)) & 0x00FF00FF
     v = (v | (v << 4)) & 0x0F0F0F0F
@@ -69,13 +72,13 @@ def spread(v: int) -> int:  # pragma: no cover - compiled
 
 
 @njit(cache=True, nogil=True)
-def morton(column: int, row: int) -> int:  # pragma: no cover - compiled
+def morton(column: Whole, row: Whole) -> Whole:  # pragma: no cover - compiled
     """Interleave a column and a row."""
     return spread(column) | (spread(row) << 1)
 
 
 @njit(cache=True, nogil=True)
-def squeeze(v: int) -> int:  # pragma: no cover - compiled
+def squeeze(v: Whole) -> Whole:  # pragma: no cover - compiled
     """Undo :func:`spread`."""
     v &= 0x55555555
     v = (v | (v >> 1)) & 0x33333333
@@ -86,7 +89,7 @@ def squeeze(v: int) -> int:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def quantise(
-    value: float, edges: NDArray[np.float64], cell: int, level: int
+    value: float, edges: NDArray[np.float64], cell: Whole, level: Whole
 ) -> np.int16:  # pragma: no cover - compiled
     """Position inside a cell of a level, as a monotone function of the coordinate.
 
@@ -165,9 +168,7 @@ class SortedPoints:
     order: NDArray[np.int32]
 
 
-def sort_points(
-    x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid
-) -> SortedPoints:
+def sort_points(x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid) -> SortedPoints:
     """Sort points by the cells of the index."""
     codes = np.empty(x.size, np.uint32)
     order = np.empty(x.size, np.int32)
@@ -178,8 +179,8 @@ def sort_points(
 
 @njit(cache=True, nogil=True)
 def find_cell(
-    cells: NDArray[np.uint32], cell: int, start: int, stop: int
-) -> int:  # pragma: no cover - compiled
+    cells: NDArray[np.uint32], cell: Whole, start: Whole, stop: Whole
+) -> Whole:  # pragma: no cover - compiled
     """First place in ``cells[start:stop]`` (ascending) that is not below ``cell``.
 
     Gallops from ``start``: points come in the same order as cells, so the answer is near.

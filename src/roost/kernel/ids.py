@@ -9,6 +9,8 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.kernel.arrays import as_numpy
+
 FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 FNV_PRIME = np.uint64(0x100000001B3)
 
@@ -46,7 +48,7 @@ def hash_ids(ids: pa.Array) -> NDArray[np.uint64]:
     [7, 8]
     """
     if pa.types.is_integer(ids.type):
-        return np.asarray(ids.to_numpy(zero_copy_only=False), np.int64).view(np.uint64)
+        return np.asarray(as_numpy(ids), np.int64).view(np.uint64)
     offsets, data = text_buffers(ids)
     keys = np.empty(len(ids), np.uint64)
     _hash_text(offsets, data, keys)

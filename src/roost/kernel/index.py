@@ -114,9 +114,7 @@ class Index:
         Candidate tests made so far; with the matches it tells how selective the index is.
     """
 
-    def __init__(
-        self, space: Space, segments: Sequence[tuple[Segment, Mapping[int, int]]]
-    ) -> None:
+    def __init__(self, space: Space, segments: Sequence[tuple[Segment, Mapping[int, int]]]) -> None:
         self.grid = IndexGrid.over(space.bounds)
         self.lonlat = space.coordinates is Coordinates.LONLAT
         self.members = [_Member.of(segment, ended) for segment, ended in segments]
@@ -218,14 +216,12 @@ class Index:
         for slot in np.unique(asked).tolist():
             mine = open_pairs[asked == slot]
             where = rows[mine]
-            keep[mine] = shapely.intersects_xy(
-                member.polygon(slot), block.x[where], block.y[where]
-            )
+            keep[mine] = shapely.intersects_xy(member.polygon(slot), block.x[where], block.y[where])
         slots[open_pairs] = asked
         return self._compress(keep)
 
     def _filter(self, member: _Member, count: int, block: PointBlock) -> int:
-        if member.live_from is not None and count:
+        if member.live_from is not None and member.live_until is not None and count:
             count = _keep_live(
                 self._slots[:count],
                 self._rows[:count],

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import shapely
 from numpy.typing import NDArray
 
+from roost.kernel.arrays import as_arrow
 from roost.kernel.boxes import BoxPostings, build_boxes
 from roost.kernel.cells import IndexGrid
 from roost.kernel.ids import hash_ids, text_buffers
@@ -68,7 +69,7 @@ def circle_images(cx: float, cy: float, radius: float, space: Space) -> list[lis
 
 
 def longitude_range(space: Space) -> tuple[float, float]:
-    """Longitudes that a point may have: a full turn around zero, or more where the bounds say so."""
+    """Give the longitudes that a point may have: a full turn, or more where the bounds say so."""
     return min(-180.0, space.bounds.x0), max(180.0, space.bounds.x1)
 
 
@@ -77,7 +78,8 @@ def _polygon_edges(geometry: shapely.Geometry) -> NDArray[np.float64]:
     rings = shapely.get_rings(shapely.get_parts(geometry))
     coordinates, ring = shapely.get_coordinates(rings, return_index=True)
     same = ring[1:] == ring[:-1]
-    return np.hstack([coordinates[:-1], coordinates[1:]])[same]
+    edges: NDArray[np.float64] = np.hstack([coordinates[:-1], coordinates[1:]])[same]
+    return edges
 
 
 def _collect_shapes(columns: dict[str, NDArray[Any]], wkb: pa.Array, space: Space) -> Shapes:
@@ -133,26 +135,23 @@ class Segment:
     predicate_texts: tuple[str, ...]
     wkb: pa.Array | None
 
-    def find(self, ids: pa.Array) -> NDArray[np.int64]:
-        """Slot of each identifier, or -1; where an identifier came twice, its latest slot."""
-        if self.size == 0:
-            return np.full(len(ids), -1, np.int64)
+    def find(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Find the queries of some names: places in ``ids`` and their slots.
+
+        A name may have been given more than once; its slots come in the order they were given.
+        """
         keys = hash_ids(ids)
-        last = np.searchsorted(self.keys, keys, side="right") - 1
-        found = np.where((last >= 0) & (self.keys[last] == keys), self.key_slots[last], -1)
+        first = np.searchsorted(self.keys, keys, side="left")
+        counts = np.searchsorted(self.keys, keys, side="right") - first
+        places = np.repeat(np.arange(len(ids)), counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        slots = self.key_slots[first[places] + np.arange(places.size) - before]
         if not pa.types.is_integer(self.ids.type):
             # Two texts may share a key; only the text itself decides.
-            for place in np.flatnonzero(found >= 0).tolist():
-                found[place] = self._find_text(ids[place], keys[place], int(last[place]))
-        return found.astype(np.int64)
-
-    def _find_text(self, wanted: pa.Scalar, key: np.uint64, place: int) -> int:
-        while place >= 0 and self.keys[place] == key:
-            slot = int(self.key_slots[place])
-            if self.ids[slot] == wanted:
-                return slot
-            place -= 1
-        return -1
+            same = pc.equal(ids.take(pa.array(places)), self.ids.take(pa.array(slots)))
+            mine = np.asarray(same.to_numpy(zero_copy_only=False), bool)
+            places, slots = places[mine], slots[mine]
+        return places, slots
 
     def queries(self) -> pa.Table:
         """Return the queries as they were admitted (see :func:`query_schema`)."""
@@ -301,15 +300,13 @@ def _group(prefix: str, kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
     """Inverse of :func:`pack`; arrays are used as they are, mapped or in memory."""
-    if "ids" in arrays:
-        ids = pa.array(arrays["ids"])
-    else:
-        ids = _unpack_text("ids", arrays, pa.string())
+    plain = arrays.get("ids")
+    ids = _unpack_text("ids", arrays, pa.string()) if plain is None else as_arrow(plain)
     users = _unpack_text("users", arrays, pa.string())
     return Segment(
         size=int(arrays["kinds"].size),
         ids=ids,
-        users=pa.DictionaryArray.from_arrays(arrays["user_codes"], users),
+        users=pa.DictionaryArray.from_arrays(as_arrow(arrays["user_codes"]), users),
         kinds=arrays["kinds"],
         boxes=arrays["boxes"],
         keys=arrays["keys"],

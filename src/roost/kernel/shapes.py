@@ -37,10 +37,11 @@ ARC_MARGIN = 1.0e-9
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Shapes to index. A circle that crosses the antimeridian has several rows (images).
+    """Shapes to index. A circle across the antimeridian has several rows (images).
 
-    ``circles`` holds centre and radius (zeros for polygons); ``edges[edge_start[j]:edge_start[j+1]]``
-    are the edges of polygon ``j`` (none for circles); ``bounds`` is what each row may cover.
+    ``circles`` holds centre and radius (zeros for polygons); polygon ``j`` has the edges
+    ``edges[edge_start[j]:edge_start[j + 1]]`` (a circle none); ``bounds`` is what each
+    row may cover.
     """
 
     slots: NDArray[np.int32]
@@ -139,7 +140,7 @@ def _crossings(
                 return BORDER
             if (turn > 0.0) == (by > ay):
                 inside = not inside
-        elif (y == ay or y == by) and min(ax, bx) <= x <= max(ax, bx):
+        elif y in (ay, by) and min(ax, bx) <= x <= max(ax, bx):
             return BORDER
     return INSIDE if inside else OUTSIDE
 
@@ -236,8 +237,7 @@ def _level_of(
     column1, row1 = locate(bounds[2], edges_x), locate(bounds[3], edges_y)
     level = 0
     while level < LEVELS - 1 and (
-        (column1 >> level) - (column0 >> level) >= side
-        or (row1 >> level) - (row0 >> level) >= side
+        (column1 >> level) - (column0 >> level) >= side or (row1 >> level) - (row0 >> level) >= side
     ):
         level += 1
     span[0], span[1] = column0 >> level, row0 >> level
@@ -407,7 +407,7 @@ def match_shapes(
     written = 0
     shift = 2 * level
     while point < n:
-        code = codes[point] >> shift
+        code = np.int64(codes[point]) >> shift
         cell_at = find_cell(cells, code, cell_at, last_cell)
         if cell_at == last_cell:
             point = n

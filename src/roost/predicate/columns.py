@@ -134,6 +134,9 @@ class Block:
             codes, dictionary = _encode(column)
             return TextColumn(codes, dictionary, self.valid(name))
         codes = np.zeros(len(column), dtype=np.intp)
+        if not pa.types.is_dictionary(column.type):
+            # Arrow cannot take rows of every text type, but of binary it can.
+            column = column.cast(pa.large_binary())
         codes[self._rows], dictionary = _encode(column.take(pa.array(self._rows)))
         return TextColumn(codes, dictionary, self.valid(name))
 
@@ -210,11 +213,11 @@ def _encode(column: pa.Array | pa.ChunkedArray) -> tuple[Index, pa.Array]:
     chunks = _chunks(column)
     if len(chunks) != 1 or not pa.types.is_dictionary(chunks[0].type):
         chunks = [_join(column, pa.large_binary()).dictionary_encode()]
-    indices, dictionary = chunks[0].indices, chunks[0].dictionary
+    indices, dictionary = chunks[0].indices, chunks[0].dictionary.cast(pa.large_binary())
     codes = np.asarray(indices.fill_null(0) if indices.null_count else indices).astype(np.intp)
     if len(dictionary) == 0:
-        return codes, pa.array([b""], pa.large_binary())
-    if len(dictionary) > len(codes):
+        dictionary = pa.array([b""], pa.large_binary())
+    elif len(dictionary) > len(codes):
         used, codes = np.unique(codes, return_inverse=True)
         dictionary = dictionary.take(pa.array(used))
-    return codes, dictionary.cast(pa.large_binary())
+    return codes, dictionary

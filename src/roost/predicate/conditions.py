@@ -119,8 +119,8 @@ class Within:
             return mask
         if self.high is not None:
             return np.asarray(values <= _pick(self.high, places))
-        # Not simply true: NaN is in no interval.
-        return np.asarray(values == values)
+        # Literals are finite, so every interval of floats excludes NaN: these are integers.
+        return np.ones(len(values), dtype=np.bool_)
 
     def _ranks(self, texts: pa.Array) -> Array:
         """Return the texts' points on the axis of the constants' ranks."""

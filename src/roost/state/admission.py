@@ -9,9 +9,8 @@ occur more than once.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from roost.errors import PredicateError
 from roost.kernel.ids import hash_ids
-from roost.kernel.segment import query_schema
+from roost.kernel.segment import circle_images, query_schema
 from roost.model import (
     BOX,
     CIRCLE,
@@ -34,7 +33,7 @@ from roost.model import (
     request_schema,
 )
 from roost.predicate import check, parse
-from roost.space import Coordinates, Outside, Space
+from roost.space import CIRCLE_LON_LIMIT, Coordinates, Outside, Space
 from roost.state.columns import convert, record_json, times_as_int
 
 POLYGON_VERTICES_MAX = 10_000
@@ -69,6 +68,7 @@ class Known:
 
     place: tuple[int, int]  # segment number and slot
     user_id: str
+    live_from: int
     live_until: int
 
 
@@ -91,8 +91,9 @@ class Admission:
     refused: list[Refused] = field(default_factory=list)
 
 
-# What is known of some identifiers, by their place in the array; strangers are left out.
-Lookup = Callable[[pa.Array], dict[int, Known]]
+# The queries of some identifiers that some point may still match, by place in the array and in
+# the order of their registration; strangers are left out.
+Lookup = Callable[[pa.Array], Mapping[int, Sequence[Known]]]
 
 
 class _Block:
@@ -194,14 +195,17 @@ def _check_circles(block: _Block, mine: NDArray[np.bool_], space: Space) -> None
     if space.coordinates is Coordinates.LONLAT:
         takes = "cy is a latitude from -90 to 90"
         block.refuse_where(mine & (np.abs(cy) > 90), Reason.LATITUDE, takes)
+        takes = f"cx is a longitude from -{CIRCLE_LON_LIMIT:g} to {CIRCLE_LON_LIMIT:g}"
+        block.refuse_where(mine & (np.abs(cx) > CIRCLE_LON_LIMIT), Reason.LONGITUDE, takes)
 
 
 def read_polygon(text: str) -> shapely.Geometry | None:
     """Polygon from WKT or GeoJSON text; None where it is neither."""
     try:
-        if text.lstrip().startswith("{"):
-            return shapely.from_geojson(text)
-        return shapely.from_wkt(text)
+        with np.errstate(invalid="ignore"):  # NaN in a text is judged later, like any other
+            if text.lstrip().startswith("{"):
+                return shapely.from_geojson(text)
+            return shapely.from_wkt(text)
     except (shapely.errors.ShapelyError, ValueError, TypeError):
         return None
 
@@ -232,20 +236,26 @@ def _check_polygons(
 
 
 def _check_bounds(
-    block: _Block, register: NDArray[np.bool_], kinds: NDArray[np.int8],
-    geometries: dict[int, shapely.Geometry], space: Space,
+    block: _Block,
+    register: NDArray[np.bool_],
+    kinds: NDArray[np.int8],
+    geometries: dict[int, shapely.Geometry],
+    space: Space,
 ) -> None:
     """Refuse queries that lie wholly outside, where the space does so."""
     if space.outside is not Outside.DEAD:
         return
-    x0, y0, x1, y1, cx, cy, _ = (block.numbers(name) for name in SHAPE_FIELDS)
-    low_x, high_x = np.where(kinds == CIRCLE, cx, x0), np.where(kinds == CIRCLE, cx, x1)
-    low_y, high_y = np.where(kinds == CIRCLE, cy, y0), np.where(kinds == CIRCLE, cy, y1)
-    for row, geometry in geometries.items():
-        low_x[row], low_y[row], high_x[row], high_y[row] = geometry.bounds
-    bounds = space.bounds
-    outside = (high_x < bounds.x0) | (low_x > bounds.x1)
-    outside |= (high_y < bounds.y0) | (low_y > bounds.y1)
+    b = space.bounds
+    x0, y0, x1, y1, cx, cy, radius = (block.numbers(name) for name in SHAPE_FIELDS)
+    outside = (x1 < b.x0) | (x0 > b.x1) | (y1 < b.y0) | (y0 > b.y1)
+    reach = {row: [geometry.bounds] for row, geometry in geometries.items()}
+    for row in np.flatnonzero(register & block.open & (kinds == CIRCLE)).tolist():
+        reach[row] = circle_images(float(cx[row]), float(cy[row]), float(radius[row]), space)
+    for row, images in reach.items():
+        outside[row] = all(
+            right < b.x0 or left > b.x1 or high < b.y0 or low > b.y1
+            for left, low, right, high in images
+        )
     block.refuse_where(register & outside, Reason.OUT_OF_BOUNDS, "lies outside the bounds")
 
 
@@ -303,7 +313,12 @@ def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) ->
     live_until = _times(block, "expires_at", TIME_MAX)
     ended_at = _times(block, "at", TIME_MIN)
     taken, ended = _settle_ids(
-        block, register & block.open, terminate & block.open, live_from, live_until, ended_at,
+        block,
+        register & block.open,
+        terminate & block.open,
+        live_from,
+        live_until,
+        ended_at,
         lookup,
     )
     queries = _query_table(block, taken, kinds, geometries, live_from, live_until, rules)
@@ -322,7 +337,7 @@ def _settle_ids(
     """Apply the rules about other requests, in log order, to the identifiers they concern."""
     ids = block.columns["query_id"]
     open_rows = np.flatnonzero(register | terminate)
-    known = {int(open_rows[k]): entry for k, entry in lookup(ids.take(open_rows)).items()}
+    known = {int(open_rows[k]): lives for k, lives in lookup(ids.take(open_rows)).items()}
     _, inverse, counts = np.unique(
         hash_ids(ids.take(open_rows)), return_inverse=True, return_counts=True
     )
@@ -330,48 +345,36 @@ def _settle_ids(
     plain &= ~np.isin(open_rows, np.fromiter(known, np.int64, len(known)))
     taken = register.copy()
     ended: dict[tuple[int, int], int] = {}
-    # Live intervals granted within this block: identifier -> rows, the latest last.
-    granted: dict[Any, list[int]] = defaultdict(list)
+    # The lives of an identifier, each over before the next begins; those of this block have
+    # the segment number -1 and their row.
+    lives: dict[Any, list[Known]] = {}
     for row in open_rows[~plain].tolist():
         query_id = ids[row].as_py()
         user_id = block.columns["user_id"][row].as_py()
-        before = _latest(known.get(row), granted[query_id], block, live_until, ended)
+        mine = lives.setdefault(query_id, list(known.get(row, ())))
         if register[row]:
-            if before is not None and before.live_until > live_from[row]:
-                taken[row] = False
+            if mine and mine[-1].live_until > live_from[row]:
                 detail = f"query {query_id!r} is already registered"
                 block.refuse(row, Reason.DUPLICATE_QUERY, detail)
-            else:
-                granted[query_id].append(row)
-        elif before is None or before.live_until == TIME_MIN:
+            elif live_from[row] < live_until[row]:
+                mine.append(Known((-1, row), user_id, int(live_from[row]), int(live_until[row])))
+        elif not mine:
             block.refuse(row, Reason.UNKNOWN_QUERY, f"no query {query_id!r} to terminate")
-        elif before.user_id != user_id:
+        elif mine[-1].user_id != user_id:
             detail = f"query {query_id!r} belongs to someone else"
             block.refuse(row, Reason.NOT_OWNER, detail)
-        elif granted[query_id]:
-            latest = granted[query_id][-1]
-            live_until[latest] = min(live_until[latest], ended_at[row])
-            taken[latest] = live_until[latest] > live_from[latest]
         else:
-            ended[before.place] = min(before.live_until, int(ended_at[row]))
+            last = mine.pop()
+            until = min(last.live_until, int(ended_at[row]))
+            if until > last.live_from:
+                mine.append(replace(last, live_until=until))
+            segment, place = last.place
+            if segment >= 0:
+                ended[last.place] = until
+            else:
+                live_until[place] = until
+                taken[place] = until > last.live_from
     return taken, ended
-
-
-def _latest(
-    known: Known | None,
-    granted: list[int],
-    block: _Block,
-    live_until: NDArray[np.int64],
-    ended: dict[tuple[int, int], int],
-) -> Known | None:
-    """The query that an identifier stands for right now."""
-    if granted:
-        row = granted[-1]
-        user_id = block.columns["user_id"][row].as_py()
-        return Known((-1, row), user_id, int(live_until[row]))
-    if known is not None and known.place in ended:
-        return Known(known.place, known.user_id, ended[known.place])
-    return known
 
 
 def _query_table(

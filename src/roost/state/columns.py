@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from roost.kernel.arrays import as_numpy
 from roost.model import TIMESTAMP
 
 Bad = NDArray[np.bool_]
+_YEAR_1_US = -62_135_596_800_000_000
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -52,15 +55,34 @@ def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Arr
             return array.cast(to, safe=not pa.types.is_timestamp(to)), good
         except pa.ArrowInvalid:
             pass
+    if to == TIMESTAMP and pa.types.is_string(array.type):
+        times = _read_times(array)
+        if times is not None:
+            return times, good
     parse = _parser(to)
     values: list[Any] = []
     for row, value in enumerate(array.to_pylist()):
         try:
-            values.append(None if value is None else parse(value))
-        except (ValueError, TypeError, OverflowError):
+            parsed = None if value is None else parse(value)
+            pa.scalar(parsed, to)  # narrow types hold less than Python's
+            values.append(parsed)
+        except (ValueError, TypeError, OverflowError, pa.ArrowException):
             values.append(None)
             good[row] = True
     return pa.array(values, to), good
+
+
+def _read_times(texts: pa.Array) -> pa.Array | None:
+    """Read ISO texts at once where all have a zone or none has; None where Arrow cannot."""
+    for kind in (TIMESTAMP, pa.timestamp("us")):
+        try:
+            times = texts.cast(kind).cast(TIMESTAMP)
+        except pa.ArrowInvalid:
+            continue
+        first = pc.min(times.cast(pa.int64())).as_py()
+        # Arrow knows a year 0, Python does not: what is refused must not depend on the neighbours.
+        return times if first is None or first >= _YEAR_1_US else None
+    return None
 
 
 def _castable(source: pa.DataType, to: pa.DataType) -> bool:
@@ -72,8 +94,10 @@ def _castable(source: pa.DataType, to: pa.DataType) -> bool:
     if pa.types.is_floating(to):
         number = pa.types.is_integer(source) or pa.types.is_floating(source)
         return bool(number or pa.types.is_decimal(source))
-    text = pa.types.is_large_string(source) or pa.types.is_string(source)
-    return bool(text or pa.types.is_integer(source))
+    if pa.types.is_string(to) or pa.types.is_large_string(to):
+        text = pa.types.is_large_string(source) or pa.types.is_string(source)
+        return bool(text or pa.types.is_integer(source))
+    return False
 
 
 def _parser(to: pa.DataType) -> Callable[[Any], Any]:
@@ -83,7 +107,13 @@ def _parser(to: pa.DataType) -> Callable[[Any], Any]:
         return _parse_int
     if pa.types.is_floating(to):
         return _parse_float
-    return _parse_text
+    if pa.types.is_boolean(to):
+        return _parse_bool
+    if pa.types.is_date(to):
+        return lambda value: parse_time(value).date()
+    if pa.types.is_string(to) or pa.types.is_large_string(to):
+        return _parse_text
+    return lambda value: value
 
 
 def parse_time(value: Any) -> dt.datetime:
@@ -114,6 +144,14 @@ def _parse_float(value: Any) -> float:
     return float(value)
 
 
+def _parse_bool(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise TypeError(f"neither true nor false: {value!r}")
+    return value
+
+
 def _parse_text(value: Any) -> str:
     if not isinstance(value, str | int):
         raise TypeError(f"not text: {value!r}")
@@ -123,7 +161,7 @@ def _parse_text(value: Any) -> str:
 def times_as_int(values: pa.Array) -> NDArray[np.int64]:
     """Event times as Roost computes with them; nulls give any number."""
     plain = values.cast(pa.int64()) if values.type == TIMESTAMP else values
-    return np.asarray(plain.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+    return as_numpy(plain.fill_null(0) if plain.null_count else plain)
 
 
 def record_json(row: dict[str, Any]) -> str:

@@ -75,8 +75,16 @@ class KafkaQueryLog:
         self._create_topic()
         self._check_topic()
 
-    def append(self, block: pa.Table) -> int:
+    def append(self, block: pa.Table, tag: str | None = None) -> int:
         """Write a block of requests and return the log's position after it.
+
+        Parameters
+        ----------
+        block
+            The requests.
+        tag
+            Ignored: a topic cannot tell whether it has seen a tag. A block that is appended twice
+            is in the log twice, and its second registrations are refused as duplicates.
 
         Raises
         ------

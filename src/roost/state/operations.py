@@ -43,7 +43,7 @@ BATCHES_SHOWN = 10
 
 
 def attribute_schema(pairs: list[list[str]]) -> pa.Schema | None:
-    """Schema of the points' attributes as the state directory notes it."""
+    """Rebuild the schema of the points' attributes as the state directory notes it."""
     fields = []
     for name, text in pairs:
         try:
@@ -183,13 +183,13 @@ def _list_queries(desk: Desk, limit: int, console: Console) -> None:
             end = ended.get(slot, TIME_MAX)
             if segment.live_until is not None:
                 end = min(end, int(segment.live_until[slot]))
-            if end == TIME_MIN:
+            start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
+            if end <= start:
                 continue
             live += 1
             if shown >= limit:
                 continue
             shown += 1
-            start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
             code = -1 if segment.predicate is None else int(segment.predicate[slot])
             table.add_row(
                 str(segment.ids[slot].as_py()),
@@ -242,7 +242,9 @@ def _print_plan(store: Store, console: Console) -> None:
 def _print_segments(store: Store, end: int, console: Console) -> None:
     version = store.version_at(end)
     refs = () if version is None else version.segments
-    table = Table("segment", "queries", "bytes", "ended file", title="segments", title_justify="left")
+    table = Table(
+        "segment", "queries", "bytes", "ended file", title="segments", title_justify="left"
+    )
     for ref in refs:
         size = (store.segment_folder / ref.file).stat().st_size
         table.add_row(ref.file, f"{ref.size:,}", f"{size:,}", ref.ended or "")

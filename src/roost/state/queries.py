@@ -9,6 +9,7 @@ process can open any version that a batch may still need.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +65,7 @@ class QuerySet:
         Whether versions are recorded; an onlooker folds the log in memory only.
     """
 
-    def __init__(
-        self, store: Store, log: QueryLog, rules: Rules, *, keep: bool = True
-    ) -> None:
+    def __init__(self, store: Store, log: QueryLog, rules: Rules, *, keep: bool = True) -> None:
         self._keep = keep
         self._store = store
         self._log = log
@@ -89,7 +88,7 @@ class QuerySet:
     def advance(self, upto: int) -> IndexVersion:
         """Fold the log up to a position, or find the version that was folded there before."""
         if upto < self.version.position:
-            version = self._store.version_at(upto)
+            version = IndexVersion(0, 0, ()) if upto == 0 else self._store.version_at(upto)
             assert version is not None, f"version of log position {upto} was dropped too early"
             return version
         if upto == self.version.position:
@@ -117,7 +116,7 @@ class QuerySet:
         return self.version
 
     def refused_between(self, after: int, upto: int) -> list[Refused]:
-        """Requests refused while folding ``(after, upto]``."""
+        """Find the requests refused while folding ``(after, upto]``."""
         return [
             Refused(*fields)
             for version in self._store.versions_between(after, upto)
@@ -153,18 +152,20 @@ class QuerySet:
                 return member.segment.predicate_texts
         return unpack(map_arrays(self._folder / file)).predicate_texts
 
-    def lookup(self, ids: pa.Array) -> dict[int, Known]:
-        """What is known of some identifiers, by their place in the array."""
-        known: dict[int, Known] = {}
+    def lookup(self, ids: pa.Array) -> dict[int, list[Known]]:
+        """Tell what is known of some identifiers, by their place in the array."""
+        known: dict[int, list[Known]] = defaultdict(list)
         for number, member in enumerate(self._members):
-            slots = member.segment.find(ids)
-            for place in np.flatnonzero(slots >= 0).tolist():
-                slot = int(slots[place])
+            segment = member.segment
+            places, slots = segment.find(ids)
+            for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
+                start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
                 until = member.ended.get(slot, TIME_MAX)
-                if member.segment.live_until is not None:
-                    until = min(until, int(member.segment.live_until[slot]))
-                # Later segments overwrite earlier ones: the latest query of a name counts.
-                known[place] = Known((number, slot), member.segment.users[slot].as_py(), until)
+                if segment.live_until is not None:
+                    until = min(until, int(segment.live_until[slot]))
+                if start < until:
+                    user_id = segment.users[slot].as_py()
+                    known[place].append(Known((number, slot), user_id, start, until))
         return known
 
     def _end(self, ended: Mapping[tuple[int, int], int]) -> set[str]:
@@ -213,11 +214,12 @@ def _runs(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _survivors(member: _Member) -> pa.Table:
-    """Queries of a segment that some point may still match, with their ends written in."""
+    """Take the queries of a segment that some point may still match, with their ends written in."""
     queries = member.segment.queries()
     until = np.array(queries["live_until"].to_numpy())
     for slot, end in member.ended.items():
         until[slot] = min(until[slot], end)
+    start = queries["live_from"].to_numpy()
     place = queries.schema.get_field_index("live_until")
     queries = queries.set_column(place, queries.schema.field(place), pa.array(until))
-    return queries.filter(pa.array(until > TIME_MIN))
+    return queries.filter(pa.array(until > start))

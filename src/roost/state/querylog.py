@@ -43,7 +43,8 @@ def encode_block(block: pa.Table) -> bytes:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(sink, block.schema, options=options) as writer:
         writer.write_table(block)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def decode_block(data: bytes) -> pa.Table:

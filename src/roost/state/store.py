@@ -76,7 +76,7 @@ class Store:
     """Facts of one state directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # workers may have another working directory
         folder.mkdir(parents=True, exist_ok=True)
         self.segment_folder.mkdir(exist_ok=True)
         self._db = sqlite3.connect(folder / "state.db", timeout=60, check_same_thread=False)
@@ -133,7 +133,7 @@ class Store:
         return kept
 
     def meta(self) -> dict[str, Any] | None:
-        """Settings that the state was made with."""
+        """Return the settings that the state was made with."""
         kept: dict[str, Any] | None = self._get("select value from meta where key = 'meta'")
         return kept
 
@@ -250,9 +250,7 @@ class Store:
 
     def commits(self) -> list[Commit]:
         """All commits, in order."""
-        rows = self._db.execute(
-            "select done from batches where done is not null order by batch_id"
-        )
+        rows = self._db.execute("select done from batches where done is not null order by batch_id")
         return [_commit(json.loads(body)) for (body,) in rows]
 
 

@@ -87,7 +87,9 @@ def matches_sql(case: Case, points_path: str, columns: str) -> str:
     return f"SELECT {columns} FROM ({points}) AS p JOIN queries AS q ON p.cell = q.cell AND {MATCH}"
 
 
-def runner(connection: duckdb.DuckDBPyConnection, job: Job, points_path: str, out: Path | None) -> int:
+def runner(
+    connection: duckdb.DuckDBPyConnection, job: Job, points_path: str, out: Path | None
+) -> int:
     """Do one pass."""
     if out is None:
         row = connection.execute(matches_sql(job.case, points_path, "count(*)")).fetchone()
@@ -107,7 +109,10 @@ def main() -> None:
     load(connection, job.case)
     notes = "spatial join" if polygons else f"hash join on cells, {CELLS_PER_SIDE} per side"
     measure(
-        job, "duckdb", f"duckdb {duckdb.__version__}", notes,
+        job,
+        "duckdb",
+        f"duckdb {duckdb.__version__}",
+        notes,
         lambda points_path, out: runner(connection, job, points_path, out),
     )
 

@@ -6,7 +6,7 @@ Each system runs in its own process, so that memory, JVM, compiled code and core
 
 What is timed is the same for all: whole passes over the case's point file, from opening it until
 the count is known or the last Parquet file is closed. Loading and indexing the queries comes
-before, and so does a warm-up on a small file. Passes repeat until they add up to a few
+before, and so does a warm-up of some seconds on a small file. Passes repeat until they add up to a few
 seconds, so a fast system is not judged by its first breath; ``passes`` is in the result.
 
 In write mode a match is a row ``query_id, point_id, event_time``; the matches of the last pass
@@ -34,7 +34,8 @@ Clock = Callable[[], float]
 CORES = 2
 TIMED_SECONDS_MIN = 4.0
 PASSES_MAX = 64
-WARM_PASSES = 3
+WARM_SECONDS_MIN = 5.0
+WARM_PASSES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,7 @@ def measure(
     clock
         Seconds, rising.
     """
-    for _ in range(WARM_PASSES):
-        _one_pass(job, run, job.case.warm_points_path)
+    _warm(job, run, clock)
     seconds, passes, matches = 0.0, 0, 0
     while passes == 0 or (seconds < TIMED_SECONDS_MIN and passes < PASSES_MAX):
         _clear(job.out)
@@ -136,9 +136,12 @@ def measure(
     return result
 
 
-def _one_pass(job: Job, run: Callable[[str, Path | None], int], points_path: str) -> None:
-    _clear(job.out)
-    run(points_path, job.out if job.mode == "write" else None)
+def _warm(job: Job, run: Callable[[str, Path | None], int], clock: Clock) -> None:
+    started, passes = clock(), 0
+    while passes < WARM_PASSES_MIN or clock() - started < WARM_SECONDS_MIN:
+        _clear(job.out)
+        run(job.case.warm_points_path, job.out if job.mode == "write" else None)
+        passes += 1
 
 
 def _clear(out: Path) -> None:
@@ -150,9 +153,7 @@ def match_files(out: Path) -> list[Path]:
     """Return the Parquet files below a folder that hold matches."""
     wanted = {"query_id", "point_id", "event_time"}
     return [
-        path
-        for path in sorted(out.rglob("*.parquet"))
-        if wanted <= set(pq.read_schema(path).names)
+        path for path in sorted(out.rglob("*.parquet")) if wanted <= set(pq.read_schema(path).names)
     ]
 
 

@@ -51,11 +51,15 @@ def match_row_group(points_path: str, row_group: int, out: Path | None) -> int:
         matches += len(at)
         if out is not None:
             rows = table.select(["id", "event_time"]).take(pa.array(at + start))
-            parts.append(pa.table({
-                "query_id": _query_ids[queries],
-                "point_id": rows["id"],
-                "event_time": rows["event_time"],
-            }))
+            parts.append(
+                pa.table(
+                    {
+                        "query_id": _query_ids[queries],
+                        "point_id": rows["id"],
+                        "event_time": rows["event_time"],
+                    }
+                )
+            )
     if out is not None:
         pq.write_table(pa.concat_tables(parts), out / f"part-{row_group:05d}.parquet")
     return matches

@@ -1,0 +1,71 @@
+"""Hand matches to a Python function as they come, beside the Parquet files.
+
+A sink is given a batch before the batch is committed. A driver that dies in between repeats the
+batch, so a sink may see the same batch id twice with the same matches. One that remembers the last
+batch it has finished, as here, counts each match once.
+
+Run it with ``python examples/callback_sink.py [FOLDER]``; it takes a fresh folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roost import Circle, Pipeline, Query, RunConfig
+from roost.engine.sinks import CallbackSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+POINTS = "generate:rows=200000,rate=10000,seed=7"
+CITIES = {
+    "delhi": (77.21, 28.63),
+    "lagos": (3.39, 6.45),
+    "são paulo": (-46.63, -23.55),
+    "tokyo": (139.69, 35.69),
+}
+
+
+class Alerts:
+    """Counts large values by city, and each batch once."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._open: tuple[int, Counter[str]] | None = None
+
+    def take(self, batch_id: int, matches: pa.Table) -> None:
+        """Take a part of a batch; a large batch comes in several parts."""
+        if self._open is None or self._open[0] != batch_id:
+            self._open = (batch_id, Counter())
+        self._open[1].update(matches["query_id"].to_pylist())
+
+    def finish(self, batch_id: int) -> None:
+        """Add a batch that is committed: it will not come again."""
+        if self._open is not None and self._open[0] == batch_id:
+            self.counts += self._open[1]
+
+
+def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
+    """Return the number of alerts of each city."""
+    alerts = Alerts()
+    config = RunConfig(points=POINTS, out=out, batch_rows=50_000)
+    with Pipeline(
+        config,
+        spark=spark,
+        sinks=[CallbackSink(alerts.take)],
+        on_batch=lambda commit: alerts.finish(commit.batch_id),
+    ) as pipeline:
+        for name, (lon, lat) in CITIES.items():
+            pipeline.request(Query(name, Circle(lon, lat, 50_000.0), predicate="value > 60"))
+        pipeline.run()
+    for name, count in alerts.counts.most_common():
+        print(f"{count:6,}  {name}")
+    return alerts.counts
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/callback_sink"))

@@ -1,0 +1,74 @@
+"""Match the rows of any streaming DataFrame.
+
+Here Spark's own file source watches a folder; Kafka, Delta or a rate source are used in the same
+way. Spark keeps the stream's offsets in the checkpoint, Roost keeps everything else, and together
+each match is written once.
+
+Run it with ``python examples/streaming_dataframe.py [FOLDER]``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost import Box, Pipeline, Query, RunConfig
+from roost.space import Rect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START = dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
+FILES, ROWS = 3, 10_000
+
+
+def write_points(folder: Path) -> None:
+    """Write a few files of vehicles on a square of 100 by 100 units."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(5)
+    for number in range(FILES):
+        time = [START + dt.timedelta(seconds=number * ROWS + k) for k in range(ROWS)]
+        columns = {
+            "vehicle": [f"v{k:05d}" for k in range(ROWS)],
+            "seen_at": pa.array(time, pa.timestamp("us", "UTC")),
+            "x": rng.uniform(0.0, 100.0, ROWS),
+            "y": rng.uniform(0.0, 100.0, ROWS),
+            "speed_kmh": rng.uniform(0.0, 130.0, ROWS),
+        }
+        pq.write_table(pa.table(columns), folder / f"part-{number}.parquet")
+
+
+def main(out: Path, spark: SparkSession | None = None) -> int:
+    """Return how many matches there are."""
+    write_points(out / "points")
+    config = RunConfig(
+        time="seen_at",
+        point_id="vehicle",
+        bounds=Rect(0.0, 0.0, 100.0, 100.0),
+        out=out,
+        available_now=True,
+    )
+    with Pipeline(config, spark=spark) as pipeline:
+        if pipeline.log.end() == 0:
+            pipeline.request(
+                Query("yard", Box(10.0, 10.0, 20.0, 20.0)),
+                Query("too fast", Box(0.0, 40.0, 100.0, 60.0), predicate="speed_kmh > 120"),
+            )
+        columns = "vehicle string, seen_at timestamp, x double, y double, speed_kmh double"
+        reader = pipeline.spark.readStream.schema(columns).option("maxFilesPerTrigger", 1)
+        stream = pipeline.start(reader.parquet(str((out / "points").absolute())))
+        stream.awaitTermination()
+        report = pipeline.report()
+    print(f"{report['points']:,} points in {report['batches']} batches")
+    print(f"{report['matches']:,} matches")
+    return int(report["matches"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/streaming_dataframe"))

@@ -1,0 +1,150 @@
+"""``roost bench load``: how long a million queries take to load, and how much memory.
+
+The clock runs from the request file to the first batch of points matched against it, with the
+Spark session already up. Memory is that of the whole tree of processes: driver, JVM, Python
+daemon and workers. Shared pages (the mapped index, libraries) are counted once where the system
+tells (PSS), and once a process in the larger figure (RSS).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+
+from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
+from roost.bench.common import environment, save_lines_plot, write_json
+from roost.bench.own import Repeated
+from roost.bench.rivals.protocol import CORES
+from roost.config import RunConfig
+from roost.engine.pipeline import Pipeline
+from roost.model import Box, Query
+from roost.space import Rect
+from roost.state.store import Commit
+
+SAMPLE_S = 0.1
+ONE_MORE = 20
+
+
+def tree_memory_mb() -> tuple[float, float]:
+    """Memory of this process and all below it: shared pages once, and once a process."""
+    pss = rss = 0
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            info = process.memory_full_info()
+        except psutil.Error:
+            continue
+        pss += getattr(info, "pss", info.rss)
+        rss += info.rss
+    return pss / 1e6, rss / 1e6
+
+
+class _Sampler(threading.Thread):
+    """Memory over time."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[tuple[float, float, float]] = []
+        self.done = threading.Event()
+        self.started = time.perf_counter()
+
+    def run(self) -> None:
+        while not self.done.wait(SAMPLE_S):
+            self.samples.append((time.perf_counter() - self.started, *tree_memory_mb()))
+
+
+class _Clock:
+    """When each batch began and ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[float] = []
+        self.fold_s: list[float] = []
+        self._fold = 0.0
+
+    def step(self, step: str, batch_id: int) -> None:
+        now = time.perf_counter()
+        if step == "fold":
+            self._fold = now
+        elif step == "match":
+            self.fold_s.append(now - self._fold)
+
+    def batch(self, commit: Commit) -> None:
+        self.ended.append(time.perf_counter())
+
+
+def run(quick: bool, json_path: Path) -> dict[str, Any]:
+    """Measure, and write the result with its plot."""
+    count = 100_000 if quick else 1_000_000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spec = CaseSpec("load", "boxes", count, points=20_000, write_points=1_000)
+        case = make_case(spec, load_pickups(data_dir()), folder / "case", None)
+        rows = pq.read_metadata(case.points_path).num_rows
+        config = RunConfig(
+            points=case.points_path,
+            queries=case.queries_path,
+            bounds=Rect(*case.bounds),
+            master=f"local[{CORES}]",
+            batch_rows=rows,
+            available_now=True,
+            sink="count",
+            out=folder / "out",
+        )
+        clock = _Clock()
+        source = Repeated(case.points_path, 1 + ONE_MORE)
+        pipeline = Pipeline(config, source=source, on_step=clock.step, on_batch=clock.batch)
+
+        def one_more(commit: Commit) -> None:
+            clock.batch(commit)
+            x, y = case.bounds[0], case.bounds[1]
+            pipeline.request(Query(count + commit.batch_id, Box(x, y, x + 1e-3, y + 1e-3)))
+
+        pipeline._on_batch = one_more
+        pipeline.spark.range(1).count()
+        sampler = _Sampler()
+        sampler.start()
+        started = time.perf_counter()
+        with pipeline:
+            report = pipeline.run()
+        sampler.done.set()
+        sampler.join()
+    return _write(json_path, count, clock, started, sampler, report)
+
+
+def _write(
+    json_path: Path,
+    count: int,
+    clock: _Clock,
+    started: float,
+    sampler: _Sampler,
+    report: dict[str, Any],
+) -> dict[str, Any]:
+    pss = max(sample[1] for sample in sampler.samples)
+    rss = max(sample[2] for sample in sampler.samples)
+    summary = {
+        "load_s": clock.ended[0] - started,
+        "tree_mb": pss,
+        "tree_rss_mb": rss,
+        "one_more_ms": float(np.median(clock.fold_s[1:])) * 1e3,
+    }
+    row = {"case": f"{count} boxes", "system": "roost", "matches": report["matches"], **summary}
+    result = {
+        "bench": "load",
+        "rows": [row],
+        "environment": environment(),
+        "summary": summary,
+    }
+    write_json(json_path, result)
+    lines = {
+        "shared pages once": [(t, pss) for t, pss, _ in sampler.samples],
+        "sum of RSS": [(t, rss) for t, _, rss in sampler.samples],
+    }
+    save_lines_plot(json_path.with_suffix(".png"), "memory of the process tree (MB)", lines)
+    return result

@@ -1,0 +1,234 @@
+"""Roost and its bare kernel, by the protocol that every measured system follows.
+
+``roost``: the whole pipeline on Spark, local on two cores, with intents, commits and figures as in
+production; the point file is streamed again and again, cut into batches of the default size.
+``kernel``: the matching index alone, in one process and one thread, over columns that are already
+in memory. What Roost loses against it is what Spark, decoding, routing and bookkeeping cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost import __version__
+from roost.balance import Strategy
+from roost.bench.cases import Case
+from roost.bench.rivals.protocol import (
+    CORES,
+    PASSES_MAX,
+    TIMED_SECONDS_MIN,
+    Job,
+    Result,
+    job_of,
+    parser,
+    written_rows,
+)
+from roost.config import RunConfig
+from roost.engine.pipeline import Pipeline
+from roost.engine.slices import ParquetSlice
+from roost.engine.sources import AnySlice
+from roost.engine.tasks import ROWS_PER_BLOCK
+from roost.kernel import Index
+from roost.model import TIMESTAMP, PointBlock
+from roost.space import Rect, Space
+from roost.state.admission import Rules
+from roost.state.queries import QuerySet
+from roost.state.querylog import SqliteQueryLog
+from roost.state.store import Commit, Store
+
+WARM_ROWS_MIN = 2_000_000
+
+
+class Repeated:
+    """A file streamed several times over, as one source of points."""
+
+    grows = False
+
+    def __init__(self, path: str, passes: int) -> None:
+        self._path = path
+        self._rows: int = pq.read_metadata(path).num_rows
+        self._passes = passes
+        self.schema = pq.read_schema(path)
+
+    def total(self) -> int:
+        """Rows known to come."""
+        return self._rows * self._passes
+
+    def ended(self, offset: int) -> bool:
+        """Whether all passes are done."""
+        return offset >= self.total()
+
+    def poll(self) -> bool:
+        """Nothing new ever comes."""
+        return False
+
+    def take(self, offset: int, limit: int) -> list[AnySlice]:
+        """Rows after an offset, across the borders of passes."""
+        slices: list[AnySlice] = []
+        stop = min(offset + limit, self.total())
+        while offset < stop:
+            start = offset % self._rows
+            end = min(self._rows, start + stop - offset)
+            slices.append(ParquetSlice(self._path, start, end, 0))
+            offset += end - start
+        return slices
+
+    def again(self, start: int, stop: int) -> list[AnySlice]:
+        """Rows that were taken before."""
+        return self.take(start, stop - start)
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """All rows, to learn costs from."""
+        return pq.read_table(self._path, columns=columns)
+
+
+class _Timed:
+    """Wall time from the first batch to the last."""
+
+    def __init__(self) -> None:
+        self.started = self.ended = 0.0
+        self.commits: list[Commit] = []
+
+    def step(self, step: str, batch_id: int) -> None:
+        if step == "intent" and not self.commits:
+            self.started = time.perf_counter()
+
+    def batch(self, commit: Commit) -> None:
+        self.ended = time.perf_counter()
+        self.commits.append(commit)
+
+
+def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
+    """Measure the pipeline."""
+    case = job.case
+    config = RunConfig(
+        points=job.points_path,
+        queries=case.queries_path,
+        bounds=Rect(*case.bounds),
+        strategy=strategy,
+        machines=machines,
+        master=f"local[{CORES}]",
+        available_now=True,
+        sink="count" if job.mode == "count" else "parquet",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        warm = replace(config, out=Path(folder) / "warm")
+        rows = pq.read_metadata(case.warm_points_path).num_rows
+        passes = -(-WARM_ROWS_MIN // rows) if job.mode == "count" else 4
+        spark = _stream(warm, Repeated(case.warm_points_path, passes), _Timed(), None)
+        passes = 1
+        while True:
+            timed = _Timed()
+            out = Path(folder) / f"out-{passes}"
+            source = Repeated(job.points_path, passes)
+            _stream(replace(config, out=out), source, timed, spark)
+            seconds = timed.ended - timed.started
+            if seconds >= TIMED_SECONDS_MIN or passes >= PASSES_MAX:
+                break
+            passes = min(PASSES_MAX, max(passes + 1, int(passes * TIMED_SECONDS_MIN / seconds) + 1))
+        total = sum(commit.figures["matches"] for commit in timed.commits)
+        if job.mode == "write":
+            assert total == written_rows(out / "matches")
+            # One pass stays for the benchmark to compare with the other systems.
+            shutil.rmtree(job.out, ignore_errors=True)
+            _stream(replace(config, out=job.out), Repeated(job.points_path, 1), _Timed(), spark)
+        assert total % passes == 0, "two passes over one file found different matches"
+        return Result(
+            f"roost-{strategy.value}",
+            case.name,
+            job.mode,
+            job.points,
+            passes,
+            seconds,
+            job.points * passes / seconds,
+            total // passes,
+            f"roost {__version__}, pyspark {spark.version}",
+            f"{machines} machines, batches of {config.batch_rows:,}",
+        )
+
+
+def _stream(config: RunConfig, source: Repeated, timed: _Timed, spark):  # type: ignore[no-untyped-def]
+    with Pipeline(
+        config, spark=spark, source=source, on_step=timed.step, on_batch=timed.batch
+    ) as pipeline:
+        pipeline.run()
+        return pipeline.spark
+
+
+def load_index(case: Case, folder: Path) -> Index:
+    """Index the queries of a case, through the same log and admission as a run."""
+    store, log = Store(folder), SqliteQueryLog(folder / "queries.db")
+    log.append(pq.read_table(case.queries_path))
+    space = Space(Rect(*case.bounds))
+    queries = QuerySet(store, log, Rules(space, pa.int64(), TIMESTAMP))
+    queries.advance(log.end())
+    return Index(space, list(queries.segments()))
+
+
+def run_kernel(job: Job) -> Result:
+    """Measure the kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = load_index(job.case, Path(folder))
+    table = pq.read_table(job.points_path, columns=["lon", "lat"])
+    x, y = (np.ascontiguousarray(table[name].to_numpy()) for name in ("lon", "lat"))
+    ids, times = pa.nulls(0), np.zeros(x.size, np.int64)
+
+    def one_pass() -> int:
+        matches = 0
+        for start in range(0, x.size, ROWS_PER_BLOCK):
+            part = slice(start, start + ROWS_PER_BLOCK)
+            block = PointBlock(x[part], y[part], times[part], ids, {})
+            matches += sum(pairs.slots.size for pairs in index.match(block))
+        return matches
+
+    matches = one_pass()
+    checks = index.checks
+    seconds, passes = 0.0, 0
+    while seconds < TIMED_SECONDS_MIN and passes < PASSES_MAX:
+        started = time.perf_counter()
+        assert one_pass() == matches
+        seconds += time.perf_counter() - started
+        passes += 1
+    notes = f"one thread, {checks / max(matches, 1):.2f} checks per match"
+    return Result(
+        "kernel",
+        job.case.name,
+        job.mode,
+        x.size,
+        passes,
+        seconds,
+        x.size * passes / seconds,
+        matches,
+        f"roost {__version__}",
+        notes,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one job from the command line."""
+    made = parser("Match with Roost, or with its kernel alone.")
+    made.add_argument("--system", choices=("roost", "kernel"), required=True)
+    made.add_argument("--strategy", type=Strategy, default=Strategy.REPLICATED)
+    made.add_argument("--machines", type=int, default=CORES)
+    arguments: argparse.Namespace = made.parse_args(argv)
+    job = job_of(arguments)
+    if arguments.system == "kernel":
+        result = run_kernel(job)
+    else:
+        result = run_roost(job, arguments.strategy, arguments.machines)
+    job.json_path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

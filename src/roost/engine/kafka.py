@@ -1,0 +1,91 @@
+"""Points from a Kafka topic, through Spark's connector: a message is one point as a JSON object.
+
+Problem: Spark keeps the offsets of the stream, but bounds and costs are learnt from a sample
+before the stream begins. Idea: the topic is read twice, first a part of what it holds already as
+an ordinary batch.
+
+It does not read keys, headers or other formats: for those, make a streaming DataFrame of them and
+give it to :meth:`roost.Pipeline.start`.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from roost.engine.json_lines import read_json_lines
+from roost.engine.sources import SAMPLE_ROWS
+from roost.errors import ConfigError, SourceError
+from roost.state.columns import convert
+
+VALUE = "value"
+# Small messages: the connector's own limits (500 and 1 MiB) make it ask the broker too often.
+FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "8388608"}
+
+
+def kafka_address(text: str, key: str) -> tuple[str, str]:
+    """Brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
+    brokers, _, topic = text.removeprefix("kafka://").partition("/")
+    if not text.startswith("kafka://") or not brokers or not topic:
+        raise ConfigError(key, text, "kafka://HOST:PORT/TOPIC")
+    return brokers, topic
+
+
+def check_connector(spark: SparkSession) -> None:
+    """Make sure that a session has the connector, before a stream or a sink is built on it."""
+    options = {"kafka.bootstrap.servers": "unasked:0", "subscribe": "unasked"}
+    try:
+        spark.read.format("kafka").options(**options).load()
+    except AnalysisException as error:
+        raise SourceError(
+            "this Spark session has no Kafka connector: let Roost make the session, or start it "
+            "with the connector among its spark.jars"
+        ) from error
+
+
+class Topic:
+    """A topic of points.
+
+    Parameters
+    ----------
+    spark
+        A session with the connector.
+    brokers
+        Brokers to ask first, ``host:port`` with commas between.
+    name
+        Name of the topic.
+    """
+
+    def __init__(self, spark: SparkSession, brokers: str, name: str) -> None:
+        check_connector(spark)
+        self.name = name
+        self._spark = spark
+        self._options = {
+            "kafka.bootstrap.servers": brokers,
+            "subscribe": name,
+            "startingOffsets": "earliest",
+            **FETCH,
+        }
+
+    def stream(self, batch_rows: int) -> DataFrame:
+        """Values of all messages, so many a batch; messages that are gone end the stream."""
+        limits = {"maxOffsetsPerTrigger": str(batch_rows), "failOnDataLoss": "true"}
+        reader = self._spark.readStream.format("kafka").options(**self._options, **limits)
+        return reader.load().select(VALUE)
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """Numbers of some messages that are there already; what is no number is null."""
+        reader = self._spark.read.format("kafka").options(**self._options)
+        try:
+            values = reader.load().select(VALUE).limit(SAMPLE_ROWS).toArrow()[VALUE]
+        except PySparkException as error:
+            raise SourceError(f"topic {self.name} cannot be read: {error}") from error
+        table = read_json_lines(value for value in values.to_pylist() if value is not None)
+        numbers = {
+            name: convert(table[name], pa.float64())[0]
+            if name in table.column_names
+            else pa.nulls(table.num_rows, pa.float64())
+            for name in columns
+        }
+        return pa.table(numbers)

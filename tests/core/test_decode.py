@@ -1,0 +1,256 @@
+"""Rows into points or dead letters: every fault has its reason, and no row is lost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.engine.decode import (
+    MALFORMED,
+    ROW,
+    PointSchema,
+    block_schema,
+    decode,
+    pack_block,
+    take_rows,
+    unpack_block,
+)
+from roost.engine.files import read_json_lines
+from roost.model import TIMESTAMP, PointBlock, Reason
+from roost.space import Coordinates, Outside, Rect, Space
+
+CITY = Rect(-74.0, 40.0, -73.0, 41.0)
+LONLAT = Space(CITY, 10, 10, Coordinates.LONLAT)
+PLANE = Space(CITY, 10, 10, Coordinates.PLANE)
+STRICT = Space(CITY, 10, 10, Coordinates.LONLAT, Outside.DEAD)
+ATTRIBUTES = pa.schema([("fare", pa.float64()), ("base", pa.string()), ("flag", pa.bool_())])
+SCHEMA = PointSchema("lon", "lat", "event_time", "id", pa.string(), TIMESTAMP, ATTRIBUTES)
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+NOON_US = 1_714_564_800_000_000
+GOOD = {"id": "p", "lon": -73.5, "lat": 40.5, "event_time": NOON, "fare": 9.5}
+
+
+def table_of(*rows: dict) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def reasons(table: pa.Table, space: Space = LONLAT, wanted: tuple[str, ...] = ()) -> list[str]:
+    return [row.reason.value for row in decode(table, SCHEMA, space, wanted)[1]]
+
+
+def test_good_rows_become_points() -> None:
+    table = table_of(GOOD, {**GOOD, "id": "q", "lon": -73.25, "fare": None})
+    block, dead = decode(table, SCHEMA, LONLAT, ("fare",))
+    assert dead == []
+    assert block.x.tolist() == [-73.5, -73.25]
+    assert block.y.tolist() == [40.5, 40.5]
+    assert block.time.tolist() == [NOON_US, NOON_US]
+    assert block.ids.to_pylist() == ["p", "q"]
+    assert list(block.attributes) == ["fare"]
+    assert block.attributes["fare"].to_pylist() == [9.5, None]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param({"lon": math.nan}, Reason.NOT_FINITE, id="NaN x"),
+        pytest.param({"lat": math.nan}, Reason.NOT_FINITE, id="NaN y"),
+        pytest.param({"lon": math.inf}, Reason.NOT_FINITE, id="infinite x"),
+        pytest.param({"lat": -math.inf}, Reason.NOT_FINITE, id="infinite y"),
+        pytest.param({"lon": None}, Reason.NOT_FINITE, id="no x"),
+        pytest.param({"lat": 90.001}, Reason.LATITUDE, id="latitude above 90"),
+        pytest.param({"lat": -90.001}, Reason.LATITUDE, id="latitude below -90"),
+        pytest.param({"lon": 180.5}, Reason.LONGITUDE, id="longitude above 180"),
+        pytest.param({"id": None}, Reason.NULL_ID, id="no id"),
+        pytest.param({"event_time": None}, Reason.NULL_TIME, id="no time"),
+    ],
+)
+def test_a_bad_row_gets_its_reason_and_the_others_stay(fault: dict, reason: Reason) -> None:
+    table = table_of(GOOD, {**GOOD, **fault}, {**GOOD, "id": "r"})
+    block, dead = decode(table, SCHEMA, LONLAT, ())
+    assert [row.reason for row in dead] == [reason]
+    assert block.ids.to_pylist() == ["p", "r"]
+    assert dead[0].detail
+    record = json.loads(dead[0].record)
+    assert record["fare"] == 9.5, "all fields are kept, wanted or not"
+
+
+@pytest.mark.parametrize("lat", [90.0, -90.0])
+def test_the_poles_are_latitudes(lat: float) -> None:
+    assert reasons(table_of({**GOOD, "lat": lat})) == []
+
+
+@pytest.mark.parametrize("lon", [180.0, -180.0])
+def test_the_antimeridian_is_a_longitude(lon: float) -> None:
+    assert reasons(table_of({**GOOD, "lon": lon})) == []
+
+
+def test_a_plane_has_no_latitudes() -> None:
+    assert reasons(table_of({**GOOD, "lat": 1e6, "lon": -1e6}), PLANE) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        pytest.param((-74.0, 40.0), [], id="on the corner"),
+        pytest.param((-73.0, 41.0), [], id="on the far corner"),
+        pytest.param((math.nextafter(-74.0, -99), 40.5), ["out_of_bounds"], id="just west"),
+        pytest.param((-73.5, math.nextafter(41.0, 99)), ["out_of_bounds"], id="just north"),
+        pytest.param((-73.5, 95.0), ["latitude_out_of_range"], id="nowhere at all"),
+    ],
+)
+def test_beyond_the_bounds_is_dead_only_where_refused(place, expected: list[str]) -> None:
+    table = table_of({**GOOD, "lon": place[0], "lat": place[1]})
+    assert reasons(table, STRICT) == expected
+    assert reasons(table, LONLAT) == [r for r in expected if r != "out_of_bounds"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({"lon": ["-73.5", "west", "-73.4"]}, ["wrong_type"], id="text for a number"),
+        pytest.param({"lon": [True, False, True]}, ["wrong_type"] * 3, id="truth for a number"),
+        pytest.param({"event_time": [1, 2, 3]}, ["wrong_type"] * 3, id="number for a time"),
+        pytest.param(
+            {"event_time": ["2024-05-01", "yesterday", None]},
+            ["wrong_type", "null_time"],
+            id="text for a time",
+        ),
+        pytest.param({"id": [1.5, 2.5, None]}, ["wrong_type"] * 2 + ["null_id"], id="fraction id"),
+        pytest.param({"lat": [[40.5], [40.5], None]}, ["wrong_type"] * 2 + ["not_finite"], id="list"),
+    ],
+)
+def test_wrong_types_are_named_row_by_row(values: dict, expected: list[str]) -> None:
+    table = table_of(GOOD, GOOD, GOOD)
+    for name, column in values.items():
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(column))
+    assert reasons(table) == expected
+
+
+@pytest.mark.parametrize("name", ["lon", "lat", "event_time", "id"])
+def test_a_missing_column_is_named(name: str) -> None:
+    _, dead = decode(table_of(GOOD, GOOD).drop_columns([name]), SCHEMA, LONLAT, ())
+    assert [row.reason for row in dead] == [Reason.MISSING_FIELD] * 2
+    assert name in dead[0].detail
+
+
+def test_one_wrong_attribute_costs_one_row_and_only_where_it_is_wanted() -> None:
+    table = table_of(
+        {**GOOD, "fare": "12.5", "flag": "true"},
+        {**GOOD, "fare": "much", "flag": "false"},
+        {**GOOD, "fare": "3", "flag": "perhaps"},
+    )
+    assert reasons(table) == []
+    block, dead = decode(table, SCHEMA, LONLAT, ("fare",))
+    assert block.attributes["fare"].to_pylist() == [12.5, 3.0]
+    assert [row.reason for row in dead] == [Reason.WRONG_TYPE]
+    block, dead = decode(table, SCHEMA, LONLAT, ("flag",))
+    assert block.attributes["flag"].to_pylist() == [True, False]
+    assert [row.reason for row in dead] == [Reason.WRONG_TYPE]
+
+
+def test_an_attribute_that_is_not_there_is_null() -> None:
+    block, dead = decode(table_of(GOOD), SCHEMA, LONLAT, ("base", "flag"))
+    assert dead == []
+    assert block.attributes["base"].to_pylist() == [None]
+    assert block.attributes["flag"].type == pa.bool_()
+
+
+def test_malformed_json_keeps_its_text() -> None:
+    lines = [
+        b'{"id": "a", "lon": -73.5, "lat": 40.5, "event_time": "2024-05-01T12:00:00Z"}',
+        b'{"id": "b", "lon": -73.5, ',
+        b"[1, 2]",
+        b"\xff\xfe not text",
+        b'{"id": "c", "lon": "east", "lat": 40.5, "event_time": "2024-05-01T12:00:00Z"}',
+    ]
+    block, dead = decode(read_json_lines(lines), SCHEMA, LONLAT, ())
+    assert block.ids.to_pylist() == ["a"]
+    assert block.time.tolist() == [NOON_US]
+    found = sorted((row.reason.value, row.record) for row in dead)
+    assert [reason for reason, _ in found] == ["malformed"] * 3 + ["wrong_type"]
+    texts = {record for reason, record in found if reason == "malformed"}
+    assert {'{"id": "b", "lon": -73.5, ', "[1, 2]"} <= texts
+
+
+def test_rows_without_identifiers_take_their_number() -> None:
+    numbered = PointSchema("lon", "lat", "event_time", None, pa.int64(), TIMESTAMP, ATTRIBUTES)
+    rows = [{**GOOD, ROW: 40}, {**GOOD, "lon": math.nan, ROW: 41}, {**GOOD, ROW: 42}]
+    block, dead = decode(table_of(*rows), numbered, LONLAT, ())
+    assert block.ids.to_pylist() == [40, 42]
+    assert [row.position for row in dead] == [41]
+    assert ROW not in json.loads(dead[0].record)
+
+
+def test_the_first_fault_of_a_row_is_the_one_that_is_told() -> None:
+    row = {**GOOD, "lat": 91.0, "lon": math.nan, "id": None, MALFORMED: "oops"}
+    _, dead = decode(table_of(row), SCHEMA, STRICT, ())
+    assert [(item.reason, item.record) for item in dead] == [(Reason.MALFORMED, "oops")]
+
+
+def test_no_rows_are_no_points() -> None:
+    block, dead = decode(table_of(GOOD).slice(0, 0), SCHEMA, LONLAT, ("fare", "base"))
+    assert (block.size, dead) == (0, [])
+
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6),
+    st.lists(st.integers(0, 3), max_size=2), st.just("2024-05-01T12:00:00Z"),
+    st.floats(-74, -73), st.floats(40, 41),
+)  # fmt: skip
+fields = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("id", "lon", "lat", "event_time", "fare", "flag"), anything)
+)
+
+
+@given(st.lists(fields, max_size=8), st.sampled_from([LONLAT, PLANE, STRICT]))
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_every_row_is_a_point_or_dead_once(records: list[dict], space) -> None:
+    lines = [json.dumps(record).encode() for record in records]
+    table = read_json_lines(lines)
+    block, dead = decode(table, SCHEMA, space, ("fare", "flag"))
+    assert block.size + len(dead) == len(records)
+    assert all(len(column) == block.size for column in block.attributes.values())
+    assert np.isfinite(block.x).all() and np.isfinite(block.y).all()
+    assert block.ids.null_count == 0
+    assert {row.reason for row in dead} <= set(Reason)
+
+
+def points(size: int) -> PointBlock:
+    random = np.random.default_rng(5)
+    return PointBlock(
+        random.random(size),
+        random.random(size),
+        random.integers(0, 99, size),
+        pa.array([f"p{n}" for n in range(size)]),
+        {"fare": pa.array(random.random(size)), "base": pa.array([None] * size, pa.string())},
+    )
+
+
+def columns_of(block: PointBlock) -> list[list]:
+    own = [block.x.tolist(), block.y.tolist(), block.time.tolist(), block.ids.to_pylist()]
+    return own + [[name, *array.to_pylist()] for name, array in block.attributes.items()]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_a_packed_block_is_unpacked_as_it_was(size: int) -> None:
+    block = points(size)
+    schema = block_schema(SCHEMA, ("fare", "base"))
+    assert columns_of(unpack_block(pack_block(block, schema))) == columns_of(block)
+
+
+def test_some_points_of_a_block() -> None:
+    block = points(10)
+    some = take_rows(block, np.array([7, 2, 2]))
+    whole = columns_of(block)
+    assert columns_of(some)[3] == ["p7", "p2", "p2"]
+    assert columns_of(some)[0] == [whole[0][k] for k in (7, 2, 2)]
+    assert columns_of(some)[4][1:] == [whole[4][1:][k] for k in (7, 2, 2)]

@@ -1,0 +1,216 @@
+"""A run in a process of its own that kills itself, or an executor, at a chosen moment.
+
+``python crash_driver.py SPEC.json`` runs the pipeline of a :class:`Spec` on from where its state
+directory is. Requests come while it runs, each block once however often the process dies: after
+a batch is committed, and between the intent and the fold of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from roost import Pipeline, RunConfig
+from roost.balance import Strategy
+from roost.engine.session import make_session
+from roost.space import Coordinates, Rect
+from roost.state.store import Commit
+
+STAGED = "staged"
+POLL_S = 0.002
+
+Blocks = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to run and when to die.
+
+    ``kill`` is (batch, step), the step being one of those of a batch, ``match+N`` for N
+    milliseconds into the match, or ``match+staged`` for the moment its first file is there.
+    ``requests`` has blocks of requests: ``start``, ``after-K`` for what is logged once batch K is
+    committed, and ``during-K`` for what is logged when its intent is written and not yet folded.
+    ``kill_executors`` names batches in which an executor that is at work is killed.
+    """
+
+    points: str
+    out: str
+    strategy: str
+    machines: int
+    batch_rows: int
+    bounds: list[float]
+    requests: Blocks = field(default_factory=dict)
+    streaming: bool = False
+    kill: tuple[int, str] | None = None
+    master: str = "local[2]"
+    kill_executors: tuple[int, ...] = ()
+
+    def to_file(self, path: Path) -> Path:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        return path
+
+
+def read_spec(path: str) -> Spec:
+    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    return Spec(**{**data, "kill": data["kill"] and tuple(data["kill"])})
+
+
+def config_of(spec: Spec) -> RunConfig:
+    return RunConfig(
+        points=spec.points,
+        bounds=Rect(*spec.bounds),
+        grid=(20, 10),
+        coordinates=Coordinates.PLANE,
+        strategy=Strategy(spec.strategy),
+        machines=spec.machines,
+        batch_rows=spec.batch_rows,
+        available_now=True,
+        query_id_type="text",
+        out=Path(spec.out),
+    )
+
+
+def block_of(requests: list[dict[str, Any]]) -> pa.Table:
+    names = dict.fromkeys(name for request in requests for name in request)
+    return pa.table({name: [request.get(name) for request in requests] for name in names})
+
+
+class Run:
+    """One life of the driver."""
+
+    def __init__(self, spec: Spec, kill: Callable[[], None]) -> None:
+        self.spec = spec
+        self._kill = kill
+        self.pipeline: Pipeline | None = None
+        self.killed_executors: list[int] = []
+
+    def log(self, name: str) -> None:
+        """Log a block of requests, unless an earlier life did."""
+        assert self.pipeline is not None
+        if name in self.spec.requests:
+            self.pipeline.log.append(block_of(self.spec.requests[name]), tag=name)
+
+    def on_batch(self, commit: Commit) -> None:
+        self.log(f"after-{commit.batch_id}")
+
+    def on_step(self, step: str, batch_id: int) -> None:
+        if step == "fold":
+            self.log(f"during-{batch_id}")
+        if step == "match" and batch_id in self.spec.kill_executors:
+            threading.Thread(target=self._kill_executor, daemon=True).start()
+        if self.spec.kill is None or self.spec.kill[0] != batch_id:
+            return
+        wanted, _, moment = self.spec.kill[1].partition("+")
+        if wanted != step:
+            return
+        if not moment:
+            self._kill()
+        elif moment == STAGED:
+            threading.Thread(target=self._kill_when_staged, daemon=True).start()
+        else:
+            threading.Timer(int(moment) / 1_000, self._kill).start()
+
+    def _kill_when_staged(self) -> None:
+        staging = Path(self.spec.out) / "matches" / "_staging"
+        while not any(staging.iterdir()):
+            time.sleep(POLL_S)
+        self._kill()
+
+    def _kill_executor(self) -> None:
+        """Kill an executor that has a task under way."""
+        assert self.pipeline is not None
+        store = self.pipeline.spark.sparkContext._jsc.sc().statusStore()
+        while True:
+            executors = store.executorList(True)
+            for place in range(executors.size()):
+                executor = executors.apply(place)
+                if executor.id() != "driver" and executor.activeTasks() > 0:
+                    pid = executor_pids()[executor.id()]
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed_executors.append(pid)
+                    return
+            time.sleep(POLL_S)
+
+    def go(self, spark: SparkSession) -> dict[str, Any]:
+        config = config_of(self.spec)
+        with Pipeline(
+            config, spark=spark, on_batch=self.on_batch, on_step=self.on_step
+        ) as pipeline:
+            self.pipeline = pipeline
+            self.log("start")
+            # What a life that ended between a commit and its requests still owes.
+            for commit in pipeline.store.commits():
+                self.on_batch(commit)
+            if not self.spec.streaming:
+                return pipeline.run()
+            query = pipeline.start(stream_of(spark, self.spec))
+            query.awaitTermination()
+            return pipeline.report()
+
+
+def stream_of(spark: SparkSession, spec: Spec) -> DataFrame:
+    """Stream a folder with Spark's own source, a file a batch."""
+    schema = spark.read.parquet(spec.points).schema
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    return reader.parquet(spec.points)
+
+
+def executor_pids() -> dict[str, int]:
+    """Executors below this process, by id."""
+    found: dict[str, int] = {}
+    for process in psutil.Process().children(recursive=True):
+        words = _words(process)
+        if any("CoarseGrainedExecutorBackend" in word for word in words):
+            found[words[words.index("--executor-id") + 1]] = process.pid
+    return found
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def tagged_processes(name: str, value: str) -> Iterator[psutil.Process]:
+    """Processes that have inherited an environment variable, whoever their parent is now."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value:
+                yield process
+        except psutil.Error:
+            continue
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    spec = read_spec(sys.argv[1])
+    folder = Path(spec.out).parent / "spark"
+    places = {
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    spark = make_session(spec.master, places)
+    run = Run(spec, kill_myself)
+    report = run.go(spark)
+    print(json.dumps({"report": report, "killed": run.killed_executors}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

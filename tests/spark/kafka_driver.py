@@ -1,0 +1,42 @@
+"""Pipelines in a process of their own, which knows the connector's jars and may be killed.
+
+Takes a list of runs as JSON in its only argument: settings, and steps to pause before. Says each
+pause and each report in a line that begins with ``@``; a line on standard input ends a pause.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from roost import Pipeline
+from roost.config import RunConfig, with_settings
+from roost.errors import RoostError
+
+
+def say(what: Any) -> None:
+    print(f"@{json.dumps(what)}", flush=True)
+
+
+def main() -> None:
+    spark = None
+    for run in json.loads(sys.argv[1]):
+        pauses = [tuple(pause) for pause in run.get("pauses", ())]
+
+        def on_step(step: str, batch_id: int, pauses: list[Any] = pauses) -> None:
+            if (step, batch_id) in pauses:
+                say([step, batch_id])
+                sys.stdin.readline()
+
+        config = with_settings(RunConfig(), run["settings"])
+        with Pipeline(config, spark=spark, on_step=on_step) as pipeline:
+            try:
+                say(pipeline.run())
+            except RoostError as error:
+                say({"error": f"{type(error).__name__}: {error}"})
+            spark = pipeline.spark
+
+
+if __name__ == "__main__":
+    main()

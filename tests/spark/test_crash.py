@@ -1,0 +1,315 @@
+"""The driver dies at every step of a batch, by SIGKILL, and the sink holds each match once.
+
+Every chain starts real processes that kill themselves at one moment after the other; the last one
+runs to the end. What they leave must be, row by row and batch by batch, what a run leaves that
+nobody killed, which in turn must be what brute force says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from cases import PLANE, Case, as_time, pairs, point_table, random_case, read_folder, settle
+from crash_driver import Run, Spec, tagged_processes
+from pyspark.sql import SparkSession
+
+from roost.balance import Strategy
+from roost.engine import batch as batch_module
+
+pytestmark = pytest.mark.spark
+
+DRIVER = Path(__file__).with_name("crash_driver.py")
+TAG = "ROOST_TEST_RUN"
+DEADLINE_S = 300
+BATCH_ROWS = 40
+BATCHES = 6
+STEPS = ("intent", "fold", "match", "deliver", "commit", "publish", "forget", "end")
+BEFORE_COMMIT = ("intent", "fold", "match", "match+30", "match+staged", "deliver", "commit")
+MOMENTS = (*BEFORE_COMMIT, "publish", "forget", "end")
+KILLED_BATCHES = 3
+
+Kill = tuple[int, str]
+
+
+def one_by_one(moments: Sequence[str]) -> list[list[Kill]]:
+    """Chains that die once in each batch, at another moment each time; together at all moments."""
+    return [
+        [(number, moments[(turn + number) % len(moments)]) for number in range(KILLED_BATCHES)]
+        for turn in range(len(moments))
+    ]
+
+
+def again_and_again(moments: Sequence[str]) -> list[Kill]:
+    """A chain that dies at all the moments of a batch, and then at those of the next."""
+    return list(itertools.product(range(KILLED_BATCHES), moments))
+
+
+def test_the_chains_cover_every_moment_of_every_batch() -> None:
+    covered = [kill for kills in one_by_one(MOMENTS) for kill in kills]
+    assert sorted(covered) == sorted(itertools.product(range(KILLED_BATCHES), MOMENTS))
+    assert {moment.partition("+")[0] for moment in MOMENTS} == set(STEPS)
+
+
+def test_the_steps_are_those_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    run = Run(story(tmp_path, "uniform").spec, kill=lambda: None)
+    run.on_step = lambda step, batch_id: seen.append((step, batch_id))  # type: ignore[method-assign]
+    run.go(spark)
+    assert seen == [(step, number) for number in range(BATCHES) for step in STEPS]
+    assert all(f"    {step} " in (batch_module.__doc__ or "") for step in STEPS[:-1])
+
+
+# --------------------------------------------------------------------------- the story
+
+
+@dataclass(frozen=True)
+class Story:
+    """Points with bad ones among them, and requests that come while they are matched."""
+
+    spec: Spec
+    case: Case
+
+
+def story(folder: Path, strategy: str, *, streaming: bool = False) -> Story:
+    case = random_case(41, BATCH_ROWS * BATCHES, 60, timestamps=False, text_ids=True)
+    for row in range(3, len(case.points), 17):
+        case.points[row].update(x=math.nan, expect="not_finite")
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = Spec(
+        points=str(write_points(folder, case, streaming=streaming)),
+        out=str(folder / "out"),
+        strategy=strategy,
+        machines=5,
+        batch_rows=BATCH_ROWS,
+        bounds=[PLANE.x0, PLANE.y0, PLANE.x1, PLANE.y1],
+        requests=blocks(case.requests),
+        streaming=streaming,
+    )
+    return Story(spec, case)
+
+
+def blocks(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Share out requests: most hold from a batch on, some are refused, some name a time.
+
+    Nothing is there at the start: the first batch is matched at log position 0.
+    """
+    names = [f"{kind}-{k}" for k in range(BATCHES - 1) for kind in ("during", "after")]
+    made: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    share = math.ceil(len(requests) / len(names))
+    for number, request in enumerate(requests):
+        made[names[number // share]].append(request)
+    return made
+
+
+def write_points(folder: Path, case: Case, *, streaming: bool) -> Path:
+    if not streaming:
+        path = folder / "points.parquet"
+        pq.write_table(point_table(case), path, row_group_size=64)
+        return path
+    path = folder / "points"
+    path.mkdir()
+    for number in range(BATCHES):
+        rows = case.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
+        file = path / f"{number}.parquet"
+        pq.write_table(point_table(case, rows), file)
+        # Spark takes older files first.
+        os.utime(file, (1_000_000_000 + number, 1_000_000_000 + number))
+    return path
+
+
+def brute(story: Story) -> list[tuple[int, Any, Any]]:
+    """Find (batch, query, point) by brute force, a batch at a time."""
+    found: list[tuple[int, Any, Any]] = []
+    logged: list[dict[str, Any]] = []
+    for number in range(BATCHES):
+        queries = settle(logged)[0]
+        points = story.case.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
+        found += [(number, q, p) for q, p in pairs(points, queries, False)]
+        for kind in ("during", "after"):
+            logged += story.spec.requests.get(f"{kind}-{number}", [])
+    return sorted(found)
+
+
+Left = tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]
+
+
+def left_behind(out: Path) -> Left:
+    """Every published row, however often it is there."""
+    matches = Counter(
+        (m["batch_id"], m["query_id"], m["point_id"], as_time(m["event_time"]))
+        for m in read_folder(out / "matches")
+    )
+    dead = Counter(tuple(sorted(d.items())) for d in read_folder(out / "dead"))
+    return matches, dead
+
+
+def check_dead(story: Story, dead: Counter[tuple[Any, ...]]) -> None:
+    rows = [dict(row) for row in dead.elements()]
+    bad = sum(1 for point in story.case.points if point.get("expect"))
+    assert sum(1 for row in rows if row["origin"] == "point") == bad > 10
+    refused = sorted((r["position"], r["reason"]) for r in rows if r["origin"] == "request")
+    logged = [r for name in story.spec.requests for r in story.spec.requests[name]]
+    assert refused == settle(logged)[1]
+    assert len(refused) > 5
+
+
+# --------------------------------------------------------------------------- chains of deaths
+
+
+class Chain:
+    """Processes one after the other on one state directory, and what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tag = uuid.uuid4().hex
+
+    def life(self, spec: Spec) -> subprocess.CompletedProcess[str]:
+        path = spec.to_file(self._folder / "spec.json")
+        # To files, not pipes: the orphans of a dead driver would keep a pipe open.
+        with (self._folder / "out.txt").open("w+") as out, (self._folder / "err.txt").open(
+            "w+"
+        ) as err:
+            done = subprocess.run(
+                [sys.executable, str(DRIVER), str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, TAG: self._tag},
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+
+    def run(self, spec: Spec, kills: Sequence[Kill]) -> dict[str, Any]:
+        """Die at each of the moments, then run to the end; returns the report."""
+        for kill in kills:
+            done = self.life(replace(spec, kill=kill))
+            assert done.returncode == -signal.SIGKILL, f"at {kill}: {done.stderr[-3000:]}"
+        done = self.life(spec)
+        assert done.returncode == 0, f"after {kills}: {done.stderr[-3000:]}"
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["report"]
+        return report
+
+    def orphans(self) -> list[psutil.Process]:
+        """Processes that outlive their drivers for longer than they may."""
+        _, alive = psutil.wait_procs(list(tagged_processes(TAG, self._tag)), timeout=60)
+        return alive
+
+
+def undisturbed(spark: SparkSession, folder: Path, strategy: str, *, streaming: bool) -> Left:
+    calm = story(folder, strategy, streaming=streaming)
+    Run(calm.spec, kill=lambda: None).go(spark)
+    left = left_behind(Path(calm.spec.out))
+    assert sorted(match[:3] for match in left[0].elements()) == brute(calm)
+    check_dead(calm, left[1])
+    return left
+
+
+class Died(BaseException):
+    """Stands for a death where no process need die: whatever is on the disk stays as it is."""
+
+
+def die() -> None:
+    raise Died
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_abandoned_at_every_step_of_every_batch(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, full: bool
+) -> None:
+    """The same sweep without processes: cheap enough for all steps."""
+    if not full and strategy is not Strategy.UNIFORM:
+        pytest.skip("only with --full")
+    calm = undisturbed(spark, tmp_path / "calm", strategy, streaming=False)
+    chains = [*one_by_one(STEPS), again_and_again([s for s in BEFORE_COMMIT if s in STEPS])]
+    for number, kills in enumerate(chains):
+        rough = story(tmp_path / f"rough-{number}", strategy)
+        for kill in kills:
+            with pytest.raises(Died):
+                Run(replace(rough.spec, kill=kill), die).go(spark)
+        check_left(rough, calm, Run(rough.spec, die).go(spark))
+
+
+def check_left(rough: Story, calm: Left, report: dict[str, Any]) -> None:
+    out = Path(rough.spec.out)
+    matches, dead = left_behind(out)
+    assert matches == calm[0]
+    assert dead == calm[1]
+    assert report["matches"] == matches.total()
+    assert report["points"] + report["dead_points"] == len(rough.case.points)
+    assert report["batches"] == BATCHES
+    for kind in ("matches", "dead"):
+        assert list((out / kind / "_staging").iterdir()) == []
+
+
+def sweep(
+    spark: SparkSession, folder: Path, strategy: str, kills: Sequence[Kill], *, streaming: bool
+) -> None:
+    calm = undisturbed(spark, folder / "calm", strategy, streaming=streaming)
+    rough = story(folder / "rough", strategy, streaming=streaming)
+    chain = Chain(folder / "rough")
+    check_left(rough, calm, chain.run(rough.spec, kills))
+    assert chain.orphans() == []
+
+
+PART: list[Kill] = [
+    (0, "fold"),
+    (1, "fold"),
+    (2, "match+staged"),
+    (3, "commit"),
+    (4, "publish"),
+]
+
+
+def test_killed_in_one_batch_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
+    sweep(spark, tmp_path, "uniform", PART, streaming=False)
+
+
+def test_killed_while_streaming(spark: SparkSession, tmp_path: Path) -> None:
+    sweep(spark, tmp_path, "replicated", [(1, "deliver"), (3, "forget")], streaming=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kills", one_by_one(MOMENTS), ids=lambda kills: kills[0][1])
+@pytest.mark.parametrize(
+    ("strategy", "streaming"),
+    [
+        *(pytest.param(strategy, False, id=strategy.value) for strategy in Strategy),
+        pytest.param(Strategy.UNIFORM, True, id="streaming"),
+    ],
+)
+def test_killed_at_every_moment_of_every_batch(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, streaming: bool, kills: list[Kill]
+) -> None:
+    sweep(spark, tmp_path, strategy, kills, streaming=streaming)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("strategy", "streaming"),
+    [
+        pytest.param(Strategy.UNIFORM, False, id="files"),
+        pytest.param(Strategy.REPLICATED, True, id="streaming"),
+    ],
+)
+def test_killed_again_and_again(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, streaming: bool
+) -> None:
+    sweep(spark, tmp_path, strategy, again_and_again(BEFORE_COMMIT), streaming=streaming)

@@ -1,0 +1,157 @@
+"""Every example runs and says what it should; so do the code blocks of the README."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import shapely
+
+from oracle import haversine
+from roost.cli import main as roost
+from roost.model import Circle
+from roost.sim.generators import PointGenerator, load_places
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def generated(rows: int, rate: float, seed: int) -> Any:
+    """Rows of ``generate:rows=…,rate=…,seed=…``; their second of event time is row / rate."""
+    return PointGenerator(load_places(), rate, 0, seed, spread_deg=0.1).block(0, rows)
+
+
+def inside(circle: Circle, table: Any) -> np.ndarray:
+    lon, lat = table["lon"].to_numpy(), table["lat"].to_numpy()
+    near = np.abs(lat - circle.cy) < 1.0  # 50 km are less than half a degree of latitude
+    hits = np.zeros(len(lon), bool)
+    for row in np.flatnonzero(near):
+        distance = haversine(circle.cx, circle.cy, lon[row], lat[row])
+        hits[row] = distance <= circle.radius
+    return hits
+
+
+def check_quick_start(example: Any, spark: Any, out: Path) -> None:
+    counts = example.main(out, spark)
+    points = pq.read_table(ROOT / "src" / "roost" / "data" / "sample_points.parquet")
+    lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
+    base = np.array(points["base"].to_pylist())
+    midtown, _, park, one_base = (query.shape for query in example.QUESTIONS)
+    box = (lon >= midtown.x0) & (lon <= midtown.x1) & (lat >= midtown.y0) & (lat <= midtown.y1)
+    assert one_base == midtown
+    expected = {
+        "midtown": box.sum(),
+        "one base in midtown": (box & (base == "B02617")).sum(),
+        "around the park": shapely.intersects_xy(shapely.from_wkt(park.text), lon, lat).sum(),
+        "jfk": inside(example.QUESTIONS[1].shape, points).sum(),
+    }
+    assert counts == Counter({name: int(count) for name, count in expected.items()})
+    assert min(counts.values()) > 0
+    assert example.main(out, spark) == counts
+
+
+def check_register_while_running(example: Any, spark: Any, out: Path) -> None:
+    batches = example.main(out, spark)
+    assert batches == {"tokyo": [0, 1], "delhi": [1, 2, 3], "tokyo, from second 12 on": [2, 3]}
+    points = generated(200_000, 10_000.0, 7)
+    late = np.arange(200_000) >= 120_000
+    matches = pq.read_table(out / "matches")
+    mine = pc.equal(matches["query_id"], "tokyo, from second 12 on")
+    found = sorted(matches.filter(mine)["point_id"].to_pylist())
+    hits = inside(example.TOKYO, points) & late
+    assert found == points.filter(hits)["id"].to_pylist()
+
+
+def check_streaming_dataframe(example: Any, spark: Any, out: Path) -> None:
+    count = example.main(out, spark)
+    points = pq.read_table(out / "points")
+    x, y = points["x"].to_numpy(), points["y"].to_numpy()
+    yard = (x >= 10) & (x <= 20) & (y >= 10) & (y <= 20)
+    fast = (y >= 40) & (y <= 60) & (points["speed_kmh"].to_numpy() > 120)
+    assert points.num_rows == example.FILES * example.ROWS
+    assert count == yard.sum() + fast.sum() > 0
+    assert pq.read_table(out / "matches").num_rows == count
+
+
+def check_callback_sink(example: Any, spark: Any, out: Path) -> None:
+    counts = example.main(out, spark)
+    points = generated(200_000, 10_000.0, 7)
+    large = points["value"].to_numpy() > 60
+    expected = {
+        name: int((inside(Circle(lon, lat, 50_000.0), points) & large).sum())
+        for name, (lon, lat) in example.CITIES.items()
+    }
+    assert counts == Counter(expected)
+    assert min(counts.values()) > 0
+
+
+CHECKS: dict[str, Callable[[Any, Any, Path], None]] = {
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, spark: Any, tmp_path: Path) -> None:
+    CHECKS[name](load(name), spark, tmp_path / "out")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert found, f"the README has no {language} block"
+    return found
+
+
+@pytest.fixture
+def in_folder(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; the session is there, so Roost finds it and starts no other."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_readme_python(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "\n".join(blocks("python"))
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    promised = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert promised
+    assert capsys.readouterr().out.splitlines() == promised
+
+
+def test_readme_commands(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    for program, *arguments in filter(None, commands):
+        if program == ".venv/bin/roost":
+            assert roost(arguments) == 0, arguments
+        else:
+            assert (ROOT / program).is_file(), program
+    matches = pq.read_table(in_folder / "demo" / "matches", columns=["query_id"])
+    jfk = pc.equal(matches["query_id"], "jfk")
+    points = pq.read_table(ROOT / "src" / "roost" / "data" / "sample_points.parquet")
+    expected = inside(Circle(-73.7781, 40.6413, 1500.0), points).sum()
+    assert matches.filter(jfk).num_rows == expected > 0
+    assert (in_folder / "demo" / "report.json").is_file()
+    shown = capsys.readouterr().out
+    assert "registered jfk" in shown
+    assert "replicated" in shown
