@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roost.errors import RequestError, StateError
@@ -27,7 +27,7 @@ from roost.state.admission import Rules
 from roost.state.operations import Desk
 from roost.state.queries import TIER, QuerySet, open_index
 from roost.state.querylog import SqliteQueryLog
-from roost.state.store import Intent, Store
+from roost.state.store import Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
 SCHEMA = request_schema(pa.string(), pa.int64())
@@ -45,6 +45,9 @@ class Directory:
     def open(self) -> None:
         self.store = Store(self.folder)
         self.log = SqliteQueryLog(self.folder / "queries.db")
+        # Processes die here, machines do not: waiting for the disk would only take time.
+        for file in (self.store, self.log):
+            file._db.execute("pragma synchronous = off")
         self.queries = QuerySet(self.store, self.log, self.rules)
 
     def close(self) -> None:
@@ -66,6 +69,11 @@ class Directory:
         return open_index(self.store.segment_folder, version.segments, SPACE)
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Directory]:
     directory = Directory(tmp_path / "state")
@@ -81,6 +89,12 @@ def register(query_id: str, x: float = 0.0, user: str = "ann", **times: int) -> 
 
 def terminate(query_id: str, user: str = "ann", **times: int) -> dict[str, Any]:
     return {"op": "terminate", "query_id": query_id, "user_id": user, **times}
+
+
+def table_of(requests: list[dict[str, Any]]) -> pa.Table:
+    """A table with the columns that these requests have, and no others."""
+    names = dict.fromkeys(name for request in requests for name in request)
+    return pa.table({name: [request.get(name) for request in requests] for name in names})
 
 
 def matches(index: Index, xs: list[float], times: list[int]) -> Counter[tuple[str, float, int]]:
@@ -212,7 +226,6 @@ def test_an_earlier_life_is_not_forgotten_when_the_last_one_is_ended(directory, 
         directory.append(step)
         if apart:
             directory.fold()
-    assert refusals(directory) or directory.fold() is None
     found = matches(directory.index(), [0.0, 10.0, 20.0, 30.0], list(range(10)))
     assert found == {("q", 0.0, t): 1 for t in range(2, 6)} | {("q", 30.0, t): 1 for t in (7, 8, 9)}
     assert refusals(directory) == [(4, "duplicate_query")]
@@ -234,7 +247,6 @@ class Reference:
     """The log, one request at a time."""
 
     lives: dict[str, list[Life]] = field(default_factory=dict)
-    past: dict[str, list[Life]] = field(default_factory=dict)
     refused: list[tuple[int, str]] = field(default_factory=list)
     position: int = 0
 
@@ -326,7 +338,7 @@ def tear(directory: Directory) -> None:
     st.lists(st.tuples(registrations | terminations, events), min_size=1, max_size=14),
     st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_cut_and_any_crash_gives_what_the_log_says(tmp_path_factory, steps, own_schemas) -> None:
     requests = placed([request for request, _ in steps])
     xs = [float(number) for number in range(len(requests))]
@@ -336,7 +348,7 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(tmp_path_factory, steps, 
 
     def flush() -> None:
         if waiting and own_schemas:
-            directory.log.append(pa.Table.from_pylist(waiting))
+            directory.log.append(table_of(waiting))
         elif waiting:
             directory.append(*waiting)
         waiting.clear()
@@ -361,7 +373,7 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(tmp_path_factory, steps, 
 
 
 @given(st.lists(registrations | terminations, min_size=1, max_size=12), st.integers(0, 2**12 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, folds: int) -> None:
     requests = placed(raw)
     xs = [float(number) for number in range(len(requests))]
@@ -381,21 +393,16 @@ def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, fol
     directory.close()
 
 
-def test_the_position_of_an_intent_is_kept_when_the_log_goes_on(directory: Directory) -> None:
-    """A batch that wrote its intent and died finds its own queries, not those logged since."""
-    directory.append(register("a", 0.0))
-    directory.fold()
-    directory.append(register("b", 10.0), register("b", 10.0))
-    directory.store.put_intent(Intent(0, 0, 2, {}))
-    directory.append(register("c", 20.0))
+def test_a_position_that_was_passed_over_is_not_answered_with_another(directory) -> None:
+    """A batch that died after its intent must find its own queries: fold there first."""
+    for number in range(3):
+        directory.append(register(f"q{number}", 10.0 * number))
+    directory.queries.advance(1)
     directory.crash()
     directory.fold()
-    assert set(matches(directory.index(2), [0.0, 10.0, 20.0], [5])) == {
-        ("a", 0.0, 5), ("b", 10.0, 5),
-    }  # fmt: skip
-    assert [item.position for item in directory.queries.refused_between(0, 2)] == [2]
-    assert directory.queries.refused_between(2, 3) == []
-    assert len(matches(directory.index(3), [0.0, 10.0, 20.0], [5])) == 3
+    assert set(matches(directory.index(1), [0.0, 10.0], [5])) == {("q0", 0.0, 5)}
+    with pytest.raises(AssertionError, match="log position 2 was passed over"):
+        directory.queries.advance(2)
 
 
 # -- segments
@@ -450,25 +457,18 @@ def test_a_joined_segment_leaves_out_the_ended_and_keeps_the_rest(directory: Dir
 def test_every_shape_and_condition_survives_being_joined(tmp_path: Path) -> None:
     rules = Rules(SPACE, pa.int64(), TIMESTAMP, pa.schema([("fare", pa.float64())]))
     directory = Directory(tmp_path / "state", rules)
-    directory.log.append(
-        pa.Table.from_pylist(
-            [
-                {"op": "register", "query_id": 1, "user_id": "ann", "cx": 5, "cy": 5, "radius": 2},
-                {
-                    "op": "register", "query_id": 2, "user_id": "bob", "predicate": "fare > 5",
-                    "wkt": "POLYGON ((20 20, 30 20, 30 30, 20 20))",
-                },
-            ]
-        )
-    )  # fmt: skip
+    circle = {"op": "register", "query_id": 1, "user_id": "ann", "cx": 5, "cy": 5, "radius": 2}
+    polygon = {
+        "op": "register", "query_id": 2, "user_id": "bob", "predicate": "fare > 5",
+        "wkt": "POLYGON ((20 20, 30 20, 30 30, 20 20))",
+    }  # fmt: skip
+    box = {"op": "register", "query_id": 3, "user_id": "ann", "x0": 0, "y0": 0, "x1": 1, "y1": 1}
+    directory.log.append(table_of([circle, polygon]))
     directory.fold()
     ((segment, _),) = directory.queries.segments()
     before = segment.queries().to_pylist()
-    directory.log.append(
-        pa.Table.from_pylist(
-            [{"op": "register", "query_id": 3, "user_id": "ann", "x0": 0, "y0": 0, "x1": 1, "y1": 1}]
-        )
-    )
+    assert len(before) == 2
+    directory.log.append(table_of([box]))
     directory.fold()
     ((segment, _),) = directory.queries.segments()
     assert segment.queries().to_pylist()[:2] == before

@@ -304,7 +304,7 @@ def streamed(
     points = make_points(chance, 400)
     # Points all of them, whatever they look like.
     points[0]["id"] = "2014-04-01"
-    odd = {**points[1], "note": {"any": ["thing", 1]}, "event_time": "2014-04-01 02:00:00+02"}
+    odd = {**points[1], "note": {"any": ["thing", 1]}, "event_time": "2014-04-01 02:00:01.000123+02"}
     faulty = make_points(chance, len(FAULTS), 1_000)
     for point, (fault, _) in zip(faulty, FAULTS, strict=True):
         point.update(fault)
@@ -313,6 +313,7 @@ def streamed(
         json.dumps(points[3], indent=2).encode(),
         *(value for value, _ in DEAD),
     ]
+    points[1]["event_time"] = "2014-04-01T00:00:01.000123Z"
     points[2]["id"] = "7"
     chance.shuffle(values)
     broker.create_topic("streamed-points", partitions=2)

@@ -35,7 +35,7 @@ from roost.bench import cases
 from roost.bench.cases import Case
 from roost.bench.common import environment, save_bars_plot, write_json
 from roost.bench.rivals import environment as environments
-from roost.bench.rivals.environment import Unavailable, telling_line, own_command
+from roost.bench.rivals.environment import Unavailable, own_command, telling_line
 from roost.bench.rivals.protocol import CORES, Mode, match_files
 from roost.errors import RoostError
 

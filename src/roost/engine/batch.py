@@ -77,6 +77,7 @@ class BatchRunner:
     sinks: Sequence[Sink] = ()
     on_step: Callable[[str, int], None] = lambda step, batch_id: None
     clock: Callable[[], float] = time.perf_counter
+    _kept_from: int = -1
     _plans: dict[int, Plan] = field(default_factory=dict)
     _wanted: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -199,7 +200,9 @@ class BatchRunner:
 
     def _forget(self, intent: Intent) -> None:
         self._clear_staging()
-        self.store.drop_versions_before(intent.position)
+        if intent.position > self._kept_from:
+            self.store.drop_versions_before(intent.position)
+            self._kept_from = intent.position
 
     def _clear_staging(self) -> None:
         """Delete what failed attempts left; no batch is running now."""

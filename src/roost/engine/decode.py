@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.kernel.arrays import as_arrow, as_numpy
+from roost.kernel.cells import all_within
 from roost.kernel.segment import longitude_range
 from roost.model import PointBlock, Reason
 from roost.space import Coordinates, Outside, Space
@@ -93,10 +94,34 @@ def _coordinates(
     for name in (schema.x, schema.y):
         column = _column(table, name, pa.float64(), faults)
         faults.mark(_nulls(column), Reason.NOT_FINITE, f"{name} is null")
-        values = as_numpy(column)
-        faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
-        both.append(values)
+        both.append(as_numpy(column))
     x, y = both
+    if not all_within(x, y, *_allowed(space)):
+        _judge_coordinates(x, y, schema, space, faults)
+    return x, y
+
+
+def _allowed(space: Space) -> tuple[float, float, float, float]:
+    """Rectangle that every valid point is in."""
+    if space.outside is Outside.DEAD:
+        b = space.bounds
+        return b.x0, b.y0, b.x1, b.y1
+    if space.coordinates is Coordinates.LONLAT:
+        left, right = longitude_range(space)
+        return left, -90.0, right, 90.0
+    limit = float(np.finfo(np.float64).max)
+    return -limit, -limit, limit, limit
+
+
+def _judge_coordinates(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    schema: PointSchema,
+    space: Space,
+    faults: _Faults,
+) -> None:
+    for name, values in ((schema.x, x), (schema.y, y)):
+        faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
     with np.errstate(invalid="ignore"):
         if space.coordinates is Coordinates.LONLAT:
             faults.mark(np.abs(y) > 90.0, Reason.LATITUDE, f"{schema.y} takes -90 to 90")
@@ -107,7 +132,6 @@ def _coordinates(
             b = space.bounds
             outside = (x < b.x0) | (x > b.x1) | (y < b.y0) | (y > b.y1)
             faults.mark(outside, Reason.OUT_OF_BOUNDS, "lies outside the bounds")
-    return x, y
 
 
 def decode(

@@ -43,6 +43,7 @@ from roost.errors import ConfigError, SourceError
 from roost.model import Request, id_type_of, request_record
 from roost.space import Space
 from roost.state.admission import Rules
+from roost.state.lock import RunLock
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
 from roost.state.store import Commit, Intent, Store
@@ -133,6 +134,7 @@ class Pipeline:
         self._stopping = False
         self._busy = threading.Lock()
         self._failure: BaseException | None = None
+        self._lock: RunLock | None = None
         self.store = Store(config.state_folder)
         self.log = open_log(config)
         self.source = source
@@ -149,6 +151,8 @@ class Pipeline:
     ) -> None:
         """Release the state; a session that was passed in stays open."""
         self.store.close()
+        if self._lock is not None:
+            self._lock.release()
 
     @property
     def spark(self) -> SparkSession:
@@ -333,6 +337,8 @@ class Pipeline:
     def _prepare(
         self, points: PointSchema, space: Space, source: Sampled | None
     ) -> tuple[BatchRunner, int]:
+        if self._lock is None:
+            self._lock = RunLock(self.store.folder)
         config = self.config
         id_type = self._query_id_type()
         self.store.agree(

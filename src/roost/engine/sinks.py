@@ -19,6 +19,7 @@ from rich.console import Console
 from roost.engine.kafka import check_connector, kafka_address
 
 CONSOLE_ROWS = 20
+TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"  # Spark's own leaves the microseconds out
 
 
 class Sink(Protocol):
@@ -92,7 +93,7 @@ class KafkaSink:
     def _write(self, matches: DataFrame, batch_id: int) -> None:
         rows = matches.select(
             F.col("query_id").cast("string").alias("key"),
-            F.to_json(F.struct(*matches.columns)).alias("value"),
+            F.to_json(F.struct(*matches.columns), {"timestampFormat": TIME_FORMAT}).alias("value"),
         )
         rows.write.format("kafka").option("kafka.bootstrap.servers", self._brokers).option(
             "topic", self._topic

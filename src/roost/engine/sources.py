@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from roost.engine.files import PointFile, arrange, find_files, stored_times
 from roost.engine.slices import GeneratedSlice, ParquetSlice
 from roost.errors import ConfigError, SourceError
-from roost.sim.generators import PointGenerator, load_places
+from roost.sim.generators import Hotspot, PointGenerator, load_places
 from roost.state.store import Store
 
 AnySlice = ParquetSlice | GeneratedSlice
@@ -92,8 +92,6 @@ class FileSource:
         Seconds, for the speed.
     """
 
-    grows = True
-
     def __init__(
         self,
         path: str,
@@ -104,6 +102,7 @@ class FileSource:
         clock: Clock,
     ) -> None:
         self._path, self._form, self._time = path, form, time
+        self.grows = Path(path).is_dir()
         self._store = store
         self._pace = None if speed is None else _Pace(speed, clock)
         self._times: tuple[str, NDArray[np.int64]] | None = None
@@ -258,22 +257,62 @@ class GeneratorSource:
         return self.generator.block(0, rows).select(columns)
 
 
+GENERATOR_START_US = int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
+HOTSPOT_TAKES = "LON:LAT:SIDE:SHARE:START_S:STOP_S[:uniform|normal[:step|normal[:DX:DY]]]"
+
+
+def parse_hotspot(text: str) -> Hotspot:
+    """Build a hotspot from its fields; times in seconds of the stream, drift in degrees a second.
+
+    Examples
+    --------
+    >>> parse_hotspot("-74:40.7:0.5:0.4:10:60:normal:step:0.01:0").drift_deg_per_s
+    (0.01, 0.0)
+    """
+    parts = text.split(":")
+    if len(parts) not in (6, 7, 8, 10):
+        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}")
+    try:
+        lon, lat, side, share, start_s, stop_s = (float(part) for part in parts[:6])
+        drift = (float(parts[8]), float(parts[9])) if len(parts) == 10 else (0.0, 0.0)
+    except ValueError:
+        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}") from None
+    spread = parts[6] if len(parts) > 6 else "uniform"
+    intensity = parts[7] if len(parts) > 7 else "step"
+    if spread not in ("uniform", "normal") or intensity not in ("step", "normal"):
+        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}")
+    return Hotspot(
+        (lon, lat),
+        side,
+        share,
+        GENERATOR_START_US + int(start_s * 1e6),
+        GENERATOR_START_US + int(stop_s * 1e6),
+        spread="normal" if spread == "normal" else "uniform",
+        intensity="normal" if intensity == "normal" else "step",
+        drift_deg_per_s=drift,
+    )
+
+
 def parse_generator(text: str, clock: Clock) -> GeneratorSource:
     """Build a generator from text such as ``generate:rows=1000000,rate=10000,seed=7,pace=live``."""
-    takes = {"rows": None, "rate": 10_000.0, "seed": 1, "spread": 0.1, "pace": "max"}
+    takes = ("rows", "rate", "seed", "spread", "pace", "hotspot")
     given: dict[str, str] = {}
+    hotspots = []
     for part in filter(None, text.removeprefix("generate:").split(",")):
         name, _, value = part.partition("=")
         if name not in takes or not value:
             raise ConfigError("points.path", text, "generate: with " + ", ".join(takes))
+        if name == "hotspot":
+            hotspots.append(parse_hotspot(value))
         given[name] = value
     try:
         rows = int(given["rows"]) if "rows" in given else None
         generator = PointGenerator(
             load_places(),
             float(given.get("rate", 10_000.0)),
-            int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6),
+            GENERATOR_START_US,
             int(given.get("seed", 1)),
+            hotspots=tuple(hotspots),
             spread_deg=float(given.get("spread", 0.1)),
         )
     except ValueError as error:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from roost.kernel import Index, build_segment, pack, query_schema, unpack
-from roost.kernel.cells import locate_cells
+from roost.kernel.cells import all_within, locate_cells
 from roost.kernel.ids import hash_ids
 from roost.model import BOX, CIRCLE, POLYGON, PointBlock
 from roost.space import Coordinates, Rect, Space
@@ -49,8 +49,10 @@ def warm() -> int:
         y = np.array([2.0, 4.5, 8.0, 0.0])
         block = PointBlock(x, y, np.arange(4), pa.array([0, 1, 2, 3]), {})
         locate_cells(x, y, space.grid.edges_x, space.grid.edges_y)
+        all_within(x, y, 0.0, 0.0, 9.0, 9.0)
         x.flags.writeable = y.flags.writeable = block.time.flags.writeable = False
         locate_cells(x, y, space.grid.edges_x, space.grid.edges_y)
+        all_within(x, y, 0.0, 0.0, 9.0, 9.0)
         for segment in (built, unpack(frozen)):
             found += sum(pairs.slots.size for pairs in Index(space, [(segment, {})]).match(block))
     hash_ids(pa.array(["a", "b"]))

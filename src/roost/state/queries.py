@@ -90,6 +90,7 @@ class QuerySet:
         if upto < self.version.position:
             version = IndexVersion(0, 0, ()) if upto == 0 else self._store.version_at(upto)
             assert version is not None, f"version of log position {upto} was dropped too early"
+            assert version.position == upto, f"log position {upto} was passed over"
             return version
         if upto == self.version.position:
             return self.version
@@ -133,7 +134,7 @@ class QuerySet:
         found = [np.empty((0, 4))]
         for member in self._members:
             segment = member.segment
-            step = max(1, self.size // limit)
+            step = max(1, -(-self.size // limit))
             boxes = np.array(segment.boxes[::step])
             circle = segment.kinds[::step] == CIRCLE
             boxes[circle, 2:] = boxes[circle, :2]
