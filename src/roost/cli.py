@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -86,6 +87,7 @@ RUN_FLAGS = (
     ("--master", "engine.master", "URL", "Spark master (default: local[*])"),
     ("--report", "out.report", "FILE.json", "write the run's figures here (default: OUT)"),
 )
+SAMPLE_BATCH_ROWS = 50_000
 WHOLE_NUMBERS = ("engine.machines", "engine.batch_rows")
 
 
@@ -162,8 +164,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = build_parser().parse_args(argv)
-    errors = Console(stderr=True)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = build_parser().parse_args(_with_negatives(given))
+    errors = Console(stderr=True, soft_wrap=True)
     try:
         return _COMMANDS[arguments.command](arguments)
     except ConfigError as error:
@@ -179,6 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _with_negatives(argv: Sequence[str]) -> list[str]:
+    """Join ``--box -74,40,-73,41`` to one word: argparse takes it for two flags otherwise."""
+    joined: list[str] = []
+    for word in argv:
+        number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
+        if number and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def run_config(arguments: argparse.Namespace) -> RunConfig:
     """Gather the settings of a run: the bundled sample, then the file, then the flags."""
     given = {
@@ -191,10 +206,14 @@ def run_config(arguments: argparse.Namespace) -> RunConfig:
     config = with_settings(config, given)
     if config.points is None:
         data = Path(__file__).parent / "data"
-        sample = {"points.path": str(data / "sample_points.parquet")}
+        sample: dict[str, Any] = {
+            "points.path": str(data / "sample_points.parquet"),
+            "engine.available_now": True,
+        }
         if config.queries is None:
             sample["queries.path"] = str(data / "sample_requests.parquet")
-        sample["engine.available_now"] = True  # type: ignore[assignment]
+        if "engine.batch_rows" not in given:
+            sample["engine.batch_rows"] = SAMPLE_BATCH_ROWS  # several batches to look at
         config = with_settings(config, sample)
     return config
 
@@ -218,9 +237,9 @@ def _query(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from roost.state.operations import inspect_state
+    from roost.state.operations import inspect_state, plain_console
 
-    inspect_state(arguments.state, Console())
+    inspect_state(arguments.state, plain_console())
     return OK
 
 

@@ -10,12 +10,13 @@ import difflib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from roost.balance import Strategy
 from roost.errors import ConfigError
-from roost.space import Coordinates, Outside, Rect
+from roost.space import Coordinates, Grid, Outside, Rect
 
 SINKS = ("parquet", "count", "console", "kafka")
 
@@ -81,9 +82,10 @@ def parse_grid(value: Any) -> tuple[int, int]:
     """Grid from ``CxR`` text or a list of two numbers."""
     parts = value.lower().split("x") if isinstance(value, str) else value
     try:
-        columns, rows = (int(part) for part in parts)
+        columns, rows = (int(part) if isinstance(part, str) else index(part) for part in parts)
     except (TypeError, ValueError):
         raise ConfigError("space.grid", value, "CxR, such as 1000x1000") from None
+    Grid(Rect(0.0, 0.0, 1.0, 1.0), columns, rows)  # refuses sides that no grid has
     return columns, rows
 
 

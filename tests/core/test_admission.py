@@ -168,11 +168,17 @@ FAULTS = [
     pytest.param({**BOX_REQUEST, "at": "yesterday"}, Reason.WRONG_TYPE, id="no time"),
     pytest.param({**BOX_REQUEST, "expires_at": 5}, Reason.WRONG_TYPE, id="a time without a unit"),
     pytest.param({**BOX_REQUEST, "predicate": 5.5}, Reason.WRONG_TYPE, id="number for a predicate"),
-    pytest.param({**BOX_REQUEST, "predicate": "fare >"}, Reason.BAD_PREDICATE, id="half a predicate"),
-    pytest.param({**BOX_REQUEST, "predicate": "tip > 5"}, Reason.BAD_PREDICATE, id="no such attribute"),
+    pytest.param(
+        {**BOX_REQUEST, "predicate": "fare >"}, Reason.BAD_PREDICATE, id="half a predicate"
+    ),
+    pytest.param(
+        {**BOX_REQUEST, "predicate": "tip > 5"}, Reason.BAD_PREDICATE, id="no such attribute"
+    ),
     pytest.param({**BOX_REQUEST, "predicate": "base > 5"}, Reason.BAD_PREDICATE, id="wrong kind"),
     pytest.param(
-        {**BOX_REQUEST, "predicate": "__import__('os').system('x')"}, Reason.BAD_PREDICATE, id="code"
+        {**BOX_REQUEST, "predicate": "__import__('os').system('x')"},
+        Reason.BAD_PREDICATE,
+        id="code",
     ),
     pytest.param({**POLYGON_REQUEST, "wkt": "POLYGON (("}, Reason.MALFORMED, id="half a polygon"),
     pytest.param({**POLYGON_REQUEST, "wkt": '{"type": "Poly'}, Reason.MALFORMED, id="half GeoJSON"),
@@ -190,10 +196,14 @@ FAULTS = [
         id="a hole outside",
     ),
     pytest.param(
-        {**POLYGON_REQUEST, "wkt": "POLYGON ((0 0, nan 1, 1 1, 0 0))"}, Reason.NOT_FINITE, id="NaN edge"
+        {**POLYGON_REQUEST, "wkt": "POLYGON ((0 0, nan 1, 1 1, 0 0))"},
+        Reason.NOT_FINITE,
+        id="NaN edge",
     ),
     pytest.param(
-        {"op": "terminate", "query_id": "z", "user_id": "ann"}, Reason.UNKNOWN_QUERY, id="no such query"
+        {"op": "terminate", "query_id": "z", "user_id": "ann"},
+        Reason.UNKNOWN_QUERY,
+        id="no such query",
     ),
 ]
 
@@ -248,9 +258,13 @@ INSIDE_OR_NOT = [
     pytest.param({**BOX_REQUEST, "y0": -12.0, "y1": -10.1}, False, id="a box below"),
     pytest.param({**CIRCLE_REQUEST, "cx": 9.0}, True, id="a circle inside"),
     pytest.param({**CIRCLE_REQUEST, "cx": 12.0, "radius": 1.5}, False, id="a circle beyond"),
-    pytest.param({**CIRCLE_REQUEST, "cx": 12.0, "radius": 2.5}, True, id="a circle that reaches in"),
     pytest.param(
-        {**POLYGON_REQUEST, "wkt": "POLYGON ((11 0, 12 0, 12 1, 11 0))"}, False, id="a polygon beyond"
+        {**CIRCLE_REQUEST, "cx": 12.0, "radius": 2.5}, True, id="a circle that reaches in"
+    ),
+    pytest.param(
+        {**POLYGON_REQUEST, "wkt": "POLYGON ((11 0, 12 0, 12 1, 11 0))"},
+        False,
+        id="a polygon beyond",
     ),
     pytest.param(
         {**POLYGON_REQUEST, "wkt": "POLYGON ((9 0, 12 0, 12 1, 9 0))"}, True, id="a polygon across"

@@ -125,7 +125,9 @@ def test_beyond_the_bounds_is_dead_only_where_refused(place, expected: list[str]
             id="text for a time",
         ),
         pytest.param({"id": [1.5, 2.5, None]}, ["wrong_type"] * 2 + ["null_id"], id="fraction id"),
-        pytest.param({"lat": [[40.5], [40.5], None]}, ["wrong_type"] * 2 + ["not_finite"], id="list"),
+        pytest.param(
+            {"lat": [[40.5], [40.5], None]}, ["wrong_type"] * 2 + ["not_finite"], id="list"
+        ),
     ],
 )
 def test_wrong_types_are_named_row_by_row(values: dict, expected: list[str]) -> None:

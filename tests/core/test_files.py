@@ -89,7 +89,9 @@ def test_a_folder_gives_its_data_files_in_name_order(tmp_path: Path) -> None:
 
 def test_csv_lines_with_another_number_of_fields_are_kept_as_text(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('event_time,x,y,note\n2024-05-01T12:00:00,1.5,2,"a,b"\nbroken,1\n,,,\n1,2,3,4,5\n')
+    path.write_text(
+        'event_time,x,y,note\n2024-05-01T12:00:00,1.5,2,"a,b"\nbroken,1\n,,,\n1,2,3,4,5\n'
+    )
     table = read_csv(path)
     good = [row for row in table.to_pylist() if row[MALFORMED] is None]
     assert [row["note"] for row in good] == ["a,b", None]
@@ -120,9 +122,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=5,
 )
-objects = st.dictionaries(
-    st.sampled_from(["id", "x", "y", "event_time"]), json_values, min_size=1
-)
+objects = st.dictionaries(st.sampled_from(["id", "x", "y", "event_time"]), json_values, min_size=1)
 broken = st.sampled_from(
     [
         b"oops", b'{"x": 1', b"[1, 2]", b"7", b"null", b'"text"', b"\xff\xfe", b'{"x": 1}}',
@@ -227,9 +227,7 @@ def test_files_that_follow_each_other_are_put_in_order_and_keep_their_numbers(tm
 
 
 @given(
-    st.lists(
-        st.lists(st.none() | st.integers(-5, 30), max_size=6), min_size=1, max_size=4
-    ),
+    st.lists(st.lists(st.none() | st.integers(-5, 30), max_size=6), min_size=1, max_size=4),
     st.integers(0, 50),
     st.booleans(),
 )

@@ -220,9 +220,7 @@ def test_the_cost_of_a_cell_is_its_points_times_the_queries_over_it(seed, points
 def test_a_query_is_in_every_partition_it_overlaps_and_in_no_other(plan: Plan, data) -> None:
     columns = sorted(data.draw(st.tuples(*[st.integers(0, plan.columns - 1)] * 2)))
     rows = sorted(data.draw(st.tuples(*[st.integers(0, plan.rows - 1)] * 2)))
-    found = {
-        p.partition_id for p in plan.overlapping(columns[0], rows[0], columns[1], rows[1])
-    }
+    found = {p.partition_id for p in plan.overlapping(columns[0], rows[0], columns[1], rows[1])}
     cells = {
         (row, column)
         for row in range(rows[0], rows[1] + 1)
@@ -231,9 +229,7 @@ def test_a_query_is_in_every_partition_it_overlaps_and_in_no_other(plan: Plan, d
     assert found == {
         p.partition_id
         for p in plan.partitions
-        if any(
-            p.row0 <= row < p.row1 and p.column0 <= column < p.column1 for row, column in cells
-        )
+        if any(p.row0 <= row < p.row1 and p.column0 <= column < p.column1 for row, column in cells)
     }
 
 
@@ -257,7 +253,7 @@ def test_numbers_of_machines_that_cannot_be_routed_to_are_refused(machines: int)
 
 
 def test_history_needs_a_sample() -> None:
-    with pytest.raises(ConfigError, match="engine.strategy: got 'history', takes a sample"):
+    with pytest.raises(ConfigError, match=r"engine\.strategy: got 'history', takes a sample"):
         initial_plan(Strategy.HISTORY, Grid(BOUNDS, 4, 4), 2)
 
 

@@ -8,7 +8,6 @@ sequential reading of the requests, one at a time with Python dictionaries.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from oracle import brute_force
 from pyspark.sql import SparkSession
 
+from oracle import brute_force
 from roost import Pipeline, RunConfig
 from roost.balance import Strategy
 from roost.model import TIMESTAMP, Reason
@@ -79,29 +78,35 @@ class Case:
 
 
 def settle(requests: Sequence[Record]) -> tuple[list[Record], list[tuple[int, str]]]:
-    """Read requests one after the other: queries with their lives, and (place, reason) refused."""
+    """Read requests one after the other: queries with their lives, and (place, reason) refused.
+
+    A name may have several lives, each over before the next begins; a life that ends before it
+    begins is none.
+    """
     queries: list[Record] = []
-    latest: dict[Any, Record] = {}
+    lives: dict[Any, list[Record]] = {}
     refused: list[tuple[int, str]] = []
     for place, request in enumerate(requests):
-        name = request.get("query_id")
-        before = latest.get(name)
+        mine = lives.setdefault(request.get("query_id"), [])
         at = -math.inf if request.get("at") is None else request["at"]
         if request.get("expect"):
             refused.append((place, str(request["expect"])))
         elif request["op"] == "register":
-            if before is not None and before["live_until"] > at:
+            if mine and mine[-1]["live_until"] > at:
                 refused.append((place, Reason.DUPLICATE_QUERY.value))
                 continue
             until = math.inf if request.get("expires_at") is None else request["expires_at"]
-            latest[name] = {**request, "live_from": at, "live_until": until}
-            queries.append(latest[name])
-        elif before is None or before["live_until"] == -math.inf:
+            if at < until:
+                mine.append({**request, "live_from": at, "live_until": until})
+                queries.append(mine[-1])
+        elif not mine:
             refused.append((place, Reason.UNKNOWN_QUERY.value))
-        elif before["user_id"] != request["user_id"]:
+        elif mine[-1]["user_id"] != request["user_id"]:
             refused.append((place, Reason.NOT_OWNER.value))
         else:
-            before["live_until"] = min(before["live_until"], at)
+            mine[-1]["live_until"] = min(mine[-1]["live_until"], at)
+            if mine[-1]["live_until"] <= mine[-1]["live_from"]:
+                mine.pop()
     return queries, refused
 
 
@@ -336,7 +341,9 @@ class Maker:
         self._corners += ring
         return {"wkt": wkt(ring, *holes)}
 
-    def requests(self, count: int, ids: Callable[[int], Any], span: tuple[int, int]) -> list[Record]:
+    def requests(
+        self, count: int, ids: Callable[[int], Any], span: tuple[int, int]
+    ) -> list[Record]:
         """Registrations with terminations, repetitions and strangers' requests among them."""
         chance = self._chance
         made: list[Record] = []
@@ -390,7 +397,3 @@ def random_case(
         name: Any = row if kinds.get("row_ids") or not text else f"p{row}"
         made.append(maker.point(name, time))
     return Case(made, requests, lonlat, **kinds)
-
-
-def as_json(record: str) -> Record:
-    return json.loads(record)

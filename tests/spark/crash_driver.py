@@ -1,7 +1,7 @@
 """A run in a process of its own that kills itself, or an executor, at a chosen moment.
 
-``python crash_driver.py SPEC.json`` runs the pipeline of a :class:`Spec` on from where its state
-directory is. Requests come while it runs, each block once however often the process dies: after
+``python crash_driver.py SPEC.json...`` runs the pipeline of each :class:`Spec` on from where its
+state directory is. Requests come while it runs, each block once however often the process dies: after
 a batch is committed, and between the intent and the fold of a batch.
 """
 
@@ -94,7 +94,7 @@ class Run:
         self.spec = spec
         self._kill = kill
         self.pipeline: Pipeline | None = None
-        self.killed_executors: list[int] = []
+        self.killed_executors: list[str] = []
 
     def log(self, name: str) -> None:
         """Log a block of requests, unless an earlier life did."""
@@ -131,17 +131,13 @@ class Run:
     def _kill_executor(self) -> None:
         """Kill an executor that has a task under way."""
         assert self.pipeline is not None
-        store = self.pipeline.spark.sparkContext._jsc.sc().statusStore()
+        spark, pids = self.pipeline.spark, executor_pids()
         while True:
-            executors = store.executorList(True)
-            for place in range(executors.size()):
-                executor = executors.apply(place)
-                if executor.id() != "driver" and executor.activeTasks() > 0:
-                    pid = executor_pids()[executor.id()]
-                    os.kill(pid, signal.SIGKILL)
-                    self.killed_executors.append(pid)
+            for executor in executors(spark):
+                if executor.activeTasks() > 0 and executor.id() in pids:
+                    os.kill(pids[executor.id()], signal.SIGKILL)
+                    self.killed_executors.append(executor.id())
                     return
-            time.sleep(POLL_S)
 
     def go(self, spark: SparkSession) -> dict[str, Any]:
         config = config_of(self.spec)
@@ -165,6 +161,20 @@ def stream_of(spark: SparkSession, spec: Spec) -> DataFrame:
     schema = spark.read.parquet(spec.points).schema
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     return reader.parquet(spec.points)
+
+
+def executors(spark: SparkSession) -> list[Any]:
+    """What Spark knows of its executors."""
+    found = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    return [found.apply(place) for place in range(found.size())]
+
+
+def lost_tasks(spark: SparkSession) -> int:
+    """Tasks that had to be run again, or stages that had to."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(None)))
+    stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+    return sum(stage.numFailedTasks + stage.currentAttemptId for stage in stages if stage)
 
 
 def executor_pids() -> dict[str, int]:
@@ -199,16 +209,20 @@ def kill_myself() -> None:
 
 
 def main() -> None:
-    spec = read_spec(sys.argv[1])
-    folder = Path(spec.out).parent / "spark"
-    places = {
+    specs = [read_spec(path) for path in sys.argv[1:]]
+    folder = Path(specs[0].out).parent / "spark"
+    settings = {
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        # Tell at once which executor is at work.
+        "spark.ui.liveUpdate.period": "0",
     }
-    spark = make_session(spec.master, places)
-    run = Run(spec, kill_myself)
-    report = run.go(spark)
-    print(json.dumps({"report": report, "killed": run.killed_executors}))
+    spark = make_session(specs[0].master, settings)
+    for spec in specs:
+        run = Run(spec, kill_myself)
+        report = run.go(spark)
+        killed, lost = run.killed_executors, lost_tasks(spark)
+        print(json.dumps({"report": report, "killed": killed, "lost_tasks": lost}))
     spark.stop()
 
 

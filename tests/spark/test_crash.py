@@ -178,14 +178,15 @@ class Chain:
         self._folder = folder
         self._tag = uuid.uuid4().hex
 
-    def life(self, spec: Spec) -> subprocess.CompletedProcess[str]:
-        path = spec.to_file(self._folder / "spec.json")
+    def life(self, *specs: Spec) -> subprocess.CompletedProcess[str]:
+        paths = [
+            spec.to_file(self._folder / f"spec-{number}.json") for number, spec in enumerate(specs)
+        ]
         # To files, not pipes: the orphans of a dead driver would keep a pipe open.
-        with (self._folder / "out.txt").open("w+") as out, (self._folder / "err.txt").open(
-            "w+"
-        ) as err:
+        said, complained = self._folder / "out.txt", self._folder / "err.txt"
+        with said.open("w") as out, complained.open("w") as err:
             done = subprocess.run(
-                [sys.executable, str(DRIVER), str(path)],
+                [sys.executable, str(DRIVER), *map(str, paths)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -193,9 +194,9 @@ class Chain:
                 timeout=DEADLINE_S,
                 check=False,
             )
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, said.read_text(), complained.read_text()
+        )
 
     def run(self, spec: Spec, kills: Sequence[Kill]) -> dict[str, Any]:
         """Die at each of the moments, then run to the end; returns the report."""

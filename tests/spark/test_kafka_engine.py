@@ -304,7 +304,11 @@ def streamed(
     points = make_points(chance, 400)
     # Points all of them, whatever they look like.
     points[0]["id"] = "2014-04-01"
-    odd = {**points[1], "note": {"any": ["thing", 1]}, "event_time": "2014-04-01 02:00:01.000123+02"}
+    odd = {
+        **points[1],
+        "note": {"any": ["thing", 1]},
+        "event_time": "2014-04-01 02:00:01.000123+02",
+    }
     faulty = make_points(chance, len(FAULTS), 1_000)
     for point, (fault, _) in zip(faulty, FAULTS, strict=True):
         point.update(fault)

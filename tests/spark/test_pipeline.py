@@ -264,8 +264,7 @@ def bad_points() -> Case:
         point = {"id": row, "time": START_US + row, **good, **fault, "expect": reason}
         points.append(point)
     box = {"x0": -75.0, "y0": 40.0, "x1": -73.0, "y1": 41.0}
-    requests = [{"op": "register", "query_id": 1, "user_id": "ann", **box, "predicate": "fare > 50"}]
-    return Case(points, requests, lonlat=True)
+    return Case(points, [register(1, **box, predicate="fare > 50")], lonlat=True)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -365,17 +364,18 @@ def test_bad_requests_are_dead_letters_once(spark: SparkSession, tmp_path: Path)
 # --------------------------------------------------------------------------- while it runs
 
 
-class Counted:
-    """Runs a function after a batch of each number."""
+class Asking:
+    """Sends requests after batches of some numbers."""
 
     def __init__(self) -> None:
-        self.actions: dict[int, Any] = {}
-        self.seen: list[Commit] = []
+        self.requests: dict[int, list[Query | Terminate]] = {}
+        self.pipeline: Pipeline | None = None
+        self.seen: list[int] = []
 
     def __call__(self, commit: Commit) -> None:
-        self.seen.append(commit)
-        if commit.batch_id in self.actions:
-            self.actions[commit.batch_id]()
+        assert self.pipeline is not None
+        self.seen.append(commit.batch_id)
+        self.pipeline.request(*self.requests.get(commit.batch_id, []))
 
 
 @pytest.mark.parametrize("strategy", [Strategy.REPLICATED, Strategy.UNIFORM])
@@ -391,19 +391,23 @@ def test_requests_while_running_hold_from_the_next_batch(
     everywhere = Box(-1, -1, 99, 99)
     instant = dt.datetime.fromtimestamp(START_US / 1e6, dt.UTC)
     later = instant + dt.timedelta(microseconds=75)
-    after = Counted()
+    after = Asking()
     with Pipeline(config, spark=spark, on_batch=after) as pipeline:
-        ask = pipeline.request
-        ask(Query("start", everywhere))
-        after.actions = {
-            1: lambda: ask(Query("two", everywhere), Query("disc", Circle(0.5, 1.0, 10.0))),
-            3: lambda: ask(Terminate("start"), Query("two", everywhere), Query("exact", everywhere,
-                           at=later)),  # fmt: skip
-            4: lambda: ask(Terminate("two", user_id="eve"), Query("area", Polygon(
-                           "POLYGON ((0 0, 60 0, 60 2, 0 2, 0 0))"), predicate="fare is null")),  # fmt: skip
-            5: lambda: ask(Query("start", everywhere)),
-            6: lambda: ask(Terminate("two")),
+        after.pipeline = pipeline
+        pipeline.request(Query("start", everywhere))
+        area = Polygon("POLYGON ((0 0, 60 0, 60 2, 0 2, 0 0))")
+        requests: dict[int, list[Query | Terminate]] = {
+            1: [Query("two", everywhere), Query("disc", Circle(0.5, 1.0, 10.0))],
+            3: [
+                Terminate("start"),
+                Query("two", everywhere),
+                Query("exact", everywhere, at=later),
+            ],
+            4: [Terminate("two", user_id="eve"), Query("area", area, predicate="fare is null")],
+            5: [Query("start", everywhere)],
+            6: [Terminate("two")],
         }
+        after.requests = requests
         result = outcome(config.out, pipeline.run())
     found: dict[str, list[int]] = {}
     for query, point, _ in result.matches:
@@ -418,7 +422,7 @@ def test_requests_while_running_hold_from_the_next_batch(
     check_figures(result, 100)
     refused = [(d["batch_id"], d["position"], d["reason"]) for d in result.dead]
     assert sorted(refused) == [(4, 4, "duplicate_query"), (5, 6, "not_owner")]
-    assert [commit.batch_id for commit in after.seen] == list(range(10))
+    assert after.seen == list(range(10))
 
 
 def test_a_run_that_is_stopped_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -477,8 +481,8 @@ def test_many_small_batches_and_many_requests(
     live_pairs, so_far = [], []
     for batch in range(rounds):
         so_far += blocks[batch]
-        queries = [q for q in settle(so_far)[0] if q["live_until"] > -math.inf]
-        live_pairs += pairs(case.points[8 * batch : 8 * batch + 8], queries, False)
+        points = case.points[8 * batch : 8 * batch + 8]
+        live_pairs += pairs(points, settle(so_far)[0], False)
     assert sorted((q, p) for q, p, _ in result.matches) == sorted(live_pairs)
     assert result.refused("request") == settle(so_far)[1]
     check_figures(result, len(case.points))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def replayed_in_order(case: Case, result: Outcome) -> None:
         spans.setdefault(batch, []).append(times[point])
     assert len(spans) > 2
     ordered = [spans[batch] for batch in sorted(spans)]
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         assert max(before) <= min(after)
 
 
@@ -300,7 +301,7 @@ def test_speed_with_times_missing_at_the_start(spark: SparkSession, tmp_path: Pa
     config = config_for(case, tmp_path, machines=2, speed=1.0)
 
     def bounded() -> Iterator[float]:
-        for look in range(100_000):
+        for look in range(2_000):
             yield look * 1e-3
         raise AssertionError("the replay stands still")
 

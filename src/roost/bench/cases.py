@@ -67,7 +67,9 @@ class CaseSpec:
     queries
         How many boxes; the number of polygons is what the data give.
     points, write_points, warm_points
-        Rows of the three point files.
+        Rows of the three point files; with no points to write, the case is only counted.
+    timed_s, warm_s
+        How long a rival's timed passes last at least, and its warm-up.
     """
 
     name: str
@@ -76,6 +78,8 @@ class CaseSpec:
     points: int
     write_points: int
     warm_points: int = 32_768
+    timed_s: float = 4.0
+    warm_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class Case:
         Sides of a box, or the mean sides of the polygons' bounding boxes.
     data
         Where the points come from, in words.
+    timed_s, warm_s
+        How long a rival's timed passes last at least, and its warm-up.
     """
 
     name: str
@@ -116,6 +122,8 @@ class Case:
     side_x: float
     side_y: float
     data: str
+    timed_s: float
+    warm_s: float
 
     def save(self, path: Path) -> None:
         """Write the case as JSON."""
@@ -134,9 +142,12 @@ FULL = (
     CaseSpec("boxes_1m", "boxes", 1_000_000, points=524_288, write_points=65_536),
     CaseSpec("polygons", "polygons", 0, points=1_048_576, write_points=524_288),
 )
+# Starting the systems is most of a quick run, so it starts each of them only three times.
 QUICK = (
-    CaseSpec("boxes_20k", "boxes", 20_000, points=131_072, write_points=32_768),
-    CaseSpec("polygons", "polygons", 0, points=131_072, write_points=65_536),
+    CaseSpec(
+        "boxes_20k", "boxes", 20_000, points=131_072, write_points=32_768, timed_s=1.0, warm_s=1.0
+    ),
+    CaseSpec("polygons", "polygons", 0, points=131_072, write_points=0, timed_s=1.0, warm_s=1.0),
 )
 
 
@@ -234,6 +245,8 @@ def make_case(spec: CaseSpec, pickups: Pickups, folder: Path, data: Path | None)
         side_x=side_x,
         side_y=side_y,
         data=pickups.source,
+        timed_s=spec.timed_s,
+        warm_s=spec.warm_s,
     )
     case.save(folder / "case.json")
     return case
@@ -335,6 +348,6 @@ def _write_points(pickups: Pickups, wanted: int, path: Path) -> int:
             "lat": pickups.lat[at],
         }
     )
-    rows = min(ROW_GROUP_ROWS, -(-len(at) // ROW_GROUPS_MIN))
+    rows = min(ROW_GROUP_ROWS, max(1, -(-len(at) // ROW_GROUPS_MIN)))
     pq.write_table(table, path, row_group_size=rows, compression="none", use_dictionary=False)
     return len(at)

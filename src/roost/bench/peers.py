@@ -1,12 +1,13 @@
 """``roost bench peers``: Roost beside what else could do its job.
 
-Each case runs on each system in a process of its own, one after the other, on the same two cores: the
-same points, the same queries, once counted and once, on fewer points, written as Parquet. A
+Each case runs on each system in a process of its own, one after the other, on the same two cores:
+the same points, the same queries, once counted and once, on fewer points, written as Parquet. A
 comparison of speed is void if the answers differ, so the number of matches must be equal across
 systems, and where matches are written a digest over all rows as well; else the run fails.
 
 A system that cannot be had, or that fails, stays in the result without a rate and with its
-reason; only Roost itself has no such excuse. The summary takes for each figure the worst of the counted cases.
+reason; only Roost itself has no such excuse. The summary takes for each figure the worst of the
+counted cases.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from roost.errors import RoostError
 
 RUN_SECONDS_MAX = 900.0
 MODES: tuple[Mode, ...] = ("count", "write")
+MATCH_COLUMNS = ["query_id", "point_id", "event_time"]
 RIVALS = ("spark_sql", "sedona", "duckdb", "strtree")
 Row = dict[str, Any]
 
@@ -142,6 +144,7 @@ def run(
             (case, mode, system)
             for case in made
             for mode in MODES
+            if mode == "count" or case.write_points
             for system in chosen
             if mode in system.modes
         ]
@@ -202,6 +205,8 @@ def _measured(case: Case, mode: Mode, system: System, folder: Path) -> Row:
         str(answer),
     ]
     _run(command, folder)
+    if not answer.is_file():
+        raise Unavailable("it ended with no result")
     result: Row = json.loads(answer.read_text())
     row = {key: value for key, value in result.items() if key not in ("system", "case", "mode")}
     if mode == "write":
@@ -234,13 +239,11 @@ def _run(command: list[str], folder: Path) -> None:
 
 def digest(out: Path) -> str:
     """Sum a hash over all written matches: equal sets of rows give equal digests, in any order."""
-    total = np.uint64(0)
+    total = 0
     for path in match_files(out):
-        for batch in pq.ParquetFile(path).iter_batches(
-            columns=["query_id", "point_id", "event_time"]
-        ):
-            total += _hashes(batch).sum(dtype=np.uint64)
-    return f"{int(total):016x}"
+        for batch in pq.ParquetFile(path).iter_batches(columns=MATCH_COLUMNS):
+            total += int(_hashes(batch).sum(dtype=np.uint64))
+    return f"{total % 2**64:016x}"
 
 
 def _hashes(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame
 
-from roost.engine.json_lines import read_json_lines
+from roost.engine.decode import ROW
+from roost.engine.json_lines import read_json_messages
 from roost.engine.slices import Slice, cut
 from roost.engine.tasks import (
     BatchTask,
@@ -77,14 +78,17 @@ def run_frame(frame: DataFrame, json_column: str | None, task: BatchTask) -> lis
     return [pickle.loads(bytes(row["result"])) for row in done.collect()]
 
 
-def _tables(batches: Iterator[pa.RecordBatch], json_column: str | None) -> Iterator[pa.Table]:
+def _tables(
+    batches: Iterator[pa.RecordBatch], json_column: str | None, task: BatchTask
+) -> Iterator[pa.Table]:
+    types = {name: task.points.attributes.field(name).type for name in task.wanted}
+    exact = {name for name, kind in types.items() if not pa.types.is_floating(kind)}
+    exact.add(task.points.point_id or ROW)
     for batch in batches:
         if json_column is None:
             yield pa.Table.from_batches([batch])
         else:
-            # A message without content is no blank line: it must end among the dead letters.
-            values = batch.column(json_column).to_pylist()
-            yield read_json_lines(v if v and not v.isspace() else b"null" for v in values)
+            yield read_json_messages(batch.column(json_column).to_pylist(), exact)
 
 
 def _result_batch(result: MachineResult) -> pa.RecordBatch:
@@ -99,7 +103,7 @@ def _match_rows(
     assert context is not None
     result = MachineResult(context.partitionId())
     reader = BlockReader(task)
-    blocks = reader.blocks(_tables(batches, json_column))
+    blocks = reader.blocks(_tables(batches, json_column, task))
     match_blocks(task, result.machine, blocks, result)
     reader.finish(result, f"{result.machine:05d}")
     result.busy_s = time.process_time() - started
@@ -117,7 +121,7 @@ def _route_rows(
     context = TaskContext.get()
     assert context is not None
     reader = BlockReader(task)
-    for machine, block in route_blocks(task, reader.blocks(_tables(batches, json_column))):
+    for machine, block in route_blocks(task, reader.blocks(_tables(batches, json_column, task))):
         yield _routed_batch(machine, _POINTS + block)
     figures = MachineResult(0)
     reader.finish(figures, f"r{context.partitionId():05d}")

@@ -6,19 +6,24 @@ object) or dies of (``null``, a hundred thousand brackets). Idea: Arrow gets the
 like objects, with the columns that hold text named beforehand, and is believed only where it finds
 one row a line; all else goes through Python's reader, one line at a time.
 
+A block of messages is one of many, and what becomes of a message must not depend on the others in
+its block: values of several types in one column are kept apart. The lines of a file are all there,
+so that such a column can be text.
+
 It does not keep the order of lines: those that are no objects come last, in a column of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
 
 from roost.engine.decode import MALFORMED, ROW
+from roost.state.columns import MIXED
 
 # Nesting needs two bytes a level. Arrow recurses without a limit: 5,000 levels are fine, 100,000
 # end the process.
@@ -29,21 +34,46 @@ _LEVELS_MAX = 500
 def read_json_lines(lines: Iterable[bytes]) -> pa.Table:
     """Read JSON objects, one a line; other lines are kept as text, blank ones are left out.
 
+    A column that holds values of several types is text.
+
     Examples
     --------
     >>> read_json_lines([b'{"x": 1}', b'oops'])[MALFORMED].to_pylist()
     [None, 'oops']
     """
+    return _read(lines, None)
+
+
+def read_json_messages(messages: Iterable[bytes | None], exact: Collection[str]) -> pa.Table:
+    """Read a block of messages, each a JSON object; others are kept as text, empty ones too.
+
+    Parameters
+    ----------
+    messages
+        Their bytes; None is a message without any.
+    exact
+        Columns whose numbers must stay as they are, whole or not, whatever others come with them.
+
+    Returns
+    -------
+    pyarrow.Table
+        As many rows as messages. A column that holds values of several types has the type
+        :data:`roost.state.columns.MIXED`.
+    """
+    return _read((m if m and not m.isspace() else b"null" for m in messages), exact)
+
+
+def _read(lines: Iterable[bytes], exact: Collection[str] | None) -> pa.Table:
     objects: list[bytes] = []
     others: list[bytes] = []
     for line in lines:
         text = line.strip()
         if text:
             (objects if _looks_like_object(text) else others).append(line)
-    table = _read_fast(objects)
-    rest = _read_slowly(others)
+    table = _read_fast(objects, exact or ())
+    rest = _read_slowly(others, exact)
     if table is None or rest.column_names not in ([], [MALFORMED]):
-        return _read_slowly(objects + others)
+        return _read_slowly(objects + others, exact)
     return _joined(table, rest)
 
 
@@ -66,7 +96,7 @@ def _looks_like_object(text: bytes) -> bool:
     return text.count(b"{") + text.count(b"[") <= _LEVELS_MAX
 
 
-def _read_fast(lines: Sequence[bytes]) -> pa.Table | None:
+def _read_fast(lines: Sequence[bytes], exact: Collection[str]) -> pa.Table | None:
     """Read with Arrow; None where its answer is not beyond doubt."""
     if not lines:
         return pa.table({})
@@ -82,7 +112,10 @@ def _read_fast(lines: Sequence[bytes]) -> pa.Table | None:
     except (ValueError, RecursionError):
         return None
     own = [name for name in table.column_names if name not in (ROW, MALFORMED)]
-    return table.select(own) if own and table.num_rows == len(lines) else None
+    rounded = any(f.name in exact and pa.types.is_floating(f.type) for f in table.schema)
+    if rounded or not own or table.num_rows != len(lines):
+        return None
+    return table.select(own)
 
 
 def _read_arrow(data: bytes, texts: set[str]) -> pa.Table:
@@ -93,7 +126,7 @@ def _read_arrow(data: bytes, texts: set[str]) -> pa.Table:
     )
 
 
-def _read_slowly(lines: Sequence[bytes]) -> pa.Table:
+def _read_slowly(lines: Sequence[bytes], exact: Collection[str] | None) -> pa.Table:
     records: list[dict[str, Any]] = []
     bad: list[str] = []
     for line in lines:
@@ -103,7 +136,7 @@ def _read_slowly(lines: Sequence[bytes]) -> pa.Table:
             bad.append(line.decode("utf-8", "replace").rstrip("\r\n"))
     names = dict.fromkeys(name for record in records for name in record)
     columns = {
-        name: _column_of([record.get(name) for record in records])
+        name: _column_of([record.get(name) for record in records], name, exact)
         for name in names
         if name not in (ROW, MALFORMED)
     }
@@ -123,10 +156,17 @@ def _read_one(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _column_of(values: list[Any]) -> pa.Array:
-    """Make a column of mixed values: numbers if all are, else text that is judged row by row."""
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        texts = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
-        return pa.array(texts, pa.string())
+def _column_of(values: list[Any], name: str, exact: Collection[str] | None) -> pa.Array:
+    """Make a column, as plain as its values allow."""
+    kinds = {type(value) for value in values if value is not None}
+    numbers = kinds <= {int, float} and name not in (exact or ())
+    if len(kinds) <= 1 or numbers:
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            pass
+    if exact is not None:
+        mixed = [None if value is None else {"json": json.dumps(value)} for value in values]
+        return pa.array(mixed, MIXED)
+    texts = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+    return pa.array(texts, pa.string())

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from roost.engine.json_lines import read_json_lines
+from roost.engine.json_lines import read_json_messages
 from roost.engine.sources import SAMPLE_ROWS
 from roost.errors import ConfigError, SourceError
 from roost.state.columns import convert
@@ -81,7 +81,7 @@ class Topic:
             values = reader.load().select(VALUE).limit(SAMPLE_ROWS).toArrow()[VALUE]
         except PySparkException as error:
             raise SourceError(f"topic {self.name} cannot be read: {error}") from error
-        table = read_json_lines(value for value in values.to_pylist() if value is not None)
+        table = read_json_messages(values.to_pylist(), ())
         numbers = {
             name: convert(table[name], pa.float64())[0]
             if name in table.column_names

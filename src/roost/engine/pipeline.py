@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -43,6 +42,7 @@ from roost.errors import ConfigError, SourceError
 from roost.model import Request, id_type_of, request_record
 from roost.space import Space
 from roost.state.admission import Rules
+from roost.state.columns import convert
 from roost.state.lock import RunLock
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
@@ -423,7 +423,7 @@ class Pipeline:
     ) -> History:
         sample = source.sample([points.x, points.y])
         x, y = (
-            np.asarray(pc.cast(sample[name], pa.float64(), safe=False).to_numpy(), np.float64)
+            convert(sample[name], pa.float64())[0].to_numpy(zero_copy_only=False)
             for name in (points.x, points.y)
         )
         known = np.isfinite(x) & np.isfinite(y)

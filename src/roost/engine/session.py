@@ -20,10 +20,13 @@ from roost.errors import RoostError
 
 JAVA_MIN = 17
 
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     # Exactly Int.MaxValue skips a per-row size computation on the way into Python.

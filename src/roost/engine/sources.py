@@ -161,11 +161,10 @@ class FileSource:
         if self._pace is None:
             return stop
         if self._times is None or self._times[0] != file.path:
-            values, there = stored_times(file.path, self._time)
-            # Rows without a time ride along with the row before them.
-            filled = np.where(there, values, np.iinfo(np.int64).min)
-            self._times = (file.path, np.maximum.accumulate(filled))
+            self._times = (file.path, _due_times(file.path, self._time))
         times = self._times[1]
+        if not times.size:
+            return stop
         is_timestamp = not pa.types.is_integer(self._schema.field(self._time).type)
         horizon = self._pace.horizon(int(times[start]), 1e6 if is_timestamp else 1.0)
         due = int(np.searchsorted(times, horizon, side="right"))
@@ -183,6 +182,16 @@ class FileSource:
             return self.take(start, stop - start)
         finally:
             self._pace = pace
+
+
+def _due_times(path: str, name: str) -> NDArray[np.int64]:
+    """Event time at which each row is due; empty where no row has a time."""
+    values, there = stored_times(path, name)
+    known = values[there]
+    if not known.size:
+        return known
+    # Rows without a time ride along with the row before them, the first ones with the first time.
+    return np.maximum.accumulate(np.where(there, values, known[0]))
 
 
 class GeneratorSource:

@@ -21,6 +21,9 @@ from roost.kernel.arrays import as_numpy
 from roost.model import TIMESTAMP
 
 Bad = NDArray[np.bool_]
+# Values of more than one type in one column, each as JSON: what becomes of a value must not depend
+# on what its neighbours are.
+MIXED = pa.struct([("json", pa.string())])
 _YEAR_1_US = -62_135_596_800_000_000
 
 
@@ -61,7 +64,7 @@ def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Arr
             return times, good
     parse = _parser(to)
     values: list[Any] = []
-    for row, value in enumerate(array.to_pylist()):
+    for row, value in enumerate(_values(array)):
         try:
             parsed = None if value is None else parse(value)
             pa.scalar(parsed, to)  # narrow types hold less than Python's
@@ -70,6 +73,13 @@ def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Arr
             values.append(None)
             good[row] = True
     return pa.array(values, to), good
+
+
+def _values(array: pa.Array) -> list[Any]:
+    values: list[Any] = array.to_pylist()
+    if array.type != MIXED:
+        return values
+    return [None if value is None else json.loads(value["json"]) for value in values]
 
 
 def _read_times(texts: pa.Array) -> pa.Array | None:

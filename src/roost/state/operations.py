@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,11 @@ def rules_of(store: Store) -> Rules:
     )
 
 
+def plain_console() -> Console:
+    """Make a console that prints names and predicates as they are, brackets and colons too."""
+    return Console(markup=False, emoji=False)
+
+
 class Desk:
     """Answers requests at once: the same rules as a batch, over the log as it is now.
 
@@ -84,6 +90,11 @@ class Desk:
         self.store = Store(folder)
         self.log = SqliteQueryLog(folder / "queries.db")
         self.rules = rules_of(self.store)
+
+    def close(self) -> None:
+        """Release the files."""
+        self.store.close()
+        self.log.close()
 
     def submit(self, request: Request) -> int:
         """Append a request to the log, or raise what it would be refused for."""
@@ -146,14 +157,14 @@ def _request(arguments: argparse.Namespace, rules: Rules) -> Request:
 
 def query_command(arguments: argparse.Namespace) -> int:
     """``roost query register|terminate|list``."""
-    console = Console()
-    if arguments.action == "list":
-        _list_queries(Desk(arguments.state), arguments.limit, console)
-        return 0
-    desk = Desk(arguments.state, create=arguments.action == "register")
-    position = desk.submit(_request(arguments, desk.rules))
+    console = plain_console()
+    with closing(Desk(arguments.state, create=arguments.action == "register")) as desk:
+        if arguments.action == "list":
+            _list_queries(desk, arguments.limit, console)
+            return 0
+        position = desk.submit(_request(arguments, desk.rules))
     done = "registered" if arguments.action == "register" else "terminated"
-    console.print(f"{done} {arguments.query_id} at log position {position}", highlight=False)
+    console.print(f"{done} {arguments.query_id} at log position {position}")
     return 0
 
 
@@ -200,29 +211,30 @@ def _list_queries(desk: Desk, limit: int, console: Console) -> None:
                 _time_text(end, desk.rules),
             )
     console.print(table)
-    console.print(f"{live:,} queries, {shown:,} shown", highlight=False)
+    console.print(f"{live:,} queries, {shown:,} shown")
 
 
 def inspect_state(folder: Path, console: Console) -> None:
     """Print what a state directory holds."""
-    desk = Desk(folder)
-    store = desk.store
-    meta = store.meta() or {}
-    console.print(f"state      {folder}", highlight=False)
+    with closing(Desk(folder)) as desk:
+        _print_space(folder, desk.store.meta(), console)
+        end = desk.log.end()
+        console.print(f"query log  position {end}")
+        _print_plan(desk.store, console)
+        _print_segments(desk.store, end, console)
+        _print_batches(desk.store, console)
+        _print_dead(folder, console)
+
+
+def _print_space(folder: Path, meta: dict[str, Any] | None, console: Console) -> None:
+    console.print(f"state      {folder}")
     if meta:
         space = meta["space"]
         bounds = ",".join(f"{value:g}" for value in space["bounds"])
         console.print(
             f"space      {bounds} ({space['coordinates']}), grid "
             f"{space['columns']}x{space['rows']}, outside {space['outside']}",
-            highlight=False,
         )
-    end = desk.log.end()
-    console.print(f"query log  position {end}", highlight=False)
-    _print_plan(store, console)
-    _print_segments(store, end, console)
-    _print_batches(store, console)
-    _print_dead(folder, console)
 
 
 def _print_plan(store: Store, console: Console) -> None:

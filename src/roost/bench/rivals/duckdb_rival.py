@@ -6,10 +6,10 @@ million boxes, that beat cells of one box and of a third of one, the same join w
 cell packed into a list, DuckDB's own inequality join, and the spatial extension's R-tree join.
 Polygons: the spatial extension's join, exact through GEOS, with closed borders.
 
-The hash table over the queries belongs to a DuckDB query and is built anew in each timed pass; it is
-a small part of one. The extension is published for earlier versions of DuckDB than the newest,
+The hash table over the queries belongs to a DuckDB query and is built anew in each timed pass; it
+is a small part of one. The extension is published for earlier versions of DuckDB than the newest,
 so polygons run in an environment of their own (see ``environment``), where this file is run as
-a plain script with the folder of ``roost`` on the path.
+a module with the folder of ``roost`` on the path.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def matches_sql(case: Case, points_path: str, columns: str) -> str:
     return f"SELECT {columns} FROM ({points}) AS p JOIN queries AS q ON p.cell = q.cell AND {MATCH}"
 
 
-def runner(
+def one_pass(
     connection: duckdb.DuckDBPyConnection, job: Job, points_path: str, out: Path | None
 ) -> int:
     """Do one pass."""
@@ -113,7 +113,7 @@ def main() -> None:
         "duckdb",
         f"duckdb {duckdb.__version__}",
         notes,
-        lambda points_path, out: runner(connection, job, points_path, out),
+        lambda points_path, out: one_pass(connection, job, points_path, out),
     )
 
 

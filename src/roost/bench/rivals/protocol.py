@@ -6,8 +6,8 @@ Each system runs in its own process, so that memory, JVM, compiled code and core
 
 What is timed is the same for all: whole passes over the case's point file, from opening it until
 the count is known or the last Parquet file is closed. Loading and indexing the queries comes
-before, and so does a warm-up of some seconds on a small file. Passes repeat until they add up to a few
-seconds, so a fast system is not judged by its first breath; ``passes`` is in the result.
+before, and so does a warm-up of some seconds on a small file. Passes repeat until they add up to a
+few seconds, so a fast system is not judged by its first breath; ``passes`` is in the result.
 
 In write mode a match is a row ``query_id, point_id, event_time``; the matches of the last pass
 stay in ``--out`` for the benchmark to check, and ``matches`` is counted from those files.
@@ -34,7 +34,6 @@ Clock = Callable[[], float]
 CORES = 2
 TIMED_SECONDS_MIN = 4.0
 PASSES_MAX = 64
-WARM_SECONDS_MIN = 5.0
 WARM_PASSES_MIN = 3
 
 
@@ -119,7 +118,7 @@ def measure(
     """
     _warm(job, run, clock)
     seconds, passes, matches = 0.0, 0, 0
-    while passes == 0 or (seconds < TIMED_SECONDS_MIN and passes < PASSES_MAX):
+    while passes == 0 or (seconds < job.case.timed_s and passes < PASSES_MAX):
         _clear(job.out)
         started = clock()
         counted = run(job.points_path, job.out if job.mode == "write" else None)
@@ -138,7 +137,7 @@ def measure(
 
 def _warm(job: Job, run: Callable[[str, Path | None], int], clock: Clock) -> None:
     started, passes = clock(), 0
-    while passes < WARM_PASSES_MIN or clock() - started < WARM_SECONDS_MIN:
+    while passes < WARM_PASSES_MIN or clock() - started < job.case.warm_s:
         _clear(job.out)
         run(job.case.warm_points_path, job.out if job.mode == "write" else None)
         passes += 1

@@ -8,7 +8,7 @@ on a million boxes:
   ``inline`` walks the array in generated code; a row per box and cell took half as long again.
 - The query side is partitioned and sorted by cell and cached so, once. A sort-merge join uses it as
   it lies, and only the points are shuffled and sorted. Broadcasting the arrays meant to build and
-  ship the hash table in each job, several seconds for a million boxes; a shuffled hash join likewise.
+  ship the hash table in each job, seconds for a million boxes; a shuffled hash join likewise.
 - Three cells to a box side: fewer wasted checks than with one or two, and memory still bearable.
 - Adaptive execution off: it had nothing to decide here and put a barrier in the way.
 

@@ -1,0 +1,400 @@
+"""The ``roost`` command without Spark: help, exit codes, queries, inspection, bad settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from roost import __version__
+from roost.balance import Strategy, initial_plan
+from roost.cli import RUN_FLAGS, build_parser, main, run_config
+from roost.config import KEYS
+from roost.model import DEAD_SCHEMA, TIMESTAMP
+from roost.space import Coordinates, Outside, Rect, Space
+from roost.state.admission import Rules
+from roost.state.operations import Desk
+from roost.state.queries import QuerySet
+from roost.state.store import Commit, Intent, Store
+
+SPACE = Space(Rect(-74.0, 40.0, -73.0, 41.0), 20, 10, Coordinates.LONLAT)
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "state"
+
+
+def roost(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def parsers(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from parsers(inner, (*words, name))
+
+
+COMMANDS = dict(parsers(build_parser()))
+
+
+# -- help and use
+
+
+def test_the_commands_are_those_that_were_promised() -> None:
+    assert set(COMMANDS) == {
+        (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
+        ("query", "list"), ("inspect",),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "roost")
+def test_every_command_helps(capsys, words: tuple[str, ...]) -> None:
+    code, out, err = roost(capsys, *words, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: roost")
+    for action in COMMANDS[words]._actions:
+        for flag in action.option_strings:
+            assert flag in out
+
+
+def test_the_help_of_run_explains_every_flag_and_tells_the_defaults(capsys) -> None:
+    _, out, _ = roost(capsys, "run", "--help")
+    text = " ".join(out.split())
+    assert "exactly once" in text
+    assert text.count("(default") >= 10
+    for action in COMMANDS["run",]._actions:
+        assert action.help, action.dest
+    promised = (
+        "--points --queries --out --state --strategy --machines --bounds --grid --batch-rows"
+        " --available-now --report"
+    )
+    assert all(flag in out for flag in promised.split())
+
+
+def test_the_exit_codes_are_told(capsys) -> None:
+    _, out, _ = roost(capsys, "--help")
+    assert "Exit codes: 0 fine, 1 failed, 2 wrong use, 3 request refused" in out
+
+
+def test_every_flag_of_run_is_a_setting() -> None:
+    assert {row[1] for row in RUN_FLAGS} <= set(KEYS)
+
+
+def test_the_version(capsys) -> None:
+    assert roost(capsys, "--version")[:2] == (0, f"roost {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("fly",), ("query",), ("inspect",), ("run", "--speedy"), ("query", "list"),
+        ("query", "register", "q", "--state", "s"), ("run", "--machines", "two"),
+        ("query", "register", "q", "--state", "s", "--box", "0,0,1,1", "--circle", "0,0,1"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_use_is_exit_code_2_with_the_usage(capsys, words: tuple[str, ...]) -> None:
+    code, out, err = roost(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("usage: roost")
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def module(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "roost", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+    assert module("--version").stdout == f"roost {__version__}\n"
+    failed = module("inspect", str(tmp_path))
+    assert failed.returncode == 1
+    assert "is not a state directory" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+# -- settings of a run
+
+
+def settings(*words: str):
+    return run_config(build_parser().parse_args(["run", *words]))
+
+
+def test_without_arguments_the_bundled_sample_is_replayed() -> None:
+    config = settings()
+    assert config.available_now
+    assert config.points is not None and Path(config.points).is_file()
+    assert config.queries is not None and Path(config.queries).is_file()
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[points]\npath = "a.parquet"\n[engine]\nmachines = 2\nbatch_rows = 5\n')
+    config = settings(str(path), "--machines", "4", "--outside", "dead", "--speed", "1.5")
+    assert (config.points, config.machines, config.batch_rows) == ("a.parquet", 4, 5)
+    assert (config.outside, config.speed) == (Outside.DEAD, 1.5)
+    assert not config.available_now
+    assert settings(str(path), "--available-now").available_now
+
+
+BAD_SETTINGS = [
+    (("--machines", "0"), "engine.machines: got 0, takes a whole number from 1 up"),
+    (("--batch-rows", "-5"), "engine.batch_rows: got -5, takes a whole number from 1 up"),
+    (("--bounds", "1,2,3"), "space.bounds: got '1,2,3', takes four numbers x0,y0,x1,y1"),
+    (("--bounds", "5,0,1,1"), "space.bounds: got (5.0, 0.0, 1.0, 1.0), takes x0 < x1 and y0 < y1"),
+    (("--grid", "many"), "space.grid: got 'many', takes CxR, such as 1000x1000"),
+    (("--strategy", "best"), "engine.strategy: got 'best', takes replicated or uniform or history"),
+    (("--outside", "maybe"), "space.outside: got 'maybe', takes exact or dead"),
+    (("--speed", "fast"), "points.speed: got 'fast', takes max"),
+    (("--sink", "kafka"), "out.topic: got None, takes kafka://HOST:PORT/TOPIC"),
+    (("no-such.toml",), "config: got 'no-such.toml', takes a readable file"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_SETTINGS, ids=[w[0] for w, _ in BAD_SETTINGS])
+def test_a_bad_setting_is_exit_code_2_and_named(capsys, tmp_path, words, message: str) -> None:
+    code, out, err = roost(capsys, "run", "--out", tmp_path / "out", *words)
+    assert (code, out) == (2, "")
+    assert f"roost: {message}" in err
+    assert not (tmp_path / "out").exists(), "nothing was begun"
+
+
+def test_bounds_may_begin_with_a_negative_number(capsys, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.parquet"
+    words = ("--bounds", "-74.05,40.6,-73.7,40.9", "--out", tmp_path / "out", "--points", missing)
+    code, _, err = roost(capsys, "run", *words)
+    assert code == 1
+    assert f"no points at {missing}" in err
+
+
+def test_missing_requests_are_exit_code_1_and_named(capsys, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.parquet"
+    code, _, err = roost(capsys, "run", "--queries", missing, "--out", tmp_path / "out")
+    assert code == 1
+    assert str(missing) in err
+
+
+def test_an_unknown_bench_is_named(capsys) -> None:
+    code, _, err = roost(capsys, "bench", "speed")
+    assert code == 2
+    assert "got 'speed', takes" in err
+    assert "peers" in err
+
+
+# -- queries
+
+
+def listed(capsys, state: Path, *words: str) -> list[list[str]]:
+    code, out, _ = roost(capsys, "query", "list", "--state", state, *words)
+    assert code == 0
+    rows = [re.split(r"\s*│\s*", line.strip(" │")) for line in out.splitlines() if "│" in line]
+    return rows
+
+
+def test_queries_are_registered_listed_and_terminated(capsys, state: Path) -> None:
+    def query(*words: object) -> tuple[int, str, str]:
+        return roost(capsys, "query", *words, "--state", state)
+
+    assert query("register", "a", "--box", "-74,40,-73,41", "--user", "ann")[0] == 0
+    code, out, _ = query("register", "b", "--circle", "-73.5,40.5,500", "--where", "fare > 50")
+    assert (code, out) == (0, "registered b at log position 2\n")
+    polygon = "POLYGON ((0 0, 2 0, 2 2, 0 0))"
+    times = ("--at", "2024-05-01T12:00:00", "--expires-at", "2024-05-02")
+    assert query("register", "c", "--polygon", polygon, *times)[0] == 0
+    assert listed(capsys, state) == [
+        ["a", "ann", "box -74,40,-73,41", "", "-", "-"],
+        ["b", "local", "circle -73.5,40.5 radius 500", "fare > 50", "-", "-"],
+        [
+            "c", "local", "polygon in 0,0,2,2", "",
+            "2024-05-01T12:00:00+00:00", "2024-05-02T00:00:00+00:00",
+        ],
+    ]  # fmt: skip
+    assert query("terminate", "b")[1] == "terminated b at log position 4\n"
+    assert query("terminate", "c", "--at", "2024-05-01T18:00:00Z")[0] == 0
+    rows = {row[0]: row for row in listed(capsys, state)}
+    assert set(rows) == {"a", "c"}
+    assert rows["c"][5] == "2024-05-01T18:00:00+00:00"
+    _, out, _ = query("list", "--limit", "1")
+    assert "2 queries, 1 shown" in out
+
+
+def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
+    name = "[/x] :smile: [red]q[/red]"
+    box = ("--box", "0,0,1,1", "--where", "base = '[b]'", "--user", "[u]", "--state", state)
+    code, out, _ = roost(capsys, "query", "register", name, *box)
+    assert (code, out) == (0, f"registered {name} at log position 1\n")
+    assert listed(capsys, state) == [[name, "[u]", "box 0,0,1,1", "base = '[b]'", "-", "-"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        pytest.param(
+            ("register", "a", "--box", "0,0,1,1"), "duplicate_query", id="already registered"
+        ),
+        pytest.param(("register", "b", "--box", "1,0,0,1"), "inverted_box", id="inverted"),
+        pytest.param(("register", "b", "--box", "nan,0,0,1"), "not_finite", id="NaN"),
+        pytest.param(("register", "b", "--circle", "0,0,-1"), "bad_radius", id="radius"),
+        pytest.param(
+            ("register", "b", "--polygon", "POLYGON ((0 0, 2 2, 2 0, 0 2, 0 0))"),
+            "invalid_polygon",
+            id="self-crossing",
+        ),
+        pytest.param(
+            ("register", "b", "--box", "0,0,1,1", "--where", "fare >"), "bad_predicate", id="where"
+        ),
+        pytest.param(("terminate", "z"), "unknown_query", id="unknown"),
+        pytest.param(("terminate", "a"), "not_owner", id="someone else's"),
+    ],
+)
+def test_a_refused_request_is_exit_code_3_with_its_reason(capsys, state, words, reason) -> None:
+    roost(capsys, "query", "register", "a", "--box", "0,0,1,1", "--user", "ann", "--state", state)
+    code, out, err = roost(capsys, "query", *words, "--state", state)
+    assert (code, out) == (3, "")
+    assert f"roost: refused, {reason}: " in err
+    with closing(Desk(state)) as desk:
+        assert desk.log.end() == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--box", "0,0,1"), "--box: got '0,0,1', takes x0,y0,x1,y1"),
+        (("--box", "a,b,c,d"), "--box: got 'a,b,c,d', takes x0,y0,x1,y1"),
+        (("--circle", "0,0"), "--circle: got '0,0', takes cx,cy,radius"),
+        (("--box", "0,0,1,1", "--at", "soon"), "--at: got 'soon', takes an ISO time"),
+        (("--box", "0,0,1,1", "--expires-at", "5"), "--expires-at: got '5', takes an ISO time"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_request_that_cannot_be_read_is_exit_code_2(capsys, state, words, message: str) -> None:
+    code, _, err = roost(capsys, "query", "register", "a", *words, "--state", state)
+    assert code == 2
+    assert f"roost: {message}" in err
+
+
+def test_identifiers_and_times_are_of_the_kinds_that_the_run_has(capsys, state: Path) -> None:
+    store = Store(state)
+    store.agree(meta("int64", "int64"))
+    store.close()
+    box = ("--box", "0,0,1,1", "--state", state)
+    code, _, err = roost(capsys, "query", "register", "a", *box)
+    assert (code, "QUERY_ID: got 'a', takes a whole number" in err) == (2, True)
+    code, _, err = roost(capsys, "query", "register", "7", "--at", "noon", *box)
+    assert (code, "--at: got 'noon', takes a whole number" in err) == (2, True)
+    assert roost(capsys, "query", "register", "7", "--at", "-5", *box)[0] == 0
+    assert listed(capsys, state)[0][4:] == ["-5", "-"]
+
+
+@pytest.mark.parametrize("words", [("terminate", "a"), ("list",)], ids=" ".join)
+def test_only_registering_makes_a_state_directory(capsys, state: Path, words) -> None:
+    code, _, err = roost(capsys, "query", *words, "--state", state)
+    assert code == 1
+    assert "is not a state directory" in err
+    assert not state.exists()
+
+
+# -- inspection
+
+
+def meta(id_type: str, time_type: str) -> dict:
+    return {
+        "space": SPACE.to_json(),
+        "query_id_type": id_type,
+        "points": ["lon", "lat", "event_time", None],
+        "types": ["int64", time_type],
+        "attributes": [["fare", "double"]],
+        "polygon_vertices_max": 100,
+    }
+
+
+def make_state(state: Path) -> None:
+    store = Store(state)
+    store.agree(meta("string", str(TIMESTAMP)))
+    desk = Desk(state)
+    box = {"op": "register", "user_id": "ann", "x0": -74.0, "y0": 40.0, "x1": -73.5, "y1": 41.0}
+    rows = [{**box, "query_id": f"q{n}"} for n in range(1200)]
+    desk.log.append(pa.Table.from_pylist(rows))
+    desk.log.append(pa.table({"op": ["terminate"], "query_id": ["q7"], "user_id": ["ann"]}))
+    queries = QuerySet(store, desk.log, Rules(SPACE, pa.string(), TIMESTAMP))
+    queries.advance(1)
+    queries.advance(2)
+    desk.close()
+    plan = initial_plan(Strategy.UNIFORM, SPACE.grid, 5)
+    store.put_plan(0, {**plan.to_json(), "strategy": "uniform"})
+    for batch_id in range(12):
+        store.put_intent(Intent(batch_id, 0, 2))
+        figures = {
+            "points": 1000 + batch_id, "matches": 31337, "dead_points": 2, "dead_requests": 1,
+            "seconds": 0.25,
+        }  # fmt: skip
+        store.put_commit(Commit(batch_id, (), figures))
+    store.put_intent(Intent(12, 0, 2))
+    store.close()
+    dead = state.parent / "dead"
+    dead.mkdir()
+    letters = [(0, "point", n, "null_id", "id is null", "{}") for n in range(3)]
+    letters.append((1, "request", 5, "inverted_box", "x0 is greater than x1", "{}"))
+    columns = [list(column) for column in zip(*letters, strict=True)]
+    pq.write_table(pa.table(columns, schema=DEAD_SCHEMA), dead / "batch-0.parquet")
+
+
+def test_inspect_shows_plan_batches_segments_and_dead_letters(capsys, state: Path) -> None:
+    make_state(state)
+    code, out, _ = roost(capsys, "inspect", state)
+    assert code == 0
+    text = " ".join(out.replace("│", " ").split())
+    for words in (
+        "-74,40,-73,41 (lonlat), grid 20x10, outside exact",
+        "query log position 2",
+        "epoch 0, uniform, 5 machines, 5 partitions",
+        "0000000001.seg 1,200",
+        "0000000001-2.seg",
+        "batches (12, the last 10 shown)",
+        "11 1,011 31,337 3 0.250",
+        "batch 12 was begun and not committed",
+        "point null_id 3",
+        "request inverted_box 1",
+    ):
+        assert words in text, words
+    assert "1,001" not in text, "only the last ten"
+
+
+def test_inspect_of_a_state_before_its_first_run(capsys, state: Path) -> None:
+    roost(capsys, "query", "register", "a", "--box", "0,0,1,1", "--state", state)
+    code, out, _ = roost(capsys, "inspect", state)
+    assert code == 0
+    assert "plan       none yet" in out
+    assert "dead       none" in out
+
+
+def test_inspect_of_another_folder_changes_nothing(capsys, tmp_path: Path) -> None:
+    code, _, err = roost(capsys, "inspect", tmp_path)
+    assert code == 1
+    assert f"{tmp_path} is not a state directory" in err
+    assert list(tmp_path.iterdir()) == []

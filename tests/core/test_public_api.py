@@ -1,0 +1,88 @@
+"""The public names: few, real, and loaded without Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(code: str) -> str:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_public_name_is_there_and_there_are_fewer_than_ten() -> None:
+    assert roost.__all__ == sorted(roost.__all__)
+    assert len(set(roost.__all__)) == len(roost.__all__) < 10
+    for name in roost.__all__:
+        assert getattr(roost, name).__name__ == name
+        assert getattr(roost, name).__doc__
+
+
+def test_every_class_at_the_top_is_public() -> None:
+    visible = {
+        name
+        for name, value in vars(roost).items()
+        if isinstance(value, type) and value.__module__.startswith("roost")
+    }
+    assert visible | {"Pipeline"} == set(roost.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Pipelines'"):
+        _ = roost.Pipelines
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import roost",
+        "import roost.cli",
+        "import roost.state.operations",
+        "from roost import Box, Circle, Polygon, Query, RoostError, RunConfig, Terminate",
+    ],
+)
+def test_spark_is_not_loaded_before_it_is_needed(code: str) -> None:
+    found = "[name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j')]"
+    assert run_python(f"import sys\n{code}\nprint({found})") == "[]"
+
+
+def test_the_pipeline_brings_spark_and_starts_no_java() -> None:
+    code = (
+        "import sys, roost; roost.Pipeline; import pyspark;"
+        "print('pyspark' in sys.modules, pyspark.SparkContext._active_spark_context,"
+        " pyspark.SparkContext._gateway)"
+    )
+    assert run_python(code) == "True None None"
+
+
+def test_files_and_decoding_need_no_spark() -> None:
+    code = "import sys, roost.engine.files, roost.engine.decode; print('pyspark' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert roost.__version__ == project["version"]
+
+
+def test_every_error_is_a_roost_error_and_is_in_the_tree() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 4
+    for kind in kinds:
+        assert issubclass(kind, roost.RoostError)
+        assert kind.__name__ in (errors.__doc__ or "")

@@ -1,0 +1,102 @@
+"""A real cluster of three executors loses one in the middle of a batch, and no match with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from cases import read_folder
+from crash_driver import Spec
+from test_crash import Chain
+
+pytestmark = pytest.mark.spark
+
+POINTS = 400_000
+BATCH_ROWS = 200_000
+BOXES = 300
+MASTER = "local-cluster[3,1,1024]"
+"""Three executors of one core and 1,024 MB each, as processes of their own."""
+
+Numbers = np.ndarray[Any, Any]
+
+
+def make_points(path: Path) -> tuple[Numbers, Numbers]:
+    rng = np.random.default_rng(61)
+    x, y = rng.uniform(0, 64, POINTS), rng.uniform(0, 32, POINTS)
+    x[::5_000] = np.nan
+    table = pa.table({"id": np.arange(POINTS), "x": x, "y": y, "event_time": np.arange(POINTS)})
+    pq.write_table(table, path, row_group_size=50_000)
+    return x, y
+
+
+def make_boxes() -> Numbers:
+    rng = np.random.default_rng(62)
+    corner = rng.uniform([0, 0], [60, 30], (BOXES, 2))
+    return np.hstack([corner, corner + rng.uniform(0, [4, 2], (BOXES, 2))])
+
+
+def request(number: int, box: list[float]) -> dict[str, Any]:
+    shape = dict(zip(("x0", "y0", "x1", "y1"), box, strict=True))
+    return {"op": "register", "query_id": f"q{number}", "user_id": "ann", **shape}
+
+
+def brute(x: Numbers, y: Numbers, boxes: Numbers) -> Numbers:
+    """Find every match, as one number of its query and its point."""
+    found = []
+    for number, (x0, y0, x1, y1) in enumerate(boxes):
+        inside = np.flatnonzero((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1))
+        found.append(number * POINTS + inside)
+    return np.sort(np.concatenate(found))
+
+
+def matches_in(folder: Path) -> Numbers:
+    tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob("*.parquet"))]
+    table = pa.concat_tables(tables)
+    rows = table["point_id"].to_numpy()
+    assert (table["batch_id"].to_numpy() == rows // BATCH_ROWS).all()
+    queries = pc.utf8_slice_codeunits(table["query_id"], 1).cast(pa.int64()).to_numpy()
+    return np.sort(queries * POINTS + rows)
+
+
+def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
+    points = tmp_path / "points.parquet"
+    x, y = make_points(points)
+    boxes = make_boxes()
+    expected = brute(x, y, boxes)
+    assert expected.size > 100_000
+    specs = [
+        Spec(
+            points=str(points),
+            out=str(tmp_path / strategy),
+            strategy=strategy,
+            machines=6,
+            batch_rows=BATCH_ROWS,
+            bounds=[0.0, 0.0, 64.0, 32.0],
+            requests={"start": [request(n, box) for n, box in enumerate(boxes.tolist())]},
+            master=MASTER,
+            kill_executors=batches,
+        )
+        # A cold executor is in its first task for seconds, a warm one for moments.
+        for strategy, batches in (("uniform", (0,)), ("replicated", (0, 1)))
+    ]
+    chain = Chain(tmp_path)
+    done = chain.life(*specs)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lost_before = 0
+    for spec, line in zip(specs, done.stdout.splitlines(), strict=True):
+        told = json.loads(line)
+        assert len(told["killed"]) == len(spec.kill_executors)
+        assert told["lost_tasks"] > lost_before, "no executor died at work"
+        lost_before = told["lost_tasks"]
+        out = Path(spec.out)
+        assert np.array_equal(matches_in(out / "matches"), expected)
+        assert told["report"]["matches"] == expected.size
+        dead = read_folder(out / "dead")
+        assert sorted(row["position"] for row in dead) == list(range(0, POINTS, 5_000))
+    assert chain.orphans() == []
