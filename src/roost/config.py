@@ -236,6 +236,10 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         changes[attribute] = parse(value)
     changed = replace(config, **changes)
     assert {attribute for attribute, _ in KEYS.values()} == {f.name for f in fields(RunConfig)}
-    if changed.sink == "kafka" and changed.sink_topic is None:
-        raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")
     return changed
+
+
+def check_together(config: RunConfig) -> None:
+    """Refuse settings that are each fine but do not go together."""
+    if config.sink == "kafka" and config.sink_topic is None:
+        raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")

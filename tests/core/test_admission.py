@@ -326,7 +326,7 @@ junk_requests = st.builds(
 
 
 @given(st.lists(junk_requests, min_size=1, max_size=8), st.booleans(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_comes_every_request_counts_once(requests, lonlat: bool, dead: bool) -> None:
     coordinates = Coordinates.LONLAT if lonlat else Coordinates.PLANE
     space = Space(BOUNDS, 10, 10, coordinates, Outside.DEAD if dead else Outside.EXACT)

@@ -243,6 +243,7 @@ def unavailable(case: Case) -> list[str]:
 def test_the_telling_line_prefers_a_missing_jar() -> None:
     text = "start\n\t:: unresolved dependency: org#thing;1.0: not found\nRuntimeError: x\n"
     assert "org#thing" in environment.telling_line(text)
+    assert environment.telling_line("a\n_x.ParserException: no\n\nLINE 1: b\n  ^\n").endswith("no")
     assert environment.telling_line("a\nb\n\n") == "b"
 
 

@@ -214,7 +214,7 @@ fields = st.fixed_dictionaries(
 
 
 @given(st.lists(fields, max_size=8), st.sampled_from([LONLAT, PLANE, STRICT]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_whatever_comes_every_row_is_a_point_or_dead_once(records: list[dict], space) -> None:
     lines = [json.dumps(record).encode() for record in records]
     table = read_json_lines(lines)

@@ -133,7 +133,7 @@ broken = st.sampled_from(
 
 
 @given(st.lists(objects.map(lambda o: json.dumps(o).encode()) | broken, max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_json_line_is_a_record_or_kept_as_text(lines: list[bytes]) -> None:
     def is_record(line: bytes) -> bool:
         try:

@@ -339,7 +339,7 @@ def tear(directory: Directory) -> None:
     st.lists(st.tuples(registrations | terminations, events), min_size=1, max_size=14),
     st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_cut_and_any_crash_gives_what_the_log_says(
     tmp_path_factory, steps, own_schemas
 ) -> None:
@@ -376,7 +376,7 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(
 
 
 @given(st.lists(registrations | terminations, min_size=1, max_size=12), st.integers(0, 2**12 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, folds: int) -> None:
     requests = placed(raw)
     xs = [float(number) for number in range(len(requests))]

@@ -27,7 +27,7 @@ named_arrays = st.dictionaries(
 
 @given(named_arrays)
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_arrays_come_back_as_they_were(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     path = tmp_path / "a.seg"

@@ -1,8 +1,8 @@
 """A run in a process of its own that kills itself, or an executor, at a chosen moment.
 
 ``python crash_driver.py SPEC.json...`` runs the pipeline of each :class:`Spec` on from where its
-state directory is. Requests come while it runs, each block once however often the process dies: after
-a batch is committed, and between the intent and the fold of a batch.
+state directory is. Requests come while it runs, each block once however often the process dies:
+after a batch is committed, and between the intent and the fold of a batch.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Run:
         self._kill = kill
         self.pipeline: Pipeline | None = None
         self.killed_executors: list[str] = []
+        self.steps: list[tuple[int, str]] = []
 
     def log(self, name: str) -> None:
         """Log a block of requests, unless an earlier life did."""
@@ -106,6 +107,7 @@ class Run:
         self.log(f"after-{commit.batch_id}")
 
     def on_step(self, step: str, batch_id: int) -> None:
+        self.steps.append((batch_id, step))
         if step == "fold":
             self.log(f"during-{batch_id}")
         if step == "match" and batch_id in self.spec.kill_executors:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from cases import read_folder
 from crash_driver import Spec
@@ -64,6 +65,15 @@ def matches_in(folder: Path) -> Numbers:
     return np.sort(queries * POINTS + rows)
 
 
+def spark_home(folder: Path) -> Path:
+    """Make a home for Spark where its workers may write; they do so below it."""
+    folder.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
 def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
     points = tmp_path / "points.parquet"
     x, y = make_points(points)
@@ -85,7 +95,7 @@ def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
         # A cold executor is in its first task for seconds, a warm one for moments.
         for strategy, batches in (("uniform", (0,)), ("replicated", (0, 1)))
     ]
-    chain = Chain(tmp_path)
+    chain = Chain(tmp_path, SPARK_HOME=str(spark_home(tmp_path / "home")))
     done = chain.life(*specs)
     assert done.returncode == 0, done.stderr[-3000:]
     lost_before = 0

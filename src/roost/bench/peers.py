@@ -153,6 +153,7 @@ def run(
         for case, mode, system in work:
             shown.update(task, description=f"{case.name} · {mode} · {system.name}")
             rows.append(run_one(case, mode, system, Path(folder)))
+            shown.console.print(_line(rows[-1]))
             shown.advance(task)
     check_equal(rows)
     result = {
@@ -315,6 +316,11 @@ def _panels(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
             group = panels.setdefault(panel, {}).setdefault(row["case"], {})
             group[row["system"]] = row["points_per_s"]
     return panels
+
+
+def _line(row: Row) -> str:
+    found = row["skipped"] or f"{row['points_per_s']:,.0f} points/s, {row['matches']:,} matches"
+    return f"{row['case']} {row['mode']} {row['system']}: {found}"
 
 
 def _table(rows: Iterable[Row]) -> Table:

@@ -10,7 +10,10 @@ give it to :meth:`roost.Pipeline.start`.
 
 from __future__ import annotations
 
+import socket
+
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,6 +23,7 @@ from roost.errors import ConfigError, SourceError
 from roost.state.columns import convert
 
 VALUE = "value"
+ANSWER_S = 10.0
 # Small messages: the connector's own limits (500 and 1 MiB) make it ask the broker too often.
 FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "8388608"}
 
@@ -27,9 +31,24 @@ FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "
 def kafka_address(text: str, key: str) -> tuple[str, str]:
     """Brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
     brokers, _, topic = text.removeprefix("kafka://").partition("/")
-    if not text.startswith("kafka://") or not brokers or not topic:
-        raise ConfigError(key, text, "kafka://HOST:PORT/TOPIC")
+    ports = (broker.rpartition(":")[2] for broker in brokers.split(","))
+    if not text.startswith("kafka://") or not topic or not all(map(str.isdecimal, ports)):
+        raise ConfigError(key, text, "kafka://HOST:PORT[,HOST:PORT]/TOPIC")
     return brokers, topic
+
+
+def check_brokers(brokers: str) -> None:
+    """Make sure that one of the brokers is there: Spark would ask for minutes before it gives up."""
+    told = ""
+    for broker in brokers.split(","):
+        host, _, port = broker.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+        except OSError as error:
+            told = f"{broker}: {error}"
+        else:
+            return
+    raise SourceError(f"no Kafka broker answers, {told}")
 
 
 def check_connector(spark: SparkSession) -> None:
@@ -59,6 +78,7 @@ class Topic:
 
     def __init__(self, spark: SparkSession, brokers: str, name: str) -> None:
         check_connector(spark)
+        check_brokers(brokers)
         self.name = name
         self._spark = spark
         self._options = {
@@ -79,8 +99,8 @@ class Topic:
         reader = self._spark.read.format("kafka").options(**self._options)
         try:
             values = reader.load().select(VALUE).limit(SAMPLE_ROWS).toArrow()[VALUE]
-        except PySparkException as error:
-            raise SourceError(f"topic {self.name} cannot be read: {error}") from error
+        except (PySparkException, Py4JJavaError) as error:
+            raise self.unreadable(error) from error
         table = read_json_messages(values.to_pylist(), ())
         numbers = {
             name: convert(table[name], pa.float64())[0]
@@ -89,3 +109,10 @@ class Topic:
             for name in columns
         }
         return pa.table(numbers)
+
+    def unreadable(self, error: Exception) -> SourceError:
+        """Say why the topic cannot be read: the last cause that Spark names."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        causes = [line for line in lines if line.startswith("Caused by: ")]
+        cause = causes[-1].removeprefix("Caused by: ") if causes else lines[0]
+        return SourceError(f"topic {self.name} cannot be read: {cause}")

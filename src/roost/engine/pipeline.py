@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from roost.balance import Plan, Strategy, initial_plan
 from roost.balance.strategies import History
-from roost.config import RunConfig
+from roost.config import RunConfig, check_together
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
@@ -125,6 +125,7 @@ class Pipeline:
         on_step: OnStep = lambda step, batch_id: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        check_together(config)
         self.config = config
         self._spark = spark
         self._sinks = list(sinks)
@@ -151,6 +152,7 @@ class Pipeline:
     ) -> None:
         """Release the state; a session that was passed in stays open."""
         self.store.close()
+        self.log.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -302,8 +304,7 @@ class Pipeline:
             if self._failure is not None:
                 raise self._failure from None
             if not self._stopping:
-                told = str(error).splitlines()[0]
-                raise SourceError(f"the stream from topic {topic.name} failed: {told}") from error
+                raise topic.unreadable(error) from error
         finally:
             with self._busy:
                 pass  # the batch that is under way

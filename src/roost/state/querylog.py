@@ -26,6 +26,9 @@ class QueryLog(Protocol):
         A log that can keep tags adds a block with a tag that it has seen before only once.
         """
 
+    def close(self) -> None:
+        """Release what the log holds open."""
+
     def end(self) -> int:
         """Position after the last entry."""
 

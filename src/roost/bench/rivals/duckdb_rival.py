@@ -81,8 +81,8 @@ def load_polygons(connection: duckdb.DuckDBPyConnection, case: Case) -> None:
 def matches_sql(case: Case, points_path: str, columns: str) -> str:
     """Return the join of a point file with the loaded queries."""
     if case.kind == "polygons":
-        points = f"SELECT *, ST_Point(lon, lat) AS at FROM '{points_path}'"
-        return f"SELECT {columns} FROM ({points}) JOIN queries ON ST_Intersects(shape, at)"
+        points = f"SELECT *, ST_Point(lon, lat) AS place FROM '{points_path}'"
+        return f"SELECT {columns} FROM ({points}) JOIN queries ON ST_Intersects(shape, place)"
     points = f"SELECT *, {_cell(case, 'lon', 'lat')} AS cell FROM '{points_path}'"
     return f"SELECT {columns} FROM ({points}) AS p JOIN queries AS q ON p.cell = q.cell AND {MATCH}"
 

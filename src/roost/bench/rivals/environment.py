@@ -9,6 +9,7 @@ such jar), :class:`Unavailable` carries one sentence of reason, and the benchmar
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,12 +97,12 @@ def run(command: list[str], seconds_max: float, what_failed: str) -> None:
 
 
 def telling_line(text: str) -> str:
-    """Return the line that tells most: Ivy's unresolved dependency, else the last one."""
+    """Return the line that tells most: a missing jar, else the last error, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     missing = [line.strip(": ") for line in lines if "unresolved dependency" in line]
-    if missing:
-        return missing[0]
-    return lines[-1][:300] if lines else "no message"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    best = missing[:1] or errors[-1:] or lines[-1:] or ["no message"]
+    return best[0][:300]
 
 
 def sedona_command() -> list[str]:
