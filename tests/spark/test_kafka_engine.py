@@ -29,8 +29,9 @@ from kafka_broker import BrokerUnavailable, KafkaBroker, open_broker, produce, r
 from oracle import brute_force
 from roost import Pipeline, RunConfig
 from roost.engine import kafka_jars
+from roost.engine.kafka import check_brokers, kafka_address
 from roost.engine.session import check_java
-from roost.errors import RoostError, SourceError
+from roost.errors import ConfigError, RoostError, SourceError
 from roost.state.kafka_log import KafkaQueryLog
 
 pytestmark = pytest.mark.spark
@@ -123,6 +124,36 @@ def test_a_session_without_the_connector_is_named(spark: Any, tmp_path: Path) ->
     wrong = pytest.raises(SourceError, match="this Spark session has no Kafka connector")
     with Pipeline(config, spark=spark) as pipeline, wrong:
         pipeline.run()
+
+
+def test_no_broker_is_named_at_once() -> None:
+    with pytest.raises(SourceError, match=r"no Kafka broker answers, 127\.0\.0\.1:1: "):
+        check_brokers("127.0.0.1:1")
+
+
+def test_one_broker_of_several_is_enough(broker: KafkaBroker) -> None:
+    check_brokers(f"127.0.0.1:1,{broker.bootstrap}")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("kafka://a:1/t", ("a:1", "t")),
+        ("kafka://a:1,[::1]:2/t.x", ("a:1,[::1]:2", "t.x")),
+        ("kafka://a:1", None),
+        ("kafka://a:1/", None),
+        ("kafka:///t", None),
+        ("kafka://a/t", None),
+        ("kafka://a:1,b/t", None),
+        ("kafka:a:1/t", None),
+    ],
+)
+def test_an_address_is_brokers_and_a_topic(text: str, parts: tuple[str, str] | None) -> None:
+    if parts is not None:
+        assert kafka_address(text, "points.path") == parts
+        return
+    with pytest.raises(ConfigError, match=r"points\.path: got .* takes kafka://HOST:PORT"):
+        kafka_address(text, "points.path")
 
 
 # --------------------------------------------------------------------------- the engine
@@ -294,6 +325,7 @@ class Streamed:
     points: list[dict[str, Any]]
     queries: list[dict[str, Any]]
     dead: list[str]
+    nowhere: dict[str, Any]
     reports: dict[str, dict[str, Any]]
     folder: Path
 
@@ -341,10 +373,12 @@ def streamed(
         settings |= {"out.sink": "kafka", "out.topic": sink}
         settings |= {"engine.strategy": strategy, "engine.machines": 3}
         runs.append({"settings": settings})
-    with Driver(folder, *runs) as driver:
+    nowhere = settings_of(broker, folder / "nowhere", points="nowhere", log="streamed-log")
+    with Driver(folder, *runs, {"settings": nowhere}) as driver:
         reports = {strategy: driver.hear() for strategy in STRATEGIES}
+        refused = driver.hear()
     dead = sorted([reason for _, reason in DEAD] + [reason for _, reason in FAULTS])
-    return Streamed(points, queries, dead, reports, folder)
+    return Streamed(points, queries, dead, refused, reports, folder)
 
 
 QUERY_FIELDS = (
@@ -390,6 +424,12 @@ def test_a_sample_of_the_topic_shares_out_the_work(streamed: Streamed) -> None:
         assert sum(shares) == len(streamed.points)
         # A uniform plan takes in the outliers, too: whom it gives the work is up to them.
         assert strategy == "uniform" or min(shares) > len(streamed.points) / 6, strategy
+
+
+def test_a_topic_that_is_not_there_is_named(streamed: Streamed) -> None:
+    assert list(streamed.nowhere) == ["error"]
+    told = r"SourceError: topic nowhere cannot be read: .*UnknownTopicOrPartition.*"
+    assert re.fullmatch(told, streamed.nowhere["error"])
 
 
 def test_a_killed_driver_leaves_every_match_once(

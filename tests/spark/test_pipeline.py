@@ -166,7 +166,6 @@ def test_beyond_the_bounds_is_refused_where_told(spark: SparkSession, tmp_path: 
         {"op": "register", "query_id": 9, "user_id": "ann", "x0": 65.0, "y0": 0.0, "x1": 66.0,
          "y1": 9.0, "expect": Reason.OUT_OF_BOUNDS}
     )
-    case.requests[3]["expect"] = Reason.OUT_OF_BOUNDS
     result = run_case(spark, case, tmp_path, outside=Outside.DEAD)
     check_case(case, result)
     assert result.refused("point") == [(row, "out_of_bounds") for row in (0, 1, 2, 5)]

@@ -122,7 +122,9 @@ def save_bars_plot(
         for k, bar in enumerate(bars):
             at = [g + k * width for g, values in enumerate(groups.values()) if bar in values]
             heights = [values[bar] for values in groups.values() if bar in values]
-            axes.bar(at, heights, width, label=bar)
+            if at:
+                # The same colour for a bar in every panel, also where others are missing.
+                axes.bar(at, heights, width, label=bar, color=f"C{k}")
         middle = width * (len(bars) - 1) / 2
         axes.set_xticks([g + middle for g in range(len(groups))], list(groups))
         axes.set_yscale("log")

@@ -38,7 +38,7 @@ def kafka_address(text: str, key: str) -> tuple[str, str]:
 
 
 def check_brokers(brokers: str) -> None:
-    """Make sure that one of the brokers is there: Spark would ask for minutes before it gives up."""
+    """Make sure that one of the brokers is there: Spark would go on asking for minutes."""
     told = ""
     for broker in brokers.split(","):
         host, _, port = broker.rpartition(":")

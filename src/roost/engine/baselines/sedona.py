@@ -8,9 +8,9 @@ The queries are loaded as geometries and cached before anything is timed. Each t
 point file, makes points, and joins with ``ST_Intersects``, which has closed borders. The plan is
 Sedona's partitioned range join: a KDB-tree over the points cuts space, and each partition is joined
 through an R-tree. Measured on 100 thousand boxes it took a third of the processor time of the
-broadcast index join; 16 partitions did better than 4 or the default. For polygons, 64 partitions
-with the tree over the polygons did best. ``--plan broadcast`` runs the other join. Sedona builds
-its trees anew for each job, so that is part of a pass.
+broadcast index join. The numbers of partitions and the indexed side are the best of the few that
+were tried. ``--plan broadcast`` runs the other join. Sedona builds its trees anew for each job, so
+that is part of a pass.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ on a million boxes:
 - The query side is partitioned and sorted by cell and cached so, once. A sort-merge join uses it as
   it lies, and only the points are shuffled and sorted. Broadcasting the arrays meant to build and
   ship the hash table in each job, seconds for a million boxes; a shuffled hash join likewise.
-- Three cells to a box side: fewer wasted checks than with one or two, and memory still bearable.
+- Three cells to a box side: a tenth less work than with two. Four saved another fifth, for
+  25 entries a box instead of 16 and twice the time to load.
 - Adaptive execution off: it had nothing to decide here and put a barrier in the way.
 
 Polygons are cut the same way. A cell inside a polygon needs no test. A cell on its border carries
