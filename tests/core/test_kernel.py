@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.kernel import Index, build_segment, pack, query_schema, unpack
+from roost.kernel.boxes import SEARCH_MIN
 from roost.kernel.cells import IndexGrid, locate, morton, quantise, sort_points, squeeze
 from roost.model import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, PointBlock
 from roost.space import Coordinates, Rect, Space
@@ -109,6 +110,35 @@ def boxes_and_points(draw):
 @settings(max_examples=300, deadline=None)
 def test_boxes_equal_brute_force(case):
     compare(*case, PLANE)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_long_lists_equal_brute_force(seed):
+    """Lists long enough to be searched by x; rounded corners make ties with borders and points."""
+    rng = np.random.default_rng(seed)
+    side = [0.004, 0.02, 0.05, 0.5, 3.0][seed % 5]
+    low = rng.uniform(49.0, 49.0 + 2 * side, (900, 2))
+    boxes = np.hstack([low, low + side * rng.uniform(0.2, 1.0, (900, 2))])
+    if seed % 2:
+        boxes = np.round(boxes, 3)
+    corners = boxes[rng.integers(0, 900, 200)][:, [0, 3]]
+    beside = np.nextafter(corners, rng.choice([-1e9, 1e9], corners.shape))
+    anywhere = rng.uniform(48.5, 49.5 + 3 * side, (200, 2))
+    xy = np.vstack([corners, beside, anywhere])
+    names = ("x0", "y0", "x1", "y1")
+    queries = [
+        {"query_id": i, **dict(zip(names, row, strict=True))}
+        for i, row in enumerate(boxes.tolist())
+    ]
+    segment = segment_of(queries, PLANE)
+    assert segment.box_postings is not None
+    if side <= 0.05:
+        assert segment.box_postings.longest >= SEARCH_MIN
+    found = matched(Index(PLANE, [(segment, {})]), block_of(as_points(xy.tolist())))
+    x, y = xy[:, None, 0], xy[:, None, 1]
+    inside = (boxes[:, 0] <= x) & (x <= boxes[:, 2]) & (boxes[:, 1] <= y) & (y <= boxes[:, 3])
+    point, query = np.nonzero(inside)
+    assert found == sorted(zip(query.tolist(), point.tolist(), strict=True))
 
 
 @st.composite

@@ -13,17 +13,17 @@ from __future__ import annotations
 import socket
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from roost.engine.json_lines import read_json_messages
-from roost.engine.sources import SAMPLE_ROWS
 from roost.errors import ConfigError, SourceError
 from roost.state.columns import convert
 
 VALUE = "value"
 ANSWER_S = 10.0
+SAMPLE_MESSAGES = 50_000  # of any size, through the driver's heap
 # Small messages: the connector's own limits (500 and 1 MiB) make it ask the broker too often.
 FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "8388608"}
 
@@ -98,7 +98,7 @@ class Topic:
         """Numbers of some messages that are there already; what is no number is null."""
         reader = self._spark.read.format("kafka").options(**self._options)
         try:
-            values = reader.load().select(VALUE).limit(SAMPLE_ROWS).toArrow()[VALUE]
+            values = reader.load().select(VALUE).limit(SAMPLE_MESSAGES).toArrow()[VALUE]
         except (PySparkException, Py4JJavaError) as error:
             raise self.unreadable(error) from error
         table = read_json_messages(values.to_pylist(), ())

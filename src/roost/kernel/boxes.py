@@ -1,11 +1,17 @@
 """Boxes: posting lists of 16-bit corners, tested many at a time.
 
 A box is posted in every cell it overlaps, at the finest level where these are at most
-``POSTINGS_MAX``. A posting holds the box's four borders as 16-bit positions inside the cell. A
-point is compared with all postings of its cell in one vector loop: 8 bytes a check instead of 32,
-sixteen checks an instruction. The 16-bit numbers are monotone in the coordinates, so a strict
-answer is final; only where a number is *equal* to a border's are the float64 borders compared.
-The result is exact in float64 for the price of 16 bits.
+``POSTINGS_MAX``. A posting holds the box's four borders as 16-bit positions inside the cell.
+
+The postings of a cell stand in four parts: boxes that end in the cell, by their right border;
+boxes that span it; boxes that begin in it, by their left border; boxes that do both. The boxes of
+the first three parts that a point is in by x are then one run, found by two binary searches, and
+only y is left to test, in one vector loop: 4 bytes a check instead of 32, sixteen checks an
+instruction. Short lists are tested by x and y together.
+
+The 16-bit numbers are monotone in the coordinates, so a strict answer is final; only where a
+number is *equal* to a border's are the float64 borders compared. The result is exact in float64
+for the price of 16 bits.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from roost.kernel.cells import (
     QUANT_HIGH,
     QUANT_LOW,
     IndexGrid,
+    Whole,
     find_cell,
     locate,
     morton,
@@ -30,6 +37,8 @@ from roost.kernel.cells import (
 
 POSTINGS_MAX = 9
 CHUNK = 1024
+# Below this many postings two binary searches cost more than testing them all by x too.
+SEARCH_MIN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +46,14 @@ class BoxPostings:
     """Boxes of one segment, by level and cell.
 
     ``level_start[l]:level_start[l + 1]`` are the places of level ``l`` in ``cells``; cell ``k``
-    has the postings ``starts[k]:starts[k + 1]``.
+    has the postings ``starts[k]:starts[k + 1]``, and ``parts[k]`` says how many of them belong to
+    the first part, to the first two and to the first three.
     """
 
     level_start: NDArray[np.int64]
     cells: NDArray[np.uint32]
     starts: NDArray[np.int64]
+    parts: NDArray[np.int32]
     slots: NDArray[np.int32]
     low_x: NDArray[np.int16]
     high_x: NDArray[np.int16]
@@ -135,6 +146,43 @@ def _fill_postings(
             high_y[k] = quantise(boxes[i, 3], edges_y, row, level)
 
 
+@njit(cache=True, nogil=True)
+def _arrange_postings(
+    starts: NDArray[np.int64],
+    parts: NDArray[np.int32],
+    slots: NDArray[np.int32],
+    low_x: NDArray[np.int16],
+    high_x: NDArray[np.int16],
+    low_y: NDArray[np.int16],
+    high_y: NDArray[np.int16],
+) -> None:  # pragma: no cover - compiled
+    """Put the postings of each cell in their four parts, each in its order."""
+    for k in range(starts.size - 1):
+        begin, end = starts[k], starts[k + 1]
+        ranks = np.empty(end - begin, np.int64)
+        for i in range(begin, end):
+            begins, ends = low_x[i] != QUANT_LOW, high_x[i] != QUANT_HIGH
+            if ends and not begins:
+                ranks[i - begin] = np.int64(high_x[i]) - QUANT_LOW
+                parts[k, 0] += 1
+            elif not begins:
+                ranks[i - begin] = 1 << 17
+                parts[k, 1] += 1
+            elif not ends:
+                ranks[i - begin] = (1 << 18) + np.int64(low_x[i]) - QUANT_LOW
+                parts[k, 2] += 1
+            else:
+                ranks[i - begin] = 1 << 19
+        parts[k, 1] += parts[k, 0]
+        parts[k, 2] += parts[k, 1]
+        order = np.argsort(ranks) + begin
+        slots[begin:end] = slots[order]
+        low_x[begin:end] = low_x[order]
+        high_x[begin:end] = high_x[order]
+        low_y[begin:end] = low_y[order]
+        high_y[begin:end] = high_y[order]
+
+
 def directory(
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
@@ -175,11 +223,49 @@ def build_boxes(
     out_slots = np.empty(total, np.int32)
     corners = [np.empty(total, np.int16) for _ in range(4)]
     _fill_postings(keys, boxes, spans, slots, grid.edges_x, grid.edges_y, out_slots, *corners)
-    return BoxPostings(level_start, cells, starts, out_slots, *corners)
+    parts = np.zeros((cells.size, 3), np.int32)
+    _arrange_postings(starts, parts, out_slots, *corners)
+    return BoxPostings(level_start, cells, starts, parts, out_slots, *corners)
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
-def _test(
+def _first_not_below(
+    values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
+) -> Whole:  # pragma: no cover - compiled
+    """First place whose value is not below: without a branch that could be mispredicted."""
+    size = high - low
+    if size <= 0:
+        return low
+    while size > 1:
+        half = size >> 1
+        low += half * (values[low + half - 1] < wanted)
+        size -= half
+    return low + (values[low] < wanted)
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _first_above(
+    values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
+) -> Whole:  # pragma: no cover - compiled
+    """First place after those that equal the number; hardly ever more than one step."""
+    while low < high and values[low] == wanted:
+        low += 1
+    return low
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _test_y(
+    qy: np.int16, low_y: NDArray[np.int16], high_y: NDArray[np.int16], mask: NDArray[np.int16]
+) -> None:  # pragma: no cover - compiled
+    """Vector loop: 0 where the point is outside, 2 where inside, 1 where only float64 can tell."""
+    for i in range(low_y.size):
+        may = (low_y[i] <= qy) & (qy <= high_y[i])
+        sure = (low_y[i] < qy) & (qy < high_y[i])
+        mask[i] = np.int16(may) + np.int16(sure)
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _test_xy(
     qx: np.int16,
     qy: np.int16,
     low_x: NDArray[np.int16],
@@ -188,11 +274,56 @@ def _test(
     high_y: NDArray[np.int16],
     mask: NDArray[np.int16],
 ) -> None:  # pragma: no cover - compiled
-    """Vector loop: 0 where the point is outside, 2 where inside, 1 where only float64 can tell."""
+    """Do the same for postings of any part."""
     for i in range(low_x.size):
         may = (low_x[i] <= qx) & (qx <= high_x[i]) & (low_y[i] <= qy) & (qy <= high_y[i])
         sure = (low_x[i] < qx) & (qx < high_x[i]) & (low_y[i] < qy) & (qy < high_y[i])
         mask[i] = np.int16(may) + np.int16(sure)
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _emit_exact(
+    at: Whole,
+    stop: Whole,
+    x: float,
+    y: float,
+    slots: NDArray[np.int32],
+    boxes: NDArray[np.float64],
+    out_slots: NDArray[np.int32],
+    written: Whole,
+) -> Whole:  # pragma: no cover - compiled
+    """Write the boxes of some postings that hold a point, by their float64 borders."""
+    for i in range(at, stop):
+        slot = slots[i]
+        hit = (boxes[slot, 0] <= x) & (x <= boxes[slot, 2])
+        hit &= (boxes[slot, 1] <= y) & (y <= boxes[slot, 3])
+        out_slots[written] = slot
+        written += hit
+    return written
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _emit_masked(
+    at: Whole,
+    stop: Whole,
+    x: float,
+    y: float,
+    slots: NDArray[np.int32],
+    boxes: NDArray[np.float64],
+    mask: NDArray[np.int16],
+    out_slots: NDArray[np.int32],
+    written: Whole,
+) -> Whole:  # pragma: no cover - compiled
+    """Write the boxes that a mask lets through."""
+    unsure = np.int16(0)
+    before = written
+    for i in range(stop - at):
+        out_slots[written] = slots[at + i]
+        written += mask[i] != 0
+        unsure |= mask[i]
+    if unsure & 1:
+        written = _emit_exact(at, stop, x, y, slots, boxes, out_slots, before)
+    return written
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
@@ -202,6 +333,7 @@ def match_boxes(
     last_cell: int,
     cells: NDArray[np.uint32],
     starts: NDArray[np.int64],
+    parts: NDArray[np.int32],
     slots: NDArray[np.int32],
     low_x: NDArray[np.int16],
     high_x: NDArray[np.int16],
@@ -218,7 +350,7 @@ def match_boxes(
     mask: NDArray[np.int16],
     out_slots: NDArray[np.int32],
     out_rows: NDArray[np.int32],
-) -> int:  # pragma: no cover - compiled
+) -> Whole:  # pragma: no cover - compiled
     """Match sorted points with one level's boxes until done or the buffers are full.
 
     ``cursor`` is ``[next point, next cell, checks so far]`` and is advanced; call again while the
@@ -229,7 +361,7 @@ def match_boxes(
     point = cursor[0]
     cell_at = cursor[1]
     room = out_slots.size - 1
-    written = 0
+    written: Whole = 0
     shift = 2 * level
     while point < n:
         code = codes[point] >> shift
@@ -241,8 +373,10 @@ def match_boxes(
             # Skip every point before the next cell that has boxes.
             point = find_cell(codes, np.int64(cells[cell_at]) << shift, point, n)
             continue
-        begin = starts[cell_at]
-        end = starts[cell_at + 1]
+        begin, end = starts[cell_at], starts[cell_at + 1]
+        spanning = begin + parts[cell_at, 0]
+        beginning = begin + parts[cell_at, 1]
+        inside = begin + parts[cell_at, 2]
         column = squeeze(code)
         row = squeeze(code >> 1)
         while point < n and (codes[point] >> shift) == code:
@@ -250,37 +384,36 @@ def match_boxes(
                 cursor[0] = point
                 cursor[1] = cell_at
                 return written
-            qx = quantise(x[point], edges_x, column, level)
-            qy = quantise(y[point], edges_y, row, level)
+            px, py = x[point], y[point]
+            qx = quantise(px, edges_x, column, level)
+            qy = quantise(py, edges_y, row, level)
             before = written
-            at = begin
-            while at < end:
-                stop = min(at + CHUNK, end)
-                _test(
+            low, high = begin, end
+            if end - begin >= SEARCH_MIN:
+                # Postings whose border has the point's own number lie at the two ends of the run.
+                near_low = _first_not_below(high_x, qx, begin, spanning)
+                low = _first_above(high_x, qx, near_low, spanning)
+                high = _first_not_below(low_x, qx, beginning, inside)
+                near_high = _first_above(low_x, qx, high, inside)
+                written = _emit_exact(near_low, low, px, py, slots, boxes, out_slots, written)
+                written = _emit_exact(high, near_high, px, py, slots, boxes, out_slots, written)
+                at = low
+                while at < high:
+                    stop = min(at + CHUNK, high)
+                    _test_y(qy, low_y[at:stop], high_y[at:stop], mask)
+                    written = _emit_masked(at, stop, px, py, slots, boxes, mask, out_slots, written)
+                    at = stop
+                cursor[2] += near_high - near_low
+                low, high = inside, end
+            at = low
+            while at < high:
+                stop = min(at + CHUNK, high)
+                _test_xy(
                     qx, qy, low_x[at:stop], high_x[at:stop], low_y[at:stop], high_y[at:stop], mask
                 )
-                unsure = np.int16(0)
-                chunk_start = written
-                for i in range(stop - at):
-                    out_slots[written] = slots[at + i]
-                    written += mask[i] != 0
-                    unsure |= mask[i]
-                if unsure & 1:
-                    written = chunk_start
-                    for i in range(stop - at):
-                        if mask[i] == 0:
-                            continue
-                        slot = slots[at + i]
-                        if mask[i] == 2 or (
-                            boxes[slot, 0] <= x[point]
-                            and x[point] <= boxes[slot, 2]
-                            and boxes[slot, 1] <= y[point]
-                            and y[point] <= boxes[slot, 3]
-                        ):
-                            out_slots[written] = slot
-                            written += 1
+                written = _emit_masked(at, stop, px, py, slots, boxes, mask, out_slots, written)
                 at = stop
-            cursor[2] += end - begin
+            cursor[2] += high - low
             out_rows[before:written] = order[point]
             point += 1
     cursor[0] = point

@@ -162,6 +162,7 @@ class Index:
                     last,
                     boxes.cells,
                     boxes.starts,
+                    boxes.parts,
                     boxes.slots,
                     boxes.low_x,
                     boxes.high_x,
