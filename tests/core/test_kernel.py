@@ -117,11 +117,11 @@ def test_long_lists_equal_brute_force(seed):
     """Lists long enough to be searched by x; rounded corners make ties with borders and points."""
     rng = np.random.default_rng(seed)
     side = [0.004, 0.02, 0.05, 0.5, 3.0][seed % 5]
-    low = rng.uniform(49.0, 49.0 + 2 * side, (900, 2))
-    boxes = np.hstack([low, low + side * rng.uniform(0.2, 1.0, (900, 2))])
+    low = rng.uniform(49.0, 49.0 + 2 * side, (1500, 2))
+    boxes = np.hstack([low, low + side * rng.uniform(0.2, 1.0, (1500, 2))])
     if seed % 2:
         boxes = np.round(boxes, 3)
-    corners = boxes[rng.integers(0, 900, 200)][:, [0, 3]]
+    corners = boxes[rng.integers(0, 1500, 200)][:, [0, 3]]
     beside = np.nextafter(corners, rng.choice([-1e9, 1e9], corners.shape))
     anywhere = rng.uniform(48.5, 49.5 + 3 * side, (200, 2))
     xy = np.vstack([corners, beside, anywhere])
@@ -132,7 +132,7 @@ def test_long_lists_equal_brute_force(seed):
     ]
     segment = segment_of(queries, PLANE)
     assert segment.box_postings is not None
-    if side <= 0.05:
+    if side <= 0.02:
         assert segment.box_postings.longest >= SEARCH_MIN
     found = matched(Index(PLANE, [(segment, {})]), block_of(as_points(xy.tolist())))
     x, y = xy[:, None, 0], xy[:, None, 1]

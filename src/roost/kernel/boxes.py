@@ -240,7 +240,9 @@ def _first_not_below(
         half = size >> 1
         low += half * (values[low + half - 1] < wanted)
         size -= half
-    return low + (values[low] < wanted)
+    if values[low] < wanted:
+        low += 1
+    return low
 
 
 @njit(cache=True, nogil=True, boundscheck=False)

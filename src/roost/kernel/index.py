@@ -156,7 +156,7 @@ class Index:
             first, last = int(boxes.level_start[level]), int(boxes.level_start[level + 1])
             cursor = np.array([0, first, 0, 0], np.int64)
             while first < last and cursor[0] < block.size:
-                yield match_boxes(
+                count = match_boxes(
                     level,
                     first,
                     last,
@@ -177,6 +177,7 @@ class Index:
                     self._slots,
                     self._rows,
                 )
+                yield int(count)
             self.checks += int(cursor[2])
         shapes = member.segment.shape_postings
         for level in range(LEVELS if shapes is not None else 0):
