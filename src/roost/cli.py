@@ -74,7 +74,7 @@ RUN_FLAGS = (
         "RULE",
         "exact (default) matches what is beyond the bounds, dead refuses it",
     ),
-    ("--batch-rows", "engine.batch_rows", "N", "points of a batch at most (default: 4000000)"),
+    ("--batch-rows", "engine.batch_rows", "N", "points of a batch at most (default: 16000000)"),
     ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
     ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
     ("--topic", "out.topic", "URL", "kafka://HOST:PORT/TOPIC for --sink kafka"),

@@ -49,7 +49,7 @@ class RunConfig:
 
     strategy: Strategy = Strategy.REPLICATED
     machines: int | None = None
-    batch_rows: int = 4_000_000
+    batch_rows: int = 16_000_000
     available_now: bool = False
     master: str | None = None
     spark: Mapping[str, str] = field(default_factory=dict)

@@ -166,9 +166,7 @@ def request_table(case: Case, requests: Sequence[Record] | None = None) -> pa.Ta
         for name in ("op", "user_id", "wkt", "predicate")
     }
     times = {
-        name: pa.array([request.get(name) for request in requests], pa.int64()).cast(
-            case.time_type
-        )
+        name: pa.array([request.get(name) for request in requests], pa.int64()).cast(case.time_type)
         for name in ("at", "expires_at")
     }
     kind = pa.string() if case.text_ids else pa.int64()

@@ -163,8 +163,16 @@ def test_beyond_the_bounds_is_refused_where_told(spark: SparkSession, tmp_path: 
     for row in (0, 1, 2, 5):
         case.points[row]["expect"] = Reason.OUT_OF_BOUNDS
     case.requests.append(
-        {"op": "register", "query_id": 9, "user_id": "ann", "x0": 65.0, "y0": 0.0, "x1": 66.0,
-         "y1": 9.0, "expect": Reason.OUT_OF_BOUNDS}
+        {
+            "op": "register",
+            "query_id": 9,
+            "user_id": "ann",
+            "x0": 65.0,
+            "y0": 0.0,
+            "x1": 66.0,
+            "y1": 9.0,
+            "expect": Reason.OUT_OF_BOUNDS,
+        }
     )
     result = run_case(spark, case, tmp_path, outside=Outside.DEAD)
     check_case(case, result)

@@ -102,9 +102,7 @@ def test_count_writes_no_matches_and_counts_them_all(
     assert list((config.out / "matches" / "_staging").iterdir()) == []
 
 
-def test_count_still_serves_other_sinks(
-    spark: SparkSession, case: Case, config: RunConfig
-) -> None:
+def test_count_still_serves_other_sinks(spark: SparkSession, case: Case, config: RunConfig) -> None:
     kept = Kept()
     counted = replace(config, sink="count")
     with Pipeline(counted, spark=spark, sinks=[CallbackSink(kept.table)]) as pipeline:
@@ -163,9 +161,7 @@ def test_what_is_delivered_again_is_the_same(
     for batch_id, rows in by_batch.items():
         again = times if batch_id == 1 else 1
         assert framed.of(batch_id) == [rows] * again
-        assert sum(called.of(batch_id), Counter()) == Counter(
-            {row: again for row in rows}
-        )
+        assert sum(called.of(batch_id), Counter()) == Counter({row: again for row in rows})
 
 
 def test_a_sink_that_fails_stops_the_run_and_loses_nothing(

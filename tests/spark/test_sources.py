@@ -174,9 +174,7 @@ def test_a_folder_of_files_that_follow_each_other(
     numbered = replace(case, points=rows, row_ids=True)
     at = 0
     for name, part in zip("abc", parts, strict=True):
-        pq.write_table(
-            point_table(numbered, rows[at : at + len(part)]), folder / f"{name}.parquet"
-        )
+        pq.write_table(point_table(numbered, rows[at : at + len(part)]), folder / f"{name}.parquet")
         at += len(part)
     result = run_case(spark, numbered, tmp_path, points=str(folder), batch_rows=70)
     check(numbered, result)
@@ -321,9 +319,7 @@ def generator(rate: float, seed: int) -> PointGenerator:
     )
 
 
-def test_the_generator_gives_the_same_rows_in_any_cut(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_generator_gives_the_same_rows_in_any_cut(spark: SparkSession, tmp_path: Path) -> None:
     table = generator(50_000.0, 7).block(0, 20_000)
     lon, lat = (table[name].to_numpy() for name in ("lon", "lat"))
     europe = Box(-10.0, 35.0, 30.0, 60.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -27,7 +28,6 @@ from roost.bench.cases import Case
 from roost.bench.rivals.protocol import (
     CORES,
     PASSES_MAX,
-    TIMED_SECONDS_MIN,
     Job,
     Result,
     job_of,
@@ -47,7 +47,7 @@ from roost.state.queries import QuerySet
 from roost.state.querylog import SqliteQueryLog
 from roost.state.store import Commit, Store
 
-WARM_ROWS_MIN = 2_000_000
+ENDLESS = 1 << 20  # passes; stopped by the clock
 
 
 class Repeated:
@@ -94,11 +94,13 @@ class Repeated:
 
 
 class _Timed:
-    """Wall time from the first batch to the last."""
+    """Wall time from the first batch to the last, or to the first after some seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_after_s: float = math.inf) -> None:
+        self._stop_after_s = stop_after_s
         self.started = self.ended = 0.0
         self.commits: list[Commit] = []
+        self.pipeline: Pipeline | None = None
 
     def step(self, step: str, batch_id: int) -> None:
         if step == "intent" and not self.commits:
@@ -107,6 +109,13 @@ class _Timed:
     def batch(self, commit: Commit) -> None:
         self.ended = time.perf_counter()
         self.commits.append(commit)
+        if self.ended - self.started > self._stop_after_s and self.pipeline is not None:
+            self.pipeline.stop()
+
+    def last_rate(self) -> float:
+        """Points per second of the last batch."""
+        figures = self.commits[-1].figures
+        return float(figures["points"] / figures["seconds"])
 
 
 def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
@@ -122,21 +131,18 @@ def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
         available_now=True,
         sink="count" if job.mode == "count" else "parquet",
     )
+    if job.mode == "write":
+        config = replace(config, batch_rows=job.points)  # one pass a batch, as for the others
     with tempfile.TemporaryDirectory() as folder:
-        warm = replace(config, out=Path(folder) / "warm")
-        rows = pq.read_metadata(case.warm_points_path).num_rows
-        passes = -(-WARM_ROWS_MIN // rows) if job.mode == "count" else 4
-        spark = _stream(warm, Repeated(case.warm_points_path, passes), _Timed(), None)
-        passes = 1
-        while True:
-            timed = _Timed()
-            out = Path(folder) / f"out-{passes}"
-            source = Repeated(job.points_path, passes)
-            _stream(replace(config, out=out), source, timed, spark)
-            seconds = timed.ended - timed.started
-            if seconds >= TIMED_SECONDS_MIN or passes >= PASSES_MAX:
-                break
-            passes = min(PASSES_MAX, max(passes + 1, int(passes * TIMED_SECONDS_MIN / seconds) + 1))
+        warm = _Timed(stop_after_s=case.warm_s)
+        endless = Repeated(case.warm_points_path, ENDLESS)
+        spark = _stream(replace(config, out=Path(folder) / "warm"), endless, warm, None)
+        passes = math.ceil(case.timed_s * warm.last_rate() / job.points)
+        passes = min(max(passes, 1), PASSES_MAX)
+        timed = _Timed()
+        out = Path(folder) / "out"
+        _stream(replace(config, out=out), Repeated(job.points_path, passes), timed, spark)
+        seconds = timed.ended - timed.started
         total = sum(commit.figures["matches"] for commit in timed.commits)
         if job.mode == "write":
             assert total == written_rows(out / "matches")
@@ -162,6 +168,7 @@ def _stream(config: RunConfig, source: Repeated, timed: _Timed, spark):  # type:
     with Pipeline(
         config, spark=spark, source=source, on_step=timed.step, on_batch=timed.batch
     ) as pipeline:
+        timed.pipeline = pipeline
         pipeline.run()
         return pipeline.spark
 
@@ -195,7 +202,7 @@ def run_kernel(job: Job) -> Result:
     matches = one_pass()
     checks = index.checks
     seconds, passes = 0.0, 0
-    while seconds < TIMED_SECONDS_MIN and passes < PASSES_MAX:
+    while seconds < job.case.timed_s and passes < PASSES_MAX:
         started = time.perf_counter()
         assert one_pass() == matches
         seconds += time.perf_counter() - started

@@ -6,8 +6,8 @@ the file straight into the worker's columns and never pass through the JVM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -97,6 +97,13 @@ class GeneratedSlice:
         return table.select([name for name in table.column_names if name in columns])
 
 
+def pieces(item: Slice, rows: int) -> Iterator[ParquetSlice | GeneratedSlice]:
+    """Divide a slice into parts of at most so many rows, to be read one after the other."""
+    assert isinstance(item, ParquetSlice | GeneratedSlice)
+    for start in range(item.start, item.stop, rows):
+        yield replace(item, start=start, stop=min(start + rows, item.stop))
+
+
 def cut(slices: Sequence[Slice], parts: int) -> list[list[ParquetSlice | GeneratedSlice]]:
     """Divide slices into groups of nearly equal numbers of rows, in order."""
     total = sum(item.rows for item in slices)
@@ -109,9 +116,6 @@ def cut(slices: Sequence[Slice], parts: int) -> list[list[ParquetSlice | Generat
             low, high = max(borders[k], at), min(borders[k + 1], at + item.rows)
             if low < high:
                 start, stop = item.start + low - at, item.start + high - at
-                if isinstance(item, ParquetSlice):
-                    groups[k].append(ParquetSlice(item.path, start, stop, item.first))
-                else:
-                    groups[k].append(GeneratedSlice(item.generator, start, stop))
+                groups[k].append(replace(item, start=start, stop=stop))
         at += item.rows
     return groups

@@ -34,7 +34,7 @@ from roost.engine.decode import (
     take_rows,
     unpack_block,
 )
-from roost.engine.slices import Slice
+from roost.engine.slices import Slice, pieces
 from roost.kernel import Index, Pairs
 from roost.kernel.arrays import as_arrow, as_numpy
 from roost.kernel.cells import locate_cells
@@ -44,6 +44,7 @@ from roost.state.queries import open_index
 from roost.state.store import SegmentRef
 
 ROWS_PER_BLOCK = 1 << 18
+ROWS_PER_READ = 1 << 20
 ROWS_PER_GROUP = 1 << 20
 INDEXES_KEPT = 2
 
@@ -208,9 +209,10 @@ class BlockReader:
         """Read slices, a block's worth of rows at a time."""
         columns = self.columns()
         for item in slices:
-            table = item.read(columns)
-            for start in range(0, table.num_rows, ROWS_PER_BLOCK):
-                yield table.slice(start, ROWS_PER_BLOCK)
+            for part in pieces(item, ROWS_PER_READ):
+                table = part.read(columns)
+                for start in range(0, table.num_rows, ROWS_PER_BLOCK):
+                    yield table.slice(start, ROWS_PER_BLOCK)
 
     def finish(self, result: MachineResult, tag: str) -> None:
         """Write the dead letters and add what was read to a result."""

@@ -32,7 +32,6 @@ Mode = Literal["count", "write"]
 Clock = Callable[[], float]
 
 CORES = 2
-TIMED_SECONDS_MIN = 4.0
 PASSES_MAX = 64
 WARM_PASSES_MIN = 3
 
