@@ -66,9 +66,14 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def spark(worker_path: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Share one local session of two cores among all tests."""
+    """Share one local session of two cores among all tests.
+
+    The tests' batches are small; every machine of a plan still gets its part of them.
+    """
+    from roost.engine import jobs
     from roost.engine.session import make_session
 
+    jobs.ROWS_PER_TASK_MIN = 1
     folder = tmp_path_factory.mktemp("spark")
     places = {
         "spark.local.dir": str(folder / "local"),

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 
 from roost import Box, Circle, Pipeline, Polygon, Query, RunConfig, Terminate
 from roost.balance import Strategy
+from roost.engine import jobs
 from roost.errors import ConfigError
 from roost.model import Reason
 from roost.space import Coordinates, Outside, Rect
@@ -520,3 +521,27 @@ def test_times_come_back_as_they_went_in(spark: SparkSession, tmp_path: Path) ->
     run_case(spark, case, tmp_path)
     [path] = (tmp_path / "out" / "matches").glob("*.parquet")
     assert pq.ParquetFile(path).read()["event_time"].to_pylist() == [early]
+
+
+def test_a_small_replicated_batch_uses_one_machine_after_the_other(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle machines stay in the figures, and no point is lost or doubled by leaving them out."""
+    monkeypatch.setattr(jobs, "ROWS_PER_TASK_MIN", 4096)
+    table = pa.table({"x": [5.0] * 90, "y": [5.0] * 90, "event_time": list(range(90))})
+    pq.write_table(table, tmp_path / "points.parquet")
+    config = RunConfig(
+        points=str(tmp_path / "points.parquet"),
+        out=tmp_path / "out",
+        bounds=Rect(0.0, 0.0, 10.0, 10.0),
+        machines=3,
+        batch_rows=30,
+        available_now=True,
+    )
+    commits: list[Commit] = []
+    with Pipeline(config, spark=spark, on_batch=commits.append) as pipeline:
+        pipeline.request(Query("q", Box(0.0, 0.0, 9.0, 9.0)))
+        report = pipeline.run()
+    assert report["matches"] == 90
+    by_batch = [[m["points"] for m in commit.figures["machines"]] for commit in commits]
+    assert by_batch == [[30, 0, 0], [0, 30, 0], [0, 0, 30]]

@@ -31,6 +31,7 @@ from roost.engine.tasks import (
     route_blocks,
 )
 
+ROWS_PER_TASK_MIN = 4096
 _ROUTED = "machine int, block binary"
 _RESULT = "result binary"
 _REPORT = b"R"  # first byte of a block that carries figures, not points
@@ -41,14 +42,35 @@ def _same(machine: int) -> int:
     return machine
 
 
+def _machines_used(slices: Sequence[Slice], task: BatchTask) -> list[int]:
+    """Machines of a replicated batch: as many as it has work for, taking turns.
+
+    Any machine may take any point, and launching a task costs more than matching a few thousand.
+    """
+    machines = task.plan.machines
+    rows = sum(item.rows for item in slices)
+    count = min(machines, max(1, rows // ROWS_PER_TASK_MIN))
+    first = task.batch_id * count
+    return [(first + k) % machines for k in range(count)]
+
+
+def _read_as(
+    task: BatchTask, machines: list[int], part: int, slices: Iterator[Sequence[Slice]]
+) -> Iterator[MachineResult]:
+    return read_and_match(task, machines[part], slices)
+
+
 def run_slices(
     context: SparkContext, slices: Sequence[Slice], task: BatchTask
 ) -> list[MachineResult]:
     """Run a batch of slices."""
     machines = task.plan.machines
     if task.plan.fully_replicated:
-        groups = context.parallelize(cut(slices, machines), machines)
-        return groups.mapPartitionsWithIndex(partial(read_and_match, task)).collect()
+        used = _machines_used(slices, task)
+        groups = context.parallelize(cut(slices, len(used)), len(used))
+        results = groups.mapPartitionsWithIndex(partial(_read_as, task, used)).collect()
+        idle = (machine for machine in range(machines) if machine not in used)
+        return results + [MachineResult(machine) for machine in idle]
     parts = context.defaultParallelism
     groups = context.parallelize(cut(slices, parts), parts)
     routed = groups.mapPartitionsWithIndex(partial(read_and_route, task))
