@@ -47,7 +47,8 @@ RUN_FLAGS = (
         "--strategy",
         "engine.strategy",
         "S",
-        "replicated (default), uniform or history: how machines share out the work",
+        "replicated, uniform, history, swarm or global: how machines share out the work "
+        "(default: replicated on one host, global on a cluster)",
     ),
     (
         "--machines",

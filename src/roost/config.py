@@ -47,12 +47,15 @@ class RunConfig:
     coordinates: Coordinates | None = None
     outside: Outside = Outside.EXACT
 
-    strategy: Strategy = Strategy.REPLICATED
+    strategy: Strategy | None = None
     machines: int | None = None
     batch_rows: int = 16_000_000
     available_now: bool = False
     master: str | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
+
+    round_length: float = 15.0
+    tolerance: float = 1.1
 
     out: Path = Path("roost-out")
     state: Path | None = None
@@ -105,6 +108,15 @@ def _whole(key: str, low: int) -> Callable[[Any], int]:
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ConfigError(key, value, f"a whole number from {low} up")
         return value
+
+    return parse
+
+
+def _above(key: str, low: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > low:
+            raise ConfigError(key, value, f"a number above {low:g}")
+        return float(value)
 
     return parse
 
@@ -187,6 +199,8 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "engine.available_now": ("available_now", _flag("engine.available_now")),
     "engine.master": ("master", _text("engine.master")),
     "engine.spark": ("spark", _texts("engine.spark")),
+    "balance.round": ("round_length", _above("balance.round", 0.0)),
+    "balance.tolerance": ("tolerance", _above("balance.tolerance", 1.0)),
     "out.dir": ("out", _path("out.dir")),
     "out.state": ("state", _path("out.state")),
     "out.sink": ("sink", _one_of("out.sink", *SINKS)),

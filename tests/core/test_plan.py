@@ -95,7 +95,7 @@ def test_replicated_points_are_dealt_out_evenly_and_blocks_go_on_where_the_last_
 def test_a_hot_cell_may_have_several_machines_and_shares_its_points() -> None:
     hot = Partition(0, 0, 0, 1, 1, (1, 2))
     rest = Partition(1, 1, 0, 2, 1, (0,))
-    plan = Plan(4, 2, 1, 3, (hot, rest))
+    plan = Plan(4, 2, 1, 3, (hot, rest), 10)
     plan.check_invariants()
     assert not plan.fully_replicated
     machines = Router(plan).machines_of(np.array([0, 1, 0, 0, 1, 0], np.int32))
@@ -272,6 +272,6 @@ def test_history_needs_a_sample() -> None:
 )
 def test_the_check_finds_broken_plans(broken: dict, fault: str) -> None:
     left, right = Partition(0, 0, 0, 2, 3, (0,)), Partition(1, 2, 0, 4, 3, (1,))
-    Plan(0, 4, 3, 2, (left, right)).check_invariants()
+    Plan(0, 4, 3, 2, (left, right), 10).check_invariants()
     with pytest.raises(AssertionError, match=fault):
-        Plan(0, 4, 3, 2, (left, replace(right, **broken))).check_invariants()
+        Plan(0, 4, 3, 2, (left, replace(right, **broken)), 10).check_invariants()

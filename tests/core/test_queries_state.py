@@ -548,7 +548,7 @@ def test_a_desk_answers_at_once_by_the_rules_of_a_batch(desk: Desk) -> None:
 
 def test_an_onlooker_leaves_no_trace_in_the_state(desk: Desk) -> None:
     desk.submit(Query("q", Box(0, 0, 1, 1)))
-    assert [segment.ids.to_pylist() for segment, _ in desk.queries().segments()] == [["q"]]
+    assert [segment.ids.to_pylist() for _, segment, _ in desk.queries().segments()] == [["q"]]
     assert desk.store.version_at(FOREVER) is None
     assert list(desk.store.segment_folder.iterdir()) == []
 

@@ -8,7 +8,7 @@ and, with one partition for the whole space, it is replication.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,18 @@ class Partition:
 
 @dataclass(frozen=True)
 class Plan:
-    """Immutable: cell to partition to machine(s), with an epoch number."""
+    """Immutable: cell to partition to machine(s), with an epoch number.
+
+    ``next_id`` is above every partition id that was ever used in the state directory, so that a
+    new partition is never taken for an old one.
+    """
 
     epoch: int
     columns: int
     rows: int
     machines: int
     partitions: tuple[Partition, ...]
+    next_id: int
 
     def __post_init__(self) -> None:
         """Refuse machine counts that cannot be routed to."""
@@ -69,11 +74,23 @@ class Plan:
         assert bool(np.all(covered == 1)), "a cell with no partition, or with two"
         ids = [p.partition_id for p in self.partitions]
         assert len(set(ids)) == len(ids), "a partition id twice"
+        assert max(ids) < self.next_id, "a partition id that may be given out again"
 
     @property
     def fully_replicated(self) -> bool:
         """Whether any machine may take any point, so that points need not move at all."""
         return all(len(p.machines) == self.machines for p in self.partitions)
+
+    def of_machine(self, machine: int) -> tuple[Partition, ...]:
+        """Partitions that a machine has a part in."""
+        return tuple(p for p in self.partitions if machine in p.machines)
+
+    def renumbered(self, epoch: int, first_id: int) -> Plan:
+        """Return the same layout under another epoch, with partition ids from a number up."""
+        partitions = tuple(
+            replace(p, partition_id=p.partition_id + first_id, parents=()) for p in self.partitions
+        )
+        return replace(self, epoch=epoch, partitions=partitions, next_id=self.next_id + first_id)
 
     def overlapping(self, column0: int, row0: int, column1: int, row1: int) -> Iterator[Partition]:
         """Partitions that a closed range of cells touches."""
@@ -89,6 +106,7 @@ class Plan:
             "columns": self.columns,
             "rows": self.rows,
             "machines": self.machines,
+            "next_id": self.next_id,
             "partitions": [
                 [
                     p.partition_id,
@@ -111,7 +129,7 @@ class Plan:
             for number, column0, row0, column1, row1, machines, parents in data["partitions"]
         )
         sizes = (data["epoch"], data["columns"], data["rows"], data["machines"])
-        return cls(*sizes, partitions)
+        return cls(*sizes, partitions, data["next_id"])
 
 
 class Router:

@@ -1,8 +1,11 @@
-"""Static placements: three ways to make the first plan.
+"""Strategies, and the first plan of each.
 
-``replicated``: every machine has every query, points are dealt out in turn. ``uniform``: the
+Three place work once and for all. ``replicated``: every machine has every query, points are dealt out in turn. ``uniform``: the
 largest partition by area is halved across its longer side until there is one a machine.
 ``history``: the costliest partition of a sample is split where the two parts cost most alike.
+
+Two go on from there while the stream runs: ``swarm`` from the uniform plan, as in the paper;
+``global`` from a sample where there is one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from roost.balance.plan import Partition, Plan
 from roost.errors import ConfigError
 from roost.space import Grid
+from roost.workload import overlap_counts, query_ranges
 
 
 class Strategy(StrEnum):
@@ -25,6 +29,28 @@ class Strategy(StrEnum):
     REPLICATED = "replicated"
     UNIFORM = "uniform"
     HISTORY = "history"
+    SWARM = "swarm"
+    GLOBAL = "global"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether plans change while the stream runs."""
+        return self in (Strategy.SWARM, Strategy.GLOBAL)
+
+
+def default_strategy(master: str) -> Strategy:
+    """Strategy for a run that names none, by where Spark runs.
+
+    On one host all workers share one copy of the queries, and dealing points out in turn balances
+    any load without moving them. On several, work has its place and must be balanced.
+
+    Examples
+    --------
+    >>> default_strategy("local[4]").value, default_strategy("yarn").value
+    ('replicated', 'global')
+    """
+    one_host = master == "local" or master.startswith("local[")
+    return Strategy.REPLICATED if one_host else Strategy.GLOBAL
 
 
 @dataclass(frozen=True)
@@ -46,24 +72,8 @@ class History:
     ) -> History:
         """Sum up a sample: point coordinates and query bounds ``x0, y0, x1, y1``."""
         points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
-        queries = _overlap_counts(grid, boxes)
+        queries = overlap_counts(grid.columns, grid.rows, query_ranges(grid, boxes))
         return cls((points * (1.0 + queries.reshape(-1))).reshape(grid.rows, grid.columns))
-
-
-def _overlap_counts(grid: Grid, boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the queries over each cell: mark the corners, then sum up twice."""
-    marks = np.zeros((grid.rows + 1, grid.columns + 1))
-    if boxes.shape[0]:
-        low = grid.locate(boxes[:, 0], boxes[:, 1])
-        high = grid.locate(boxes[:, 2], boxes[:, 3])
-        row0, column0 = np.divmod(low, grid.columns)
-        row1, column1 = np.divmod(high, grid.columns)
-        np.add.at(marks, (row0, column0), 1.0)
-        np.add.at(marks, (row0, column1 + 1), -1.0)
-        np.add.at(marks, (row1 + 1, column0), -1.0)
-        np.add.at(marks, (row1 + 1, column1 + 1), 1.0)
-    counts: NDArray[np.float64] = marks.cumsum(0).cumsum(1)[:-1, :-1]
-    return counts
 
 
 def initial_plan(
@@ -80,11 +90,13 @@ def initial_plan(
     """
     if strategy is Strategy.REPLICATED:
         whole = Partition(0, 0, 0, grid.columns, grid.rows, tuple(range(machines)))
-        return Plan(0, grid.columns, grid.rows, machines, (whole,))
+        return Plan(0, grid.columns, grid.rows, machines, (whole,), 1)
     if machines > grid.cells:
         takes = f"at most one a cell, the grid has {grid.cells}"
         raise ConfigError("engine.machines", machines, takes)
-    if strategy is Strategy.UNIFORM:
+    if strategy in (Strategy.UNIFORM, Strategy.SWARM) or (
+        strategy is Strategy.GLOBAL and history is None
+    ):
         partitions = _halve(grid, machines)
     else:
         if history is None:
@@ -92,7 +104,8 @@ def initial_plan(
             raise ConfigError("engine.strategy", strategy.value, takes)
         partitions = _split_by_cost(grid, machines, history.cost)
     owned = tuple(replace(p, machines=(m,)) for m, p in enumerate(partitions))
-    return Plan(0, grid.columns, grid.rows, machines, owned)
+    next_id = max(p.partition_id for p in owned) + 1
+    return Plan(0, grid.columns, grid.rows, machines, owned, next_id)
 
 
 def _cut(p: Partition, vertical: bool, at: int, next_id: int) -> tuple[Partition, Partition]:

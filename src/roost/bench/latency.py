@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.balance import Strategy
 from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
 from roost.bench.common import environment, save_lines_plot, write_json
 from roost.bench.own import Repeated
@@ -101,6 +102,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             points=case.points_path,
             queries=case.queries_path,
             bounds=Rect(*case.bounds),
+            strategy=Strategy.REPLICATED,
             machines=MACHINES,
             master=f"local[{CORES}]",
             available_now=True,
@@ -137,7 +139,7 @@ def _result(config: RunConfig, watch: _Watch, report: dict[str, Any]) -> dict[st
     figures = {f"p{q}_ms": float(np.percentile(values, q)) for q in (50, 95, 99)}
     row = {
         "case": "steady",
-        "system": f"roost-{config.strategy.value}",
+        "system": f"roost-{Strategy.REPLICATED.value}",
         "rate_per_s": RATE_PER_S,
         "queries": 100_000,
         "machines": MACHINES,

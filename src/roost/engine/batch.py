@@ -9,6 +9,7 @@ The steps, in this order, each of them safe to die after::
     commit     one row says which staged files are the batch, and its figures
     publish    those files get their final names
     forget     leftovers and versions that no batch can need are deleted
+    balance    at the end of a round: one row says what was decided, with the next plan if any
 
 A batch that finds its intent repeats it; one that finds its commit only publishes. So a batch
 leaves its matches in the sink once, and the same matches however often it runs.
@@ -19,16 +20,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from roost.balance import Plan
+from roost.engine.balancer import Balancer
 from roost.engine.decode import DeadRow, PointSchema
+from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.sinks import Sink
-from roost.engine.tasks import BatchTask, MachineResult, write_dead
+from roost.engine.writers import write_dead
 from roost.predicate import parse
 from roost.space import Space
 from roost.state.queries import QuerySet
@@ -36,6 +39,7 @@ from roost.state.querylog import QueryLog
 from roost.state.store import Commit, Intent, SegmentRef, Store
 
 STAGING = "_staging"
+MACHINE_FIGURES = ("machine", "points", "checks", "matches", "busy_s", "rows", "dead", "load_s")
 
 # Runs the batch's tasks on Spark and brings back what each machine did.
 Job = Callable[[BatchTask], list[MachineResult]]
@@ -59,6 +63,10 @@ class BatchRunner:
         Whether matches are written at all, or only counted.
     publish_matches
         Whether they stay as Parquet, or are for the sinks only.
+    epoch
+        Plan of the batches to come.
+    balancer
+        What changes it while the stream runs; None leaves it as it is.
     sinks
         Further sinks.
     on_step
@@ -72,6 +80,8 @@ class BatchRunner:
     points: PointSchema
     query_id_type: pa.DataType
     out: Path
+    epoch: int
+    balancer: Balancer | None = None
     keep_matches: bool = True
     publish_matches: bool = True
     sinks: Sequence[Sink] = ()
@@ -90,7 +100,7 @@ class BatchRunner:
             self._publish(last)
         self._clear_staging()
 
-    def run(self, batch_id: int, epoch: int, offsets: dict[str, Any], job: Job) -> Commit:
+    def run(self, batch_id: int, offsets: dict[str, Any], job: Job) -> Commit:
         """Run a batch, or finish it, or find that it has happened."""
         done = self.store.commit(batch_id)
         if done is not None:
@@ -98,7 +108,7 @@ class BatchRunner:
             return done
         started = self.clock()
         self.on_step("intent", batch_id)
-        intent = self.store.put_intent(Intent(batch_id, epoch, self.log.end(), offsets))
+        intent = self.store.put_intent(Intent(batch_id, self.epoch, self.log.end(), offsets))
         self.on_step("fold", batch_id)
         version = self.queries.advance(intent.position)
         self.on_step("match", batch_id)
@@ -115,6 +125,8 @@ class BatchRunner:
         self._publish(commit)
         self.on_step("forget", batch_id)
         self._forget(intent)
+        self.on_step("balance", batch_id)
+        self._balance(intent, results)
         self.on_step("end", batch_id)
         return commit
 
@@ -123,8 +135,15 @@ class BatchRunner:
             self._plans = {epoch: Plan.from_json(self.store.plan(epoch))}
         return self._plans[epoch]
 
+    def _balance(self, intent: Intent, results: list[MachineResult]) -> None:
+        if self.balancer is None or intent.epoch != self.epoch:
+            return  # what a plan that is no longer used did says nothing about this one
+        after = self.balancer.after_batch(intent.batch_id, self._plan(intent.epoch), results)
+        if after is not None:
+            self.epoch = after.epoch
+
     def _task(self, intent: Intent, segments: tuple[SegmentRef, ...]) -> BatchTask:
-        return BatchTask(
+        task = BatchTask(
             batch_id=intent.batch_id,
             space=self.space,
             plan=self._plan(intent.epoch),
@@ -136,6 +155,8 @@ class BatchRunner:
             match_folder=str(self.out / "matches" / STAGING) if self.keep_matches else None,
             dead_folder=str(self.out / "dead" / STAGING),
         )
+        adaptive = self.balancer is not None and intent.epoch == self.epoch
+        return self.balancer.prepared(task) if self.balancer and adaptive else task
 
     def _attributes(self, segments: tuple[SegmentRef, ...]) -> tuple[str, ...]:
         """Attributes that some predicate of these segments asks for."""
@@ -171,7 +192,7 @@ class BatchRunner:
             final = f"dead/batch-{batch_id:010d}-{number:05d}.parquet"
             files.append((self._relative(path), final))
         machines = [
-            {key: value for key, value in asdict(result).items() if not key.endswith("_files")}
+            {name: getattr(result, name) for name in MACHINE_FIGURES}
             for result in sorted(results, key=lambda result: result.machine)
         ]
         figures = {
@@ -181,6 +202,10 @@ class BatchRunner:
             "checks": sum(result.checks for result in results),
             "dead_points": sum(result.dead for result in results),
             "dead_requests": len(refused),
+            "loaded_queries": sum(result.loaded_queries for result in results),
+            "loaded_bytes": sum(result.loaded_bytes for result in results),
+            "load_s": sum(result.load_s for result in results),
+            "route_s": sum(result.route_s for result in results),
             "seconds": seconds,
             "epoch": intent.epoch,
             "position": intent.position,

@@ -103,6 +103,13 @@ def _print_report(console: Console, config: RunConfig, report: dict[str, Any]) -
         cells = (f"{row[key]:,}" for key in ("machine", "points", "checks", "matches"))
         table.add_row(*cells, f"{row['busy_seconds']:.2f}")
     console.print(table)
+    balance = report["balance"]
+    if balance["rounds"]:
+        console.print(
+            f"balance  {balance['rounds']} rounds, {balance['plan_changes']} plan changes, "
+            f"{balance['moved_queries']:,} queries moved in {balance['move_seconds']:.2f} s",
+            highlight=False,
+        )
     dead = report["dead_points"] + report["dead_requests"]
     if config.sink == "parquet":
         console.print(f"matches  {config.out / 'matches'}", highlight=False)

@@ -5,6 +5,7 @@ The common case (float64 coordinates, timestamps, nothing missing) costs one loo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -206,14 +207,20 @@ def _dead_rows(table: pa.Table, faults: _Faults) -> list[DeadRow]:
 
 def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
     """Columns of a packed block."""
-    fixed = [("x", pa.float64()), ("y", pa.float64()), ("time", pa.int64()), ("id", schema.id_type)]
+    fixed = [
+        ("x", pa.float64()),
+        ("y", pa.float64()),
+        ("time", pa.int64()),
+        ("cell", pa.int32()),
+        ("id", schema.id_type),
+    ]
     return pa.schema([*fixed, *((f"a.{n}", schema.attributes.field(n).type) for n in wanted)])
 
 
-def pack_block(block: PointBlock, schema: pa.Schema) -> bytes:
-    """Arrow stream of a block, for the shuffle."""
-    columns = [as_arrow(block.x), as_arrow(block.y), as_arrow(block.time), block.ids]
-    columns += list(block.attributes.values())
+def pack_block(block: PointBlock, cells: NDArray[np.int32], schema: pa.Schema) -> bytes:
+    """Arrow stream of a block and the cells of its points, for the shuffle."""
+    columns = [as_arrow(values) for values in (block.x, block.y, block.time, cells)]
+    columns += [block.ids, *block.attributes.values()]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -221,18 +228,19 @@ def pack_block(block: PointBlock, schema: pa.Schema) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def unpack_block(data: bytes) -> PointBlock:
-    """Inverse of :func:`pack_block`; columns are views of the bytes."""
-    with pa.ipc.open_stream(data) as reader:
-        batch = reader.read_next_batch()
-    names = batch.schema.names
-    return PointBlock(
-        as_numpy(batch.column(0)),
-        as_numpy(batch.column(1)),
-        as_numpy(batch.column(2)),
-        batch.column(3),
-        {name[2:]: batch.column(k) for k, name in enumerate(names) if k >= 4},
-    )
+def unpack_blocks(packed: Sequence[bytes]) -> tuple[PointBlock, NDArray[np.int32]]:
+    """Inverse of :func:`pack_block`, for several blocks that become one."""
+    batches = []
+    for data in packed:
+        with pa.ipc.open_stream(data) as reader:
+            batches.append(reader.read_next_batch())
+    names = batches[0].schema.names
+    numbers = [np.concatenate([as_numpy(b.column(k)) for b in batches]) for k in range(4)]
+    others = [
+        pa.concat_arrays([batch.column(k) for batch in batches]) for k in range(4, len(names))
+    ]
+    attributes = {name[2:]: array for name, array in zip(names[5:], others[1:], strict=True)}
+    return PointBlock(numbers[0], numbers[1], numbers[2], others[0], attributes), numbers[3]
 
 
 def take_rows(block: PointBlock, rows: NDArray[np.int64]) -> PointBlock:

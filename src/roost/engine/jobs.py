@@ -19,12 +19,11 @@ from pyspark.sql import DataFrame
 
 from roost.engine.decode import ROW
 from roost.engine.json_lines import read_json_messages
+from roost.engine.machine import match_blocks
+from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.slices import Slice, cut
 from roost.engine.tasks import (
-    BatchTask,
     BlockReader,
-    MachineResult,
-    match_blocks,
     match_routed,
     read_and_match,
     read_and_route,
@@ -126,7 +125,7 @@ def _match_rows(
     result = MachineResult(context.partitionId())
     reader = BlockReader(task)
     blocks = reader.blocks(_tables(batches, json_column, task))
-    match_blocks(task, result.machine, blocks, result)
+    match_blocks(task, blocks, result)
     reader.finish(result, f"{result.machine:05d}")
     result.busy_s = time.process_time() - started
     yield _result_batch(result)

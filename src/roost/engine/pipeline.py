@@ -25,9 +25,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from roost.balance import Plan, Strategy, initial_plan
-from roost.balance.strategies import History
+from roost.balance import Strategy, initial_plan
+from roost.balance.planner import GlobalPlanner
+from roost.balance.strategies import History, default_strategy
 from roost.config import RunConfig, check_together
+from roost.engine.balancer import Balancer, GlobalBalancer, SwarmBalancer
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
@@ -39,7 +41,7 @@ from roost.engine.session import make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
 from roost.engine.sources import AnySlice, Source, open_source
 from roost.errors import ConfigError, SourceError
-from roost.model import Request, id_type_of, request_record
+from roost.model import TIMESTAMP, Request, id_type_of, request_record
 from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.columns import convert
@@ -174,7 +176,7 @@ class Pipeline:
 
     def report(self) -> dict[str, Any]:
         """Sum up all batches of the state directory."""
-        return build_report(self.store.commits())
+        return build_report(self.store.commits(), self.store.rounds())
 
     # -- Roost's own sources
 
@@ -193,11 +195,11 @@ class Pipeline:
         self.source = source
         points = point_schema(source.schema, config, numbered=True)
         space = self._space(points, source)
-        runner, epoch = self._prepare(points, space, source)
-        self._loop(source, runner, epoch)
+        runner = self._prepare(points, space, source)
+        self._loop(source, runner)
         return self.report()
 
-    def _loop(self, source: Source, runner: BatchRunner, epoch: int) -> None:
+    def _loop(self, source: Source, runner: BatchRunner) -> None:
         batch_id, offset = self._resume(source, runner)
         while not self._stopping:
             slices = source.take(offset, self.config.batch_rows)
@@ -210,7 +212,7 @@ class Pipeline:
                     time.sleep(IDLE_S)
                 continue
             stop = offset + sum(item.rows for item in slices)
-            self._batch(runner, batch_id, epoch, slices, {"start": offset, "stop": stop})
+            self._batch(runner, batch_id, slices, {"start": offset, "stop": stop})
             batch_id, offset = batch_id + 1, stop
 
     def _resume(self, source: Source, runner: BatchRunner) -> tuple[int, int]:
@@ -221,7 +223,7 @@ class Pipeline:
         start, stop = int(last.offsets["start"]), int(last.offsets["stop"])
         if self.store.commit(last.batch_id) is None:
             slices = self._again(source, last)
-            self._batch(runner, last.batch_id, last.epoch, slices, {"start": start, "stop": stop})
+            self._batch(runner, last.batch_id, slices, {"start": start, "stop": stop})
         return last.batch_id + 1, stop
 
     @staticmethod
@@ -240,12 +242,11 @@ class Pipeline:
         self,
         runner: BatchRunner,
         batch_id: int,
-        epoch: int,
         slices: Sequence[AnySlice],
         offsets: dict[str, Any],
     ) -> None:
         job = partial(run_slices, self.spark.sparkContext, slices)
-        self._on_batch(runner.run(batch_id, epoch, offsets, job))
+        self._on_batch(runner.run(batch_id, offsets, job))
 
     # -- streaming DataFrames
 
@@ -273,7 +274,7 @@ class Pipeline:
             columns = message_schema(self.config)
         points = point_schema(columns, self.config, numbered=False)
         space = self._space(points, topic)
-        runner, epoch = self._prepare(points, space, topic)
+        runner = self._prepare(points, space, topic)
 
         def each(batch: DataFrame, batch_id: int) -> None:
             job = partial(run_frame, batch, json_column)
@@ -281,7 +282,7 @@ class Pipeline:
                 if self._stopping:
                     raise _StoppedError  # to return would be to say that the batch has happened
                 try:
-                    self._on_batch(runner.run(batch_id, epoch, {}, job))
+                    self._on_batch(runner.run(batch_id, {}, job))
                 except BaseException as error:
                     self._failure = error
                     raise
@@ -335,9 +336,7 @@ class Pipeline:
         except ConfigError:
             return pa.string()  # anybody may have sent it: a request, not the run, is refused
 
-    def _prepare(
-        self, points: PointSchema, space: Space, source: Sampled | None
-    ) -> tuple[BatchRunner, int]:
+    def _prepare(self, points: PointSchema, space: Space, source: Sampled | None) -> BatchRunner:
         if self._lock is None:
             self._lock = RunLock(self.store.folder)
         config = self.config
@@ -362,8 +361,9 @@ class Pipeline:
             queries.advance(max(pending.position, queries.version.position))
         queries.advance(max(self.log.end(), queries.version.position))
         give_back_memory()
-        epoch = self._ensure_plan(space, queries, points, source)
-        runner = BatchRunner(
+        strategy = config.strategy or default_strategy(self.spark.sparkContext.master or "")
+        epoch = self._ensure_plan(strategy, space, queries, points, source)
+        return BatchRunner(
             store=self.store,
             log=self.log,
             queries=queries,
@@ -371,13 +371,30 @@ class Pipeline:
             points=points,
             query_id_type=id_type,
             out=config.out.absolute(),
+            epoch=epoch,
+            balancer=self._balancer(strategy, space, queries, points),
             keep_matches=config.sink != "count" or bool(self._sinks),
             publish_matches=config.sink == "parquet",
             sinks=[*self._sinks, *self._configured_sinks()],
             on_step=self._on_step,
             clock=self._clock,
         )
-        return runner, epoch
+
+    def _balancer(
+        self, strategy: Strategy, space: Space, queries: QuerySet, points: PointSchema
+    ) -> Balancer | None:
+        """Make what changes plans while the stream runs; it goes on from the last round."""
+        if not strategy.adaptive:
+            return None
+        unit = 1_000_000 if points.time_type == TIMESTAMP else 1
+        length = int(self.config.round_length * unit)
+        saved = self.store.last_round()
+        if saved is not None and saved["strategy"] != strategy.value:
+            saved = {"round": saved["round"]}
+        if strategy is Strategy.SWARM:
+            return SwarmBalancer(self.store, queries, length, saved, self._clock)
+        planner = GlobalPlanner(tolerance=self.config.tolerance)
+        return GlobalBalancer(self.store, queries, space, length, planner, saved, self._clock)
 
     def _configured_sinks(self) -> list[Sink]:
         if self.config.sink == "console":
@@ -389,28 +406,28 @@ class Pipeline:
 
     def _ensure_plan(
         self,
+        strategy: Strategy,
         space: Space,
         queries: QuerySet,
         points: PointSchema,
         source: Sampled | None,
     ) -> int:
         """Epoch of the plan to use: the last one, or a new one where it was asked for."""
-        strategy = self.config.strategy
         machines = self.config.machines or self.spark.sparkContext.defaultParallelism
         last = self.store.last_epoch()
-        if last is not None:
-            kept = self.store.plan(last)
-            if (kept["strategy"], kept["machines"]) == (strategy.value, machines):
-                return last
+        kept = None if last is None else self.store.plan(last)
+        if kept is not None and (kept["strategy"], kept["machines"]) == (strategy.value, machines):
+            assert last is not None
+            return last
         history = None
-        if strategy is Strategy.HISTORY:
-            if source is None:
-                takes = "replicated or uniform for a stream without a sample of points"
-                raise ConfigError("engine.strategy", strategy.value, takes)
+        if strategy is Strategy.HISTORY and source is None:
+            takes = "another strategy for a stream without a sample of points"
+            raise ConfigError("engine.strategy", strategy.value, takes)
+        if strategy in (Strategy.HISTORY, Strategy.GLOBAL) and source is not None:
             history = self._history(space, queries, points, source)
         made = initial_plan(strategy, space.grid, machines, history)
         epoch = 0 if last is None else last + 1
-        plan = Plan(epoch, made.columns, made.rows, made.machines, made.partitions)
+        plan = made.renumbered(epoch, 0 if kept is None else int(kept["next_id"]))
         plan.check_invariants()
         self.store.put_plan(epoch, {**plan.to_json(), "strategy": strategy.value})
         return epoch

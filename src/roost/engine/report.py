@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from roost.state.store import Commit
 
 MACHINE_FIGURES = ("points", "checks", "matches", "busy_s")
+BATCH_FIGURES = (
+    "points",
+    "matches",
+    "checks",
+    "dead_points",
+    "dead_requests",
+    "seconds",
+    "epoch",
+    "loaded_queries",
+    "loaded_bytes",
+    "load_s",
+)
 
 
-def build_report(commits: Iterable[Commit]) -> dict[str, Any]:
-    """Sum up batches."""
+def build_report(commits: Iterable[Commit], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sum up batches and the rounds of the balancer."""
     batches = []
     machines: dict[int, dict[str, Any]] = {}
     for commit in commits:
         figures = commit.figures
-        keys = ("points", "matches", "checks", "dead_points", "dead_requests", "seconds", "epoch")
-        batches.append({"batch_id": commit.batch_id, **{key: figures[key] for key in keys}})
+        kept = {key: figures[key] for key in BATCH_FIGURES}
+        busy = [row["busy_s"] for row in figures["machines"]]
+        batches.append({"batch_id": commit.batch_id, **kept, "imbalance": imbalance(busy)})
         for row in figures["machines"]:
             empty = {"machine": row["machine"], **dict.fromkeys(MACHINE_FIGURES, 0)}
             total = machines.setdefault(row["machine"], empty)
@@ -42,6 +55,29 @@ def build_report(commits: Iterable[Commit]) -> dict[str, Any]:
         "points_per_s": points / seconds if seconds else None,
         "machines": [_machine(machines[key]) for key in sorted(machines)],
         "per_batch": batches,
+        "balance": _balance(batches, rounds),
+    }
+
+
+def imbalance(busy_s: Sequence[float]) -> float | None:
+    """Busiest machine over the mean; None where nobody was busy."""
+    total = sum(busy_s)
+    return max(busy_s) * len(busy_s) / total if total > 0 else None
+
+
+def _balance(batches: Sequence[dict[str, Any]], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Say what the balancer did and what it cost."""
+    errors = [row["model_error"] for row in rounds if row.get("model_error") is not None]
+    return {
+        "rounds": len(rounds),
+        "plan_changes": sum(row["next_epoch"] is not None for row in rounds),
+        "moved_queries": sum(batch["loaded_queries"] for batch in batches),
+        "moved_bytes": sum(batch["loaded_bytes"] for batch in batches),
+        "move_seconds": sum(batch["load_s"] for batch in batches),
+        "decision_seconds": sum(row["seconds"] for row in rounds),
+        "bytes_sent": sum(row["bytes_sent"] for row in rounds),
+        "model_error": errors[-1] if errors else None,
+        "last_reason": rounds[-1]["reason"] if rounds else None,
     }
 
 

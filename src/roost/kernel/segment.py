@@ -153,6 +153,19 @@ class Segment:
             places, slots = places[mine], slots[mine]
         return places, slots
 
+    def bounds(self, space: Space) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Slots and the boxes around their shapes; a circle over the antimeridian has several."""
+        slots = np.flatnonzero(self.kinds != CIRCLE)
+        found = [np.asarray(self.boxes[slots])]
+        owners = [slots]
+        for slot in np.flatnonzero(self.kinds == CIRCLE).tolist():
+            assert self.radius is not None
+            cx, cy = self.boxes[slot, :2].tolist()
+            images = circle_images(cx, cy, float(self.radius[slot]), space)
+            owners.append(np.full(len(images), slot))
+            found.append(np.asarray(images, np.float64).reshape(-1, 4))
+        return np.concatenate(owners), np.concatenate(found)
+
     def queries(self) -> pa.Table:
         """Return the queries as they were admitted (see :func:`query_schema`)."""
         nothing = pa.nulls(self.size)

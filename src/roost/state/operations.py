@@ -189,7 +189,7 @@ def _time_text(value: int, rules: Rules) -> str:
 def _list_queries(desk: Desk, limit: int, console: Console) -> None:
     table = Table("query", "user", "shape", "where", "from", "until")
     live = shown = 0
-    for segment, ended in desk.queries().segments():
+    for _, segment, ended in desk.queries().segments():
         for slot in range(segment.size):
             end = ended.get(slot, TIME_MAX)
             if segment.live_until is not None:
@@ -249,6 +249,13 @@ def _print_plan(store: Store, console: Console) -> None:
         f"{len(plan.partitions)} partitions",
         highlight=False,
     )
+    last = store.last_round()
+    if last is not None:
+        console.print(
+            f"balance    round {last['round']}, busiest machine {last['imbalance']:.2f} of the "
+            f"mean: {last['reason']}",
+            highlight=False,
+        )
 
 
 def _print_segments(store: Store, end: int, console: Console) -> None:

@@ -124,10 +124,10 @@ class QuerySet:
             for fields in version.refused
         ]
 
-    def segments(self) -> Iterator[tuple[Segment, dict[int, int]]]:
-        """Yield each segment with the slots that have ended."""
+    def segments(self) -> Iterator[tuple[SegmentRef, Segment, dict[int, int]]]:
+        """Yield each segment with its name and the slots that have ended."""
         for member in self._members:
-            yield member.segment, member.ended
+            yield member.ref, member.segment, member.ended
 
     def bounds(self, limit: int) -> NDArray[np.float64]:
         """Bounds ``x0, y0, x1, y1`` of at most so many queries, for estimates."""

@@ -27,8 +27,12 @@ def _aligned(place: int) -> int:
     return (place + ALIGN - 1) // ALIGN * ALIGN
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Write arrays to a new file; returns its size in bytes."""
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: bool = True) -> int:
+    """Write arrays to a new file; returns its size in bytes.
+
+    A file that can be made again need not be ``durable``: it survives any process, but perhaps
+    not the host.
+    """
     directory: list[dict[str, Any]] = []
     place = 0
     for name, array in arrays.items():
@@ -46,8 +50,9 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
             file.seek(start + entry["place"])
             file.write(np.ascontiguousarray(array).data)
         file.truncate(start + place)
-        file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     partial.rename(path)
     return start + place
 

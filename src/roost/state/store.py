@@ -1,8 +1,9 @@
 """The driver's own small state, in one SQLite file: what happened, and what must be repeated.
 
-Three kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
-requests refused on the way there. *Plans* by epoch. *Batches*: the intent (written before any
-work) and the commit (written after all of it). Each is one row, so each is there or not at all.
+Four kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
+requests refused on the way there. *Plans* by epoch. *Rounds*: what was decided, and why. *Batches*:
+the intent (written before any work) and the commit (written after all of it). Each is one row, so
+each is there or not at all.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Store:
             "create table if not exists meta (key text primary key, value text);"
             "create table if not exists versions (position integer primary key, body text);"
             "create table if not exists plans (epoch integer primary key, body text);"
+            "create table if not exists rounds (number integer primary key, body text);"
             "create table if not exists batches"
             " (batch_id integer primary key, intent text, done text);"
             "create table if not exists files"
@@ -186,6 +188,29 @@ class Store:
             raise StateError(f"state in {self.folder} has no plan of epoch {epoch}")
         plan: dict[str, Any] = body
         return plan
+
+    def put_round(self, row: dict[str, Any], plan: dict[str, Any] | None) -> None:
+        """Record what was decided at the end of a round, and the plan that came of it, at once."""
+        with self._db:
+            self._db.execute(
+                "insert into rounds values (?, ?)", (int(row["round"]), json.dumps(row))
+            )
+            if plan is not None:
+                self._db.execute(
+                    "insert into plans values (?, ?)", (int(plan["epoch"]), json.dumps(plan))
+                )
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """All rounds, in order."""
+        rows = self._db.execute("select body from rounds order by number")
+        return [json.loads(body) for (body,) in rows]
+
+    def last_round(self) -> dict[str, Any] | None:
+        """Newest round."""
+        row: dict[str, Any] | None = self._get(
+            "select body from rounds order by number desc limit 1"
+        )
+        return row
 
     def last_epoch(self) -> int | None:
         """Newest plan epoch."""

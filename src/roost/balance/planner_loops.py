@@ -1,0 +1,379 @@
+"""Compiled parts of the planner: a board of rectangles with their costs, and ways to divide it.
+
+A board is a plan while it is being worked on. Every partition has a slot; a table says which slot
+a cell is in. Costs are kept as sums from the first corner on, one table for each *view* (a round
+of points), so that any rectangle costs four look-ups. Several views are looked at together: a
+piece is only given to a machine that can bear it in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+FREE = -1
+SHARED = -2
+
+# How much a longer border, or a smaller rest for the machine that gives, counts against a cut, in
+# shares of the cost that is divided.
+LENGTH_WEIGHT = 0.02
+KEEP_WEIGHT = 0.02
+OFF_CENTRE_WEIGHT = 0.1
+# Up to so many machines every line is tried when a fresh plan is cut; above, the middle will do.
+SCAN_MACHINES = 16
+
+
+class Board(NamedTuple):
+    """A plan that is being worked on; all arrays are changed in place."""
+
+    cost: NDArray[np.float64]
+    """View, row, column: sums of cost from the first corner on."""
+    corners: NDArray[np.int32]
+    """The Euler histogram's four tables of sums."""
+    table: NDArray[np.int32]
+    """Row, column: slot of the cell."""
+    rect: NDArray[np.int64]
+    """Slot: ``column0, row0, column1, row1``."""
+    owner: NDArray[np.int64]
+    """Slot: machine, ``FREE`` or ``SHARED``."""
+    load: NDArray[np.float64]
+    """Slot, view: cost."""
+    height: NDArray[np.float64]
+    """Machine, view: cost of all that it owns, with the overhead of each partition."""
+    used: NDArray[np.int64]
+    """One number: slots in use, free ones between them included."""
+    overhead: float
+    """Cost of one more partition, whatever is in it."""
+
+
+@njit(cache=True, nogil=True)
+def sum_costs(
+    points: NDArray[np.float64],
+    unit: NDArray[np.float64],
+    scale: float,
+    sums: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Cost of each cell, summed from the first corner on."""
+    columns = sums.shape[1] - 1
+    for row in range(sums.shape[0] - 1):
+        line = 0.0
+        first = row * columns
+        for column in range(columns):
+            line += points[first + column] * unit[first + column] * scale
+            sums[row + 1, column + 1] = sums[row, column + 1] + line
+
+
+@njit(cache=True, nogil=True)
+def sum_rects(
+    rect: NDArray[np.int64],
+    points: NDArray[np.float64],
+    unit: NDArray[np.float64],
+    columns: int,
+    out: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Cost of each rectangle, cell by cell."""
+    for i in range(rect.shape[0]):
+        total = 0.0
+        for row in range(rect[i, 1], rect[i, 3]):
+            for cell in range(row * columns + rect[i, 0], row * columns + rect[i, 2]):
+                total += points[cell] * unit[cell]
+        out[i] = total
+
+
+@njit(cache=True, nogil=True)
+def area_cost(
+    cost: NDArray[np.float64], view: int, column0: int, row0: int, column1: int, row1: int
+) -> float:  # pragma: no cover - compiled
+    """Cost of a rectangle; rounding never makes it negative."""
+    high = cost[view, row1, column1] - cost[view, row1, column0]
+    area: float = high - cost[view, row0, column1] + cost[view, row0, column0]
+    return max(area, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def area_queries(
+    corners: NDArray[np.int32], column0: int, row0: int, column1: int, row1: int
+) -> int:  # pragma: no cover - compiled
+    """Count the queries over a rectangle."""
+    ends = np.int64(corners[0, row1, column1]) - corners[1, row1, column0]
+    count: int = ends - corners[2, row0, column1] + corners[3, row0, column0]
+    return count
+
+
+@njit(cache=True, nogil=True)
+def fill_row(
+    out: NDArray[np.int64], row: int, column0: int, row0: int, column1: int, row1: int
+) -> None:  # pragma: no cover - compiled
+    """Write a rectangle; element by element, for that compiles much faster than a slice."""
+    out[row, 0] = column0
+    out[row, 1] = row0
+    out[row, 2] = column1
+    out[row, 3] = row1
+
+
+@njit(cache=True, nogil=True)
+def put(
+    board: Board, slot: int, column0: int, row0: int, column1: int, row1: int
+) -> None:  # pragma: no cover - compiled
+    """Give a slot a rectangle, and with it a cost; the table is the caller's business."""
+    fill_row(board.rect, slot, column0, row0, column1, row1)
+    for view in range(board.load.shape[1]):
+        board.load[slot, view] = area_cost(board.cost, view, column0, row0, column1, row1)
+
+
+@njit(cache=True, nogil=True)
+def paint(board: Board, slot: int) -> None:  # pragma: no cover - compiled
+    """Enter a slot's rectangle into the table."""
+    rect = board.rect[slot]
+    for row in range(rect[1], rect[3]):
+        for column in range(rect[0], rect[2]):
+            board.table[row, column] = slot
+
+
+@njit(cache=True, nogil=True)
+def give(board: Board, slot: int, machine: int) -> None:  # pragma: no cover - compiled
+    """Let a machine own a slot that nobody owns."""
+    board.owner[slot] = machine
+    for view in range(board.load.shape[1]):
+        board.height[machine, view] += board.load[slot, view] + board.overhead
+
+
+@njit(cache=True, nogil=True)
+def take(board: Board, slot: int) -> int:  # pragma: no cover - compiled
+    """Take a slot from its one owner, and say who that was."""
+    machine: int = board.owner[slot]
+    board.owner[slot] = FREE
+    for view in range(board.load.shape[1]):
+        board.height[machine, view] -= board.load[slot, view] + board.overhead
+    return machine
+
+
+@njit(cache=True, nogil=True)
+def add(
+    board: Board, column0: int, row0: int, column1: int, row1: int
+) -> int:  # pragma: no cover - compiled
+    """Open a slot for a rectangle and paint it."""
+    slot: int = board.used[0]
+    board.used[0] += 1
+    put(board, slot, column0, row0, column1, row1)
+    paint(board, slot)
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def fill(board: Board, rect: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
+    """Put rectangles on an empty board, each in the slot of its place."""
+    for i in range(rect.shape[0]):
+        add(board, rect[i, 0], rect[i, 1], rect[i, 2], rect[i, 3])
+
+
+@njit(cache=True, nogil=True)
+def side_cost(
+    cost: NDArray[np.float64], view: int, rect: NDArray[np.int64], vertical: bool, at: int
+) -> float:  # pragma: no cover - compiled
+    """Cost of the low side of a cut."""
+    if vertical:
+        return area_cost(cost, view, rect[0], rect[1], at, rect[3])
+    return area_cost(cost, view, rect[0], rect[1], rect[2], at)
+
+
+@njit(cache=True, nogil=True)
+def find_cut(
+    cost: NDArray[np.float64], view: int, rect: NDArray[np.int64], vertical: bool, want: float
+) -> int:  # pragma: no cover - compiled
+    """Line whose low side costs most nearly ``want``; both sides have a cell at least."""
+    low: int = (rect[0] if vertical else rect[1]) + 1
+    high = (rect[2] if vertical else rect[3]) - 1
+    first = low
+    while low < high:
+        middle = (low + high) >> 1
+        if side_cost(cost, view, rect, vertical, middle) < want:
+            low = middle + 1
+        else:
+            high = middle
+    if low > first:
+        below = want - side_cost(cost, view, rect, vertical, low - 1)
+        if below < abs(side_cost(cost, view, rect, vertical, low) - want):
+            low -= 1
+    return low
+
+
+@njit(cache=True, nogil=True)
+def halves(
+    rect: NDArray[np.int64], vertical: bool, at: int, out: NDArray[np.int64]
+) -> None:  # pragma: no cover - compiled
+    """Both sides of a cut, the low one first."""
+    fill_row(out, 0, rect[0], rect[1], rect[2], rect[3])
+    fill_row(out, 1, rect[0], rect[1], rect[2], rect[3])
+    if vertical:
+        out[0, 2] = at
+        out[1, 0] = at
+    else:
+        out[0, 3] = at
+        out[1, 1] = at
+
+
+@njit(cache=True, nogil=True)
+def divide(
+    board: Board,
+    view: int,
+    rect: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    keeps: bool,
+    out: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Cut a rectangle into pieces that cost as the weights say, by halving the list of weights.
+
+    Halving keeps pieces compact, so that few queries lie over several of them. Where ``keeps``,
+    the first weight stays with its machine, and the side with more queries is left to it. A cell
+    cannot be cut: the heaviest of those that wait for it gets it, the others an empty rectangle.
+    """
+    count = weights.size
+    below = np.zeros(count + 1)
+    for i in range(count):
+        below[i + 1] = below[i] + weights[i]
+        fill_row(out, i, 0, 0, 0, 0)
+    stack = np.empty((count + 1, 6), np.int64)
+    fill_row(stack, 0, rect[0], rect[1], rect[2], rect[3])
+    stack[0, 4], stack[0, 5] = 0, count
+    depth = 1
+    sides = np.empty((2, 4), np.int64)
+    place = np.empty((1, 4), np.int64)
+    here = place[0]
+    while depth > 0:
+        depth -= 1
+        top = stack[depth]
+        fill_row(place, 0, top[0], top[1], top[2], top[3])
+        start, stop = top[4], top[5]
+        wide, tall = here[2] - here[0], here[3] - here[1]
+        if stop - start == 1 or wide * tall == 1:
+            best = start
+            for i in range(start, stop):
+                if weights[i] > weights[best]:
+                    best = i
+            fill_row(out, best, here[0], here[1], here[2], here[3])
+            continue
+        whole = below[stop] - below[start]
+        split = start + 1
+        while split < stop - 1 and below[split] - below[start] < 0.5 * whole:
+            split += 1
+        share = (below[split] - below[start]) / whole if whole > 0.0 else 0.5
+        total = area_cost(board.cost, view, here[0], here[1], here[2], here[3])
+        queries = area_queries(board.corners, here[0], here[1], here[2], here[3])
+        best_score, best_at, best_vertical, best_first = np.inf, here[0], False, 0
+        for vertical in (True, False):
+            if (wide if vertical else tall) < 2:
+                continue
+            length = LENGTH_WEIGHT * (tall if vertical else wide) / (wide + tall)
+            for first in range(2):
+                want = total * (share if first == 0 else 1.0 - share)
+                at = find_cut(board.cost, view, here, vertical, want)
+                score = length
+                if total > 0.0:
+                    missed = side_cost(board.cost, view, here, vertical, at) - want
+                    score += abs(missed) / total
+                if keeps and start == 0 and queries > 0:
+                    halves(here, vertical, at, sides)
+                    kept = sides[first]
+                    left = area_queries(board.corners, kept[0], kept[1], kept[2], kept[3])
+                    score += KEEP_WEIGHT * (1.0 - left / queries)
+                if score < best_score:
+                    best_score, best_at, best_vertical, best_first = score, at, vertical, first
+        halves(here, best_vertical, best_at, sides)
+        for i in range(2):
+            side = sides[best_first if i == 0 else 1 - best_first]
+            fill_row(stack, depth, side[0], side[1], side[2], side[3])
+            stack[depth, 4] = start if i == 0 else split
+            stack[depth, 5] = split if i == 0 else stop
+            depth += 1
+
+
+@njit(cache=True, nogil=True)
+def divide_evenly(
+    cost: NDArray[np.float64], machines: int, out: NDArray[np.int64]
+) -> int:  # pragma: no cover - compiled
+    """Cut the whole grid for a number of machines; count the parts.
+
+    A part is ``column0, row0, column1, row1, machines``; only a single cell has several machines.
+    """
+    stack = np.empty((machines + 1, 5), np.int64)
+    fill_row(stack, 0, 0, 0, cost.shape[2] - 1, cost.shape[1] - 1)
+    stack[0, 4] = machines
+    depth = 1
+    parts = 0
+    sides = np.empty((2, 4), np.int64)
+    place = np.empty((1, 4), np.int64)
+    here = place[0]
+    while depth > 0:
+        depth -= 1
+        top = stack[depth]
+        fill_row(place, 0, top[0], top[1], top[2], top[3])
+        count = top[4]
+        wide, tall = here[2] - here[0], here[3] - here[1]
+        if count == 1 or wide * tall == 1:
+            fill_row(out, parts, here[0], here[1], here[2], here[3])
+            out[parts, 4] = count
+            parts += 1
+            continue
+        total = area_cost(cost, 0, here[0], here[1], here[2], here[3])
+        best_score, best_at, best_vertical, best_count = np.inf, here[0], False, count
+        for vertical in (True, False):
+            first = (here[0] if vertical else here[1]) + 1
+            last = here[2] if vertical else here[3]
+            if first >= last:
+                continue
+            if count > SCAN_MACHINES:
+                first = find_cut(cost, 0, here, vertical, 0.5 * total)
+                last = first + 1
+            length = LENGTH_WEIGHT * (tall if vertical else wide) / (wide + tall)
+            for at in range(first, last):
+                left = side_cost(cost, 0, here, vertical, at)
+                share = left / total if total > 0.0 else 0.5
+                below = min(max(int(share * count + 0.5), 1), count - 1)
+                score = length + OFF_CENTRE_WEIGHT * abs(2.0 * below / count - 1.0)
+                if total > 0.0:
+                    worst = max(share / below, (1.0 - share) / (count - below))
+                    score += worst * count - 1.0
+                if score < best_score:
+                    best_score, best_at, best_vertical, best_count = score, at, vertical, below
+        halves(here, best_vertical, best_at, sides)
+        for i in range(2):
+            fill_row(stack, depth, sides[i, 0], sides[i, 1], sides[i, 2], sides[i, 3])
+            stack[depth, 4] = best_count if i == 0 else count - best_count
+            depth += 1
+    return parts
+
+
+@njit(cache=True, nogil=True)
+def overlaps(
+    rect: NDArray[np.int64],
+    table: NDArray[np.int32],
+    old: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> int:  # pragma: no cover - compiled
+    """Count where rectangles overlap those of a table, and write down as many as ``out`` holds.
+
+    An entry is ``column0, row0, column1, row1, new, old``. Each overlap is met at its first row
+    and column; between them, borders are skipped to.
+    """
+    found = 0
+    for i in range(rect.shape[0]):
+        row = rect[i, 1]
+        while row < rect[i, 3]:
+            following = rect[i, 3]
+            column = rect[i, 0]
+            while column < rect[i, 2]:
+                slot = table[row, column]
+                right, above = min(old[slot, 2], rect[i, 2]), min(old[slot, 3], rect[i, 3])
+                following = min(following, above)
+                if row == max(old[slot, 1], rect[i, 1]):
+                    if found < out.shape[0]:
+                        fill_row(out, found, column, row, right, above)
+                        out[found, 4], out[found, 5] = i, slot
+                    found += 1
+                column = right
+            row = following
+    return found

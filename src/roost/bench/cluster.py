@@ -1,0 +1,183 @@
+"""A cluster of many machines, measured on one core.
+
+Every machine's part of a batch is run by the engine's own task code, one machine after the other,
+and its processor time is measured. The machines of a real cluster would do this at the same time,
+so a batch takes as long as the slowest of them: the slowest reader and router, then the slowest
+matcher, loading of moved queries included. Network and Spark's own time are left out, for every
+strategy alike. Plans, rounds, statistics, intents and commits are the engine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from roost.balance import Strategy, initial_plan
+from roost.balance.planner import GlobalPlanner
+from roost.balance.strategies import History
+from roost.bench.cases import box_requests
+from roost.bench.moving import SLOT_S, MovingLoad, Step
+from roost.engine.balancer import Balancer, GlobalBalancer, SwarmBalancer
+from roost.engine.batch import BatchRunner
+from roost.engine.decode import PointSchema
+from roost.engine.machine import match_blocks
+from roost.engine.messages import BatchTask, MachineResult
+from roost.engine.report import imbalance
+from roost.engine.tasks import BlockReader, match_routed, route_blocks
+from roost.model import TIMESTAMP
+from roost.state.admission import Rules
+from roost.state.queries import QuerySet
+from roost.state.querylog import SqliteQueryLog
+from roost.state.store import Store
+
+POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """What one batch came to on the emulated cluster."""
+
+    round: int
+    points: int
+    queries: int
+    matches: int
+    batch_s: float
+    busy_s: float
+    imbalance: float
+    hot_share: float
+    epoch: int
+    partitions: int
+    loaded_queries: int
+    load_s: float
+    decision_s: float
+    bytes_sent: int
+
+    @property
+    def units(self) -> float:
+        """Units of work: queries times points."""
+        return float(self.points) * self.queries
+
+
+class EmulatedCluster:
+    """One strategy on a number of machines.
+
+    Parameters
+    ----------
+    folder
+        Where its state goes; not there yet.
+    strategy, machines
+        Who is to do what.
+    load
+        The load, whose standing queries are registered at once.
+    """
+
+    def __init__(self, folder: Path, strategy: Strategy, machines: int, load: MovingLoad) -> None:
+        self.strategy = strategy
+        self._store = Store(folder / "state")
+        self._log = SqliteQueryLog(folder / "state" / "queries.db")
+        self._log.append(box_requests(load.boxes))
+        rules = Rules(load.space, pa.int64(), TIMESTAMP)
+        queries = QuerySet(self._store, self._log, rules)
+        queries.advance(self._log.end())
+        history = None
+        if strategy in (Strategy.HISTORY, Strategy.GLOBAL):  # the engine gives both a sample
+            x, y, boxes = load.history()
+            history = History.of(load.space.grid, x, y, boxes)
+        plan = initial_plan(strategy, load.space.grid, machines, history)
+        self._store.put_plan(0, {**plan.to_json(), "strategy": strategy.value})
+        self._runner = BatchRunner(
+            store=self._store,
+            log=self._log,
+            queries=queries,
+            space=load.space,
+            points=POINTS,
+            query_id_type=pa.int64(),
+            out=folder / "out",
+            epoch=0,
+            balancer=self._balancer(queries, load),
+            keep_matches=False,
+        )
+        self._machines = machines
+        self._points: pa.Table | None = None
+        self._route_s = 0.0
+        self._round = 0
+
+    def _balancer(self, queries: QuerySet, load: MovingLoad) -> Balancer | None:
+        length = SLOT_S * 500_000  # half a slot: every batch ends a round
+        if self.strategy is Strategy.SWARM:
+            return SwarmBalancer(self._store, queries, length)
+        if self.strategy is Strategy.GLOBAL:
+            planner = GlobalPlanner()
+            return GlobalBalancer(self._store, queries, load.space, length, planner)
+        return None
+
+    def close(self) -> None:
+        """Release the files."""
+        self._store.close()
+        self._log.close()
+
+    def run(self, step: Step) -> BatchFigures:
+        """Run one batch."""
+        if step.requests is not None:
+            self._log.append(step.requests)
+        self._points = step.points
+        commit = self._runner.run(self._round, {}, self._job)
+        figures = commit.figures
+        assert figures["points"] == step.points.num_rows
+        busy = [row["busy_s"] for row in figures["machines"]]
+        last = self._store.last_round()
+        decided = last is not None and last["batch_id"] == self._round
+        plan = self._store.plan(figures["epoch"])
+        self._round += 1
+        return BatchFigures(
+            round=commit.batch_id,
+            points=figures["points"],
+            queries=step.queries,
+            matches=figures["matches"],
+            batch_s=self._route_s + max(busy),
+            busy_s=sum(busy),
+            imbalance=imbalance(busy) or 1.0,
+            hot_share=step.hot_share,
+            epoch=figures["epoch"],
+            partitions=len(plan["partitions"]),
+            loaded_queries=figures["loaded_queries"],
+            load_s=figures["load_s"],
+            decision_s=last["seconds"] if last and decided else 0.0,
+            bytes_sent=last["bytes_sent"] if last and decided else 0,
+        )
+
+    def _job(self, task: BatchTask) -> list[MachineResult]:
+        assert self._points is not None
+        rows, machines = self._points.num_rows, self._machines
+        borders = [rows * k // machines for k in range(machines + 1)]
+        parts = [self._points.slice(a, b - a) for a, b in pairwise(borders)]
+        if task.plan.fully_replicated:
+            self._route_s = 0.0
+            return [_read_and_match(task, m, part) for m, part in enumerate(parts)]
+        packed: list[list[bytes]] = [[] for _ in range(machines)]
+        slowest = 0.0
+        for part in parts:
+            started = time.process_time()
+            for machine, block in route_blocks(task, BlockReader(task).blocks([part])):
+                packed[machine].append(block)
+            slowest = max(slowest, time.process_time() - started)
+        self._route_s = slowest
+        results: list[MachineResult] = []
+        for machine in range(machines):
+            items: Iterator[Any] = ((machine, block) for block in packed[machine])
+            results += match_routed(task, machine, items)
+        return results
+
+
+def _read_and_match(task: BatchTask, machine: int, part: pa.Table) -> MachineResult:
+    started = time.process_time()
+    result = MachineResult(machine)
+    match_blocks(task, BlockReader(task).blocks([part]), result)
+    result.busy_s = time.process_time() - started
+    return result

@@ -1,0 +1,99 @@
+"""``roost bench scale``: balance, decision time and messages from 22 to 10,000 machines.
+
+The cluster is simulated (``sim/cluster.py``), the policies are the real ones. The load lies around
+towns of very different sizes; after some rounds a hotspot takes two fifths of all points at once
+and stays. Points and queries grow with the machines. A decision's time is the coordinator's, by
+the clock; for ``swarm`` it includes the search on the machine that is asked to shed load. Bytes
+are what machines and coordinator send each other in a round, and plan changes to every machine.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roost.bench.common import environment, save_lines_plot, write_json
+from roost.sim.cluster import Scenario, Trace, simulate
+from roost.sim.workloads import CellHotspot, Load
+
+DEFAULT = "global"
+STRATEGIES = ("history", "swarm", DEFAULT)
+MACHINES = (22, 100, 1_000, 10_000)
+SIDE = 1_000
+ROUNDS = 30
+HOTSPOT_ROUND = 10
+LAST_ROUNDS = 5
+POINTS_PER_MACHINE = 50_000
+QUERIES_PER_MACHINE = 100
+SEED = 7
+
+
+def scenario(machines: int, strategy: str, side: int = SIDE) -> Scenario:
+    """Return the case for a number of machines."""
+    queries = QUERIES_PER_MACHINE * machines
+    spot = CellHotspot((0.15, 0.15), HOTSPOT_ROUND, ROUNDS, share=0.4, queries=queries // 5)
+    load = Load(
+        points_per_round=POINTS_PER_MACHINE * machines,
+        queries=queries,
+        towns=200,
+        churn=queries // 200,
+        hotspots=(spot,),
+    )
+    return Scenario(
+        strategy=strategy,
+        machines=machines,
+        columns=side,
+        rows=side,
+        rounds=ROUNDS,
+        seed=SEED,
+        load=load,
+    )
+
+
+def run(quick: bool, json_path: Path) -> dict[str, Any]:
+    """Measure, and write the result with its plot."""
+    for strategy in STRATEGIES:
+        simulate(scenario(22, strategy, 50))  # compiles
+    rows, lines = [], {}
+    for machines in MACHINES[:-1] if quick else MACHINES:
+        for strategy in STRATEGIES:
+            trace = simulate(scenario(machines, strategy), clock=time.perf_counter)
+            rows.append(_row(trace))
+            lines[f"{strategy}, {machines} machines"] = [
+                (row.round, row.imbalance) for row in trace.rows
+            ]
+    own = [row for row in rows if row["strategy"] == DEFAULT][-1]
+    summary = {key: own[key] for key in ("imbalance", "decision_s", "bytes_per_round")}
+    result = {"bench": "scale", "rows": rows, "environment": environment(), "summary": summary}
+    write_json(json_path, result)
+    title = "busiest machine over the mean, by round"
+    save_lines_plot(json_path.with_suffix(".png"), title, lines)
+    return result
+
+
+def _row(trace: Trace) -> dict[str, Any]:
+    imbalance, decision_s = trace.column("imbalance"), trace.column("decision_s")
+    changed = trace.column("changes") > 0
+    return {
+        "machines": trace.scenario.machines,
+        "strategy": trace.scenario.strategy,
+        "grid": f"{trace.scenario.columns}x{trace.scenario.rows}",
+        "imbalance": float(imbalance[-LAST_ROUNDS:].mean()),
+        "imbalance_before_hotspot": float(
+            imbalance[HOTSPOT_ROUND - LAST_ROUNDS : HOTSPOT_ROUND].mean()
+        ),
+        "imbalance_worst": float(imbalance[HOTSPOT_ROUND:].max()),
+        "rounds_to_recover": trace.rounds_to_recover(HOTSPOT_ROUND),
+        "decision_s": float(decision_s.max()),
+        "decision_s_median": float(np.median(decision_s[changed])) if changed.any() else 0.0,
+        "bytes_per_round": float(trace.column("message_bytes").mean()),
+        "bytes_quiet_round": float(np.median(trace.column("message_bytes"))),
+        "plan_changes": trace.plan_changes,
+        "partitions": trace.rows[-1].partitions,
+        "moved_queries": int(trace.column("moved_queries").sum()),
+        "units_per_s": float(trace.column("units_per_s")[HOTSPOT_ROUND:].mean()),
+        "imbalance_by_round": [round(value, 4) for value in imbalance.tolist()],
+    }

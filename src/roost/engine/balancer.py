@@ -1,0 +1,315 @@
+"""Rounds: what the driver does between two batches to keep machines evenly busy.
+
+A round is a stretch of stream time, and at least one batch. When it ends, the strategy's policy is
+shown what it may see and decides; what it decides becomes the plan of the next epoch, recorded in
+one transaction with the reason, before any batch uses it. So after a crash a change is wholly
+there or not at all.
+
+``swarm`` sees two numbers of each machine, and has one of them look at its own statistics.
+``global`` sees the points of every cell, learns from measured times what a point and a pair cost,
+and plans for all machines at once.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.balance import Plan, Strategy
+from roost.balance.changes import Change, Decision, Rebalance, apply_changes, arrivals
+from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
+from roost.balance.swarm import Report, ShedRequest, Swarm, shed
+from roost.engine.machine_stats import load_statistics
+from roost.engine.messages import BatchTask, MachineResult, TrioTask
+from roost.space import Space
+from roost.state.queries import QuerySet
+from roost.state.query_counts import QueryCounts
+from roost.state.store import Store
+from roost.workload import CellCounts, CostModel
+
+ROUNDS_SEEN = 3
+# Seconds of the calibrated model before it has seen any: a partition, a point, a pair to look at.
+PRIOR = (1e-4, 1e-7, 2e-9)
+PER_QUERY_MOVED_S = 2e-6
+LOADING_MEMORY = 0.7
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that has ended: what each machine was busy for, and with how much."""
+
+    number: int
+    busy_s: NDArray[np.float64]
+    points: NDArray[np.int64]
+
+    @property
+    def imbalance(self) -> float:
+        """Busiest machine over the mean."""
+        mean = float(self.busy_s.mean())
+        return float(self.busy_s.max()) / mean if mean > 0 else 1.0
+
+
+class Balancer(ABC):
+    """Collects what the machines of a batch report, and decides at the end of a round.
+
+    Parameters
+    ----------
+    store
+        Where decisions are recorded.
+    queries
+        The live queries.
+    round_length
+        Length of a round in event time, in the unit of the stream's times.
+    saved
+        What the last round before a restart left, if any: its number, and what its strategy knew.
+    clock
+        Seconds, to time decisions.
+    """
+
+    strategy: Strategy
+
+    def __init__(
+        self,
+        store: Store,
+        queries: QuerySet,
+        round_length: int,
+        saved: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._store = store
+        self._queries = queries
+        self._length = round_length
+        self._clock = clock
+        self._round = 0 if saved is None else int(saved["round"]) + 1
+        self._opened: int | None = None
+        self._now = 0
+        self._busy: dict[int, float] = {}
+        self._points: dict[int, int] = {}
+        self._previous: Plan | None = None
+
+    def prepared(self, task: BatchTask) -> BatchTask:
+        """Add to a task what its machines are to load and to note."""
+        before = self._previous or task.plan
+        changed = before.epoch != task.plan.epoch
+        return replace(task, arrivals=arrivals(before, task.plan) if changed else {})
+
+    def after_batch(
+        self, batch_id: int, plan: Plan, results: Sequence[MachineResult]
+    ) -> Plan | None:
+        """Note what a batch reported; returns the next plan where there is to be another."""
+        self._previous = plan
+        self._note(plan, results)
+        for result in results:
+            machine = result.machine
+            busy = result.busy_s - result.load_s
+            self._busy[machine] = self._busy.get(machine, 0.0) + busy
+            self._points[machine] = self._points.get(machine, 0) + result.points
+        times = [result.time_max for result in results if result.time_max is not None]
+        if not times:
+            return None
+        self._now = max(self._now, *times)
+        if self._opened is None:
+            self._opened = min(times)
+        if self._now - self._opened < self._length:
+            return None
+        return self._end_round(batch_id, plan)
+
+    def _end_round(self, batch_id: int, plan: Plan) -> Plan | None:
+        started = self._clock()
+        machines = range(plan.machines)
+        ended = Round(
+            self._round,
+            np.array([self._busy.get(m, 0.0) for m in machines]),
+            np.array([self._points.get(m, 0) for m in machines], np.int64),
+        )
+        decision, facts = self._decide(plan, ended)
+        after = None
+        if isinstance(decision, Rebalance):
+            after = apply_changes(plan, decision.changes)
+            after.check_invariants()
+        row = {
+            "round": self._round,
+            "batch_id": batch_id,
+            "strategy": self.strategy.value,
+            "epoch": plan.epoch,
+            "next_epoch": None if after is None else after.epoch,
+            "changes": [] if after is None else _summary(decision),
+            "reason": decision.reason,
+            "imbalance": ended.imbalance,
+            "seconds": self._clock() - started,
+            **facts,
+        }
+        body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
+        self._store.put_round(row, body)
+        self._round += 1
+        self._opened = self._now
+        self._busy, self._points = {}, {}
+        return after
+
+    @abstractmethod
+    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+        """Take what the machines reported."""
+
+    @abstractmethod
+    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+        """Decide at the end of a round; returns facts for the record as well."""
+
+
+def _summary(decision: Decision) -> list[str]:
+    assert isinstance(decision, Rebalance)
+    return [type(change).__name__ for change in decision.changes]
+
+
+class SwarmBalancer(Balancer):
+    """The protocol of the paper: statistics stay with the machines."""
+
+    strategy = Strategy.SWARM
+
+    def __init__(
+        self,
+        store: Store,
+        queries: QuerySet,
+        round_length: int,
+        saved: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(store, queries, round_length, saved, clock)
+        self._swarm = Swarm.from_json(saved["swarm"]) if saved and "swarm" in saved else Swarm()
+        self._folder = store.folder / "trio"
+        self._folder.mkdir(exist_ok=True)
+        self._files: dict[int, str] = {}
+        self._reports: dict[int, Report] = {}
+        self._close = False
+        self._forget_files()
+
+    def prepared(self, task: BatchTask) -> BatchTask:
+        """Tell the machines where their statistics are."""
+        before = self._previous or task.plan
+        trio = TrioTask(str(self._folder), dict(self._files), before, self._close, self._now)
+        return replace(super().prepared(task), trio=trio)
+
+    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+        self._close = False
+        for result in results:
+            report = Report(result.machine, result.numerator, result.received)
+            self._reports[result.machine] = report
+            self._files.update((result.machine, name) for name in result.trio_files)
+        self._forget_files()
+
+    def _forget_files(self) -> None:
+        kept = set(self._files.values())
+        for path in self._folder.iterdir():
+            if str(path) not in kept:
+                path.unlink(missing_ok=True)
+
+    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+        self._close = True
+        reports = [self._reports[m] for m in range(plan.machines) if m in self._reports]
+        received = sum(report.received for report in reports)
+        slowest = float(ended.busy_s.max())
+        rate = received / slowest if slowest > 0 else 0.0
+        decision = self._swarm.decide(plan, reports, rate, self._ask)
+        return decision, {
+            "rate": rate,
+            "bytes_sent": self._swarm.bytes_sent,
+            "swarm": self._swarm.to_json(),
+        }
+
+    def _ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        """Have a machine look for what it can give away, in its own statistics."""
+        stats = load_statistics(Path(self._files[machine]))
+        stats.close_round()
+        return shed(stats, machine, request)
+
+
+class GlobalBalancer(Balancer):
+    """A plan for all machines at once, from counted cells and measured times."""
+
+    strategy = Strategy.GLOBAL
+
+    def __init__(
+        self,
+        store: Store,
+        queries: QuerySet,
+        space: Space,
+        round_length: int,
+        planner: GlobalPlanner,
+        saved: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(store, queries, round_length, saved, clock)
+        self._planner = planner
+        self._counts = QueryCounts(space)
+        self._cells: dict[int, list[CellCounts]] = {}
+        self._rounds: deque[CellLoad] = deque(maxlen=ROUNDS_SEEN)
+        self._per_query_s = PER_QUERY_MOVED_S
+        self._model = CostModel(len(PRIOR), prior=PRIOR)
+        if saved and "model" in saved:
+            self._model = CostModel.from_json(saved["model"])
+            self._per_query_s = float(saved["per_query_s"])
+
+    def prepared(self, task: BatchTask) -> BatchTask:
+        """Have the machines count the cells of their points."""
+        task = replace(super().prepared(task), count_cells=True)
+        if not task.arrivals:
+            return task
+        rects = {
+            p.partition_id: (p.column0, p.row0, p.column1, p.row1) for p in task.plan.partitions
+        }
+        arriving = {
+            machine: sum(self._counts.histogram.count(*rects[number]) for number in numbers)
+            for machine, numbers in task.arrivals.items()
+        }
+        return replace(task, arriving=arriving)
+
+    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+        for result in results:
+            if result.cells is not None:
+                self._cells.setdefault(result.machine, []).append(result.cells)
+        loaded = sum(result.loaded_queries for result in results)
+        if loaded:
+            seconds = sum(result.load_s for result in results) / loaded
+            old = self._per_query_s
+            self._per_query_s = LOADING_MEMORY * old + (1 - LOADING_MEMORY) * seconds
+
+    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+        counts = {m: CellCounts.joined(parts) for m, parts in self._cells.items()}
+        self._cells = {}
+        sent = sum(part.cells.nbytes + part.counts.nbytes for part in counts.values())
+        histogram = self._counts.update(self._queries.segments(), self._now)
+        error = self._learn(plan, ended, counts, histogram.per_cell().reshape(-1))
+        everything = CellCounts.joined(counts.values())
+        self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
+        per_partition, per_point, per_check = self._model.coefficients.tolist()
+        rates = CostRates(per_point, per_check, per_partition, self._per_query_s)
+        decision = self._planner.decide(plan, list(self._rounds), histogram, rates)
+        return decision, {
+            "bytes_sent": sent,
+            "model": self._model.to_json(),
+            "model_error": error,
+            "per_query_s": self._per_query_s,
+        }
+
+    def _learn(
+        self,
+        plan: Plan,
+        ended: Round,
+        counts: Mapping[int, CellCounts],
+        queries: NDArray[np.float64],
+    ) -> float | None:
+        """Show the model what the machines had to do and how long they took."""
+        rows, times = [], []
+        for machine, own in counts.items():
+            if own.cells.size and ended.busy_s[machine] > 0:
+                pairs = float((own.counts * queries[own.cells]).sum())
+                rows.append([len(plan.of_machine(machine)), own.points, pairs])
+                times.append(ended.busy_s[machine])
+        return self._model.observe(rows, times) if rows else None

@@ -1,0 +1,218 @@
+"""Compiled loops of the statistics.
+
+A partition's numbers lie in one flat array: eight lines of one number a row, then eight lines of
+one number a column. The order of the lines is below; the first five are what a closed round
+leaves, the last three collect the open one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+N, Q, R, SPAN, PRE_SPAN, N_NEW, Q_NEW, SPAN_NEW = range(8)
+LINES = 8
+# Cells that share one mark of "something was counted here": their counts fill one cache line.
+BLOCK_BITS = 4
+BLOCK = 1 << BLOCK_BITS
+
+
+@njit(cache=True, nogil=True)
+def count_cells(
+    cells: NDArray[np.int32], size: int, counts: NDArray[np.int32], marks: NDArray[np.uint8]
+) -> None:  # pragma: no cover - compiled
+    """Count points by cell and mark the blocks that have any."""
+    for i in range(cells.size):
+        cell = cells[i]
+        if cell < 0 or cell >= size:
+            raise IndexError("a cell beyond the grid")
+        counts[cell] += 1
+        marks[cell >> BLOCK_BITS] = 1
+
+
+@njit(cache=True, nogil=True)
+def take_cells(
+    counts: NDArray[np.int32],
+    marks: NDArray[np.uint8],
+    words: NDArray[np.uint64],
+    out_cells: NDArray[np.int32],
+    out_counts: NDArray[np.int64],
+) -> int:  # pragma: no cover - compiled
+    """Write the counted cells in ascending order and set them back to zero.
+
+    ``words`` is ``marks`` seen eight at a time: most of a grid has no points.
+    """
+    written = 0
+    for word in range(words.size):
+        if words[word] == 0:
+            continue
+        for block in range(8 * word, 8 * word + 8):
+            if marks[block] == 0:
+                continue
+            marks[block] = 0
+            for cell in range(block * BLOCK, (block + 1) * BLOCK):
+                if counts[cell]:
+                    out_cells[written] = cell
+                    out_counts[written] = counts[cell]
+                    counts[cell] = 0
+                    written += 1
+    return written
+
+
+@njit(cache=True, nogil=True)
+def _first_from(
+    cells: NDArray[np.int32], wanted: int, start: int
+) -> int:  # pragma: no cover - compiled
+    """First place from ``start`` on whose cell is not below; gallops, the answer is near."""
+    low, high, step = start, start, 1
+    while high < cells.size and cells[high] < wanted:
+        low = high + 1
+        high += step
+        step *= 2
+    high = min(high, cells.size)
+    while low < high:
+        middle = (low + high) >> 1
+        if cells[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def collect_cells(
+    cells: NDArray[np.int32],
+    counts: NDArray[np.int64],
+    grid_columns: int,
+    column0: int,
+    row0: int,
+    column1: int,
+    row1: int,
+    rows: NDArray[np.float64],
+    columns: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add the counts of the cells in a rectangle to the collectors of its rows and columns."""
+    at = _first_from(cells, row0 * grid_columns + column0, 0)
+    while at < cells.size:
+        row = cells[at] // grid_columns
+        if row >= row1:
+            break
+        begin = row * grid_columns
+        if cells[at] < begin + column0:
+            at = _first_from(cells, begin + column0, at)
+            continue
+        inside = np.int64(0)
+        end = begin + column1
+        while at < cells.size and cells[at] < end:
+            columns[N_NEW, cells[at] - begin - column0] += counts[at]
+            inside += counts[at]
+            at += 1
+        rows[N_NEW, row - row0] += inside
+        at = _first_from(cells, begin + grid_columns + column0, at)
+
+
+@njit(cache=True, nogil=True)
+def count_ranges(
+    ranges: NDArray[np.int32],
+    sign: float,
+    column0: int,
+    row0: int,
+    column1: int,
+    row1: int,
+    rows: NDArray[np.float64],
+    columns: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add ranges, clipped to a rectangle, to lines of starts (0) and of spans (1) by axis."""
+    row_marks = np.zeros(rows.shape[1] + 1)
+    column_marks = np.zeros(columns.shape[1] + 1)
+    for i in range(ranges.shape[0]):
+        left, right = max(ranges[i, 0], column0), min(ranges[i, 2], column1 - 1)
+        low, high = max(ranges[i, 1], row0), min(ranges[i, 3], row1 - 1)
+        if left > right or low > high:
+            continue
+        columns[0, left - column0] += sign
+        column_marks[left - column0 + 1] += sign
+        column_marks[right - column0 + 1] -= sign
+        rows[0, low - row0] += sign
+        row_marks[low - row0 + 1] += sign
+        row_marks[high - row0 + 1] -= sign
+    over = 0.0
+    for k in range(rows.shape[1]):
+        over += row_marks[k]
+        rows[1, k] += over
+    over = 0.0
+    for k in range(columns.shape[1]):
+        over += column_marks[k]
+        columns[1, k] += over
+
+
+@njit(cache=True, nogil=True)
+def close_axis(axis: NDArray[np.float64], fade: float) -> None:  # pragma: no cover - compiled
+    """End a round for one axis, in one pass."""
+    points = 0.0
+    queries = 0.0
+    for k in range(axis.shape[1]):
+        points += axis[N_NEW, k]
+        queries += axis[Q_NEW, k]
+        axis[N, k] = axis[N, k] * fade + points
+        axis[Q, k] += queries
+        axis[R, k] = points + queries
+        axis[SPAN, k] += axis[SPAN_NEW, k]
+        axis[PRE_SPAN, k] = axis[SPAN_NEW, k]
+        axis[N_NEW, k] = 0.0
+        axis[Q_NEW, k] = 0.0
+        axis[SPAN_NEW, k] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def close_partition(
+    numbers: NDArray[np.float64], rows: int, fade: float
+) -> None:  # pragma: no cover - compiled
+    """End a round for a partition, given all its numbers and how many rows it has."""
+    cut = LINES * rows
+    close_axis(numbers[:cut].reshape(LINES, rows), fade)
+    close_axis(numbers[cut:].reshape(LINES, numbers.size // LINES - rows), fade)
+
+
+@njit(cache=True, nogil=True)
+def axis_overlap(
+    axis: NDArray[np.float64], sums: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Sum up an open round: points, queries, and points times the queries over their line."""
+    before = 0.0
+    for k in range(axis.shape[1]):
+        starts = axis[Q, k] - before + axis[Q_NEW, k]
+        before = axis[Q, k]
+        over = starts + axis[SPAN, k] + axis[SPAN_NEW, k]
+        sums[0] += axis[N_NEW, k]
+        sums[1] += starts
+        sums[2] += axis[N_NEW, k] * over
+
+
+@njit(cache=True, nogil=True)
+def mark_corners(
+    ranges: NDArray[np.int32], weights: NDArray[np.float64], marks: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Mark the corners of ranges so that two running sums give the weight over each cell."""
+    rows, columns = marks.shape[0] - 1, marks.shape[1] - 1
+    for i in range(ranges.shape[0]):
+        left, right = max(ranges[i, 0], 0), min(ranges[i, 2], columns - 1)
+        low, high = max(ranges[i, 1], 0), min(ranges[i, 3], rows - 1)
+        if left > right or low > high:
+            continue
+        weight = weights[i] if weights.size else 1.0
+        marks[low, left] += weight
+        marks[low, right + 1] -= weight
+        marks[high + 1, left] -= weight
+        marks[high + 1, right + 1] += weight
+
+
+@njit(cache=True, nogil=True)
+def sum_up(values: NDArray[np.float64]) -> None:  # pragma: no cover - compiled
+    """Replace a table by its sums from the first corner, in one pass."""
+    for k in range(values.shape[0]):
+        line = 0.0
+        for j in range(values.shape[1]):
+            line += values[k, j]
+            values[k, j] = line if k == 0 else line + values[k - 1, j]

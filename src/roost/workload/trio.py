@@ -1,0 +1,398 @@
+"""TrioStat: what a partition costs, and what each part of it would cost, from a few numbers.
+
+The cost of a partition is ``N * Q * R / R(S)``: the points it has seen, the queries over it, and
+its share of what came in during the last round. For every row and every column a partition keeps
+eight numbers, so the cost of both sides of any straight cut is known at once, and nothing but two
+sums has to leave the machine. Counting goes to *collectors*; a round is closed by one pass that
+adds them up.
+
+A query is counted where it starts (``Q``) and again, apart, in each further row or column that it
+reaches (``span``), after it was clipped to the partition. That keeps both sides of a cut exact: a
+query across the cut is counted once on each side.
+
+Readings that the papers leave open: a query that ends is taken out of the same rows and columns,
+so collectors may be negative, and ``R`` is the points received plus the *net* new queries. A point
+that leaves a window is taken out of ``N`` and never out of ``R``: it was received. Estimates below
+zero, which only a round with more endings than arrivals can give, are given as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.workload.cells import CellCounts
+from roost.workload.loops import (
+    LINES,
+    N_NEW,
+    PRE_SPAN,
+    Q_NEW,
+    SPAN,
+    SPAN_NEW,
+    Q,
+    R,
+    axis_overlap,
+    close_partition,
+    collect_cells,
+    count_ranges,
+)
+from roost.workload.reshape import cut_across, cut_along, join_along, starts_of
+
+Numbers = NDArray[np.float64]
+HEADER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trio:
+    """The three terms of a cost: points, queries, objects received in the last round."""
+
+    n: float
+    q: float
+    r: float
+
+    @property
+    def numerator(self) -> float:
+        """Cost, but for the division by what the whole system received."""
+        return self.n * self.q * self.r
+
+
+class AxisStats:
+    """The eight numbers of each row, or of each column, of a partition.
+
+    Attributes
+    ----------
+    numbers
+        All of them, a line each, in the order below; the other attributes are views of it.
+    n, q, r
+        Points; queries; points and net new queries of the last round. Cumulative: what lies in
+        or before each row. A query counts where it starts.
+    span, pre_span
+        Queries that reach into each row from the one before: all, and those of the last round.
+    n_new, q_new, span_new
+        Collectors of the open round, not cumulative.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        assert numbers.shape[0] == LINES
+        self.numbers = numbers
+        self.size = int(numbers.shape[1])
+        self.n, self.q, self.r, self.span, self.pre_span = numbers[:N_NEW]
+        self.n_new, self.q_new, self.span_new = numbers[N_NEW:]
+
+    def split(self, at: int) -> tuple[Trio, Trio]:
+        """Both sides of a cut before line ``at`` (from 1 to the size less one)."""
+        assert 0 < at < self.size, "a cut that leaves one side empty"
+        numbers = self.numbers
+        n, q, r = numbers[: R + 1, at - 1].tolist()
+        n_all, q_all, r_all = numbers[: R + 1, -1].tolist()
+        q_rest = q_all - q + float(numbers[SPAN, at])
+        r_rest = r_all - r + float(numbers[PRE_SPAN, at])
+        return _trio(n, q, r), _trio(n_all - n, q_rest, r_rest)
+
+    def total(self) -> Trio:
+        """All lines together."""
+        n, q, r = self.numbers[: R + 1, -1].tolist()
+        return _trio(n, q, r)
+
+
+def _trio(n: float, q: float, r: float) -> Trio:
+    return Trio(max(n, 0.0), max(q, 0.0), max(r, 0.0))
+
+
+class PartitionStats:
+    """Statistics of one partition.
+
+    Parameters
+    ----------
+    partition_id
+        Whose they are.
+    column0, row0, column1, row1
+        The rectangle of cells, half-open.
+
+    Examples
+    --------
+    >>> stats = PartitionStats(0, 0, 0, 4, 2)
+    >>> stats.add_points(np.array([0, 3]), np.array([0, 1]))
+    >>> stats.add_queries(np.array([[1, 0, 9, 0]], np.int32))
+    >>> stats.close_round()
+    >>> stats.split(vertical=True, at=2)
+    (Trio(n=1.0, q=1.0, r=2.0), Trio(n=1.0, q=1.0, r=2.0))
+    """
+
+    def __init__(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
+        assert column0 < column1 and row0 < row1, "a partition without cells"
+        header = (partition_id, column0, row0, column1, row1)
+        self._flat = np.zeros(HEADER + LINES * (column1 - column0 + row1 - row0))
+        self._flat[:HEADER] = header
+        self._open(*header)
+
+    def _open(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
+        """Name the parts of the flat array."""
+        self.partition_id = partition_id
+        self.column0, self.row0, self.column1, self.row1 = column0, row0, column1, row1
+        height = row1 - row0
+        self._numbers = self._flat[HEADER:]
+        self.rows = AxisStats(self._numbers[: LINES * height].reshape(LINES, height))
+        self.columns = AxisStats(self._numbers[LINES * height :].reshape(LINES, column1 - column0))
+
+    @property
+    def bounds(self) -> tuple[int, int, int, int]:
+        """The half-open rectangle ``column0, row0, column1, row1``."""
+        return self.column0, self.row0, self.column1, self.row1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the numbers."""
+        return int(self._flat.nbytes)
+
+    def add_cells(self, counts: CellCounts, grid_columns: int) -> None:
+        """Collect points that were counted by cell; cells of others are passed over."""
+        lines = (self.rows.numbers, self.columns.numbers)
+        collect_cells(counts.cells, counts.counts, grid_columns, *self.bounds, *lines)
+
+    def add_points(self, columns: NDArray[Any], rows: NDArray[Any]) -> None:
+        """Collect points of this partition by their columns and rows."""
+        self.columns.n_new[:] += np.bincount(columns - self.column0, minlength=self.columns.size)
+        self.rows.n_new[:] += np.bincount(rows - self.row0, minlength=self.rows.size)
+
+    def expire_points(self, columns: NDArray[Any], rows: NDArray[Any]) -> None:
+        """Take points that left the window out of N, which is right once the round is closed."""
+        gone = np.bincount(columns - self.column0, minlength=self.columns.size)
+        self.columns.n[:] -= np.cumsum(gone)
+        self.rows.n[:] -= np.cumsum(np.bincount(rows - self.row0, minlength=self.rows.size))
+
+    def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
+        """Collect queries by their inclusive cell ranges, clipped; those elsewhere are ignored.
+
+        Parameters
+        ----------
+        ranges
+            Rows of ``column0, row0, column1, row1``.
+        sign
+            1 for queries that begin, -1 for queries that end.
+        """
+        lines = (self.rows.numbers[Q_NEW:], self.columns.numbers[Q_NEW:])
+        count_ranges(ranges, float(sign), *self.bounds, *lines)
+
+    def set_queries(self, ranges: NDArray[np.int32]) -> None:
+        """Collect whatever makes the queries exactly these once the round is closed."""
+        for axis, wanted in zip((self.rows, self.columns), self._count(ranges), strict=True):
+            axis.numbers[Q_NEW] = wanted[0] - starts_of(axis.numbers[Q])
+            axis.numbers[SPAN_NEW] = wanted[1] - axis.numbers[SPAN]
+
+    def _count(self, ranges: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
+        """Count starts and spans of queries, by row and by column."""
+        by_row, by_column = np.zeros((2, self.rows.size)), np.zeros((2, self.columns.size))
+        count_ranges(ranges, 1.0, *self.bounds, by_row, by_column)
+        return by_row, by_column
+
+    def _recount(self, ranges: NDArray[np.int32], axes: Iterable[AxisStats]) -> None:
+        """Correct the closed rounds' queries, so that with the open round's they are these."""
+        by_row, by_column = self._count(ranges)
+        for axis in axes:
+            wanted = by_row if axis is self.rows else by_column
+            axis.numbers[Q] = np.cumsum(wanted[0] - axis.numbers[Q_NEW])
+            axis.numbers[SPAN] = wanted[1] - axis.numbers[SPAN_NEW]
+
+    def close_round(self, fade: float = 0.5) -> None:
+        """Add the collectors up and empty them.
+
+        Parameters
+        ----------
+        fade
+            What is left of the points of earlier rounds: a half as in the paper, all (1.0) where
+            a window decides when points go.
+        """
+        close_partition(self._numbers, self.rows.size, fade)
+
+    def total(self) -> Trio:
+        """Terms of the partition's cost, as of the last close."""
+        return self.rows.total()
+
+    def split(self, vertical: bool, at: int) -> tuple[Trio, Trio]:
+        """Terms of both parts of a cut, in constant time.
+
+        Parameters
+        ----------
+        vertical
+            Whether columns are divided, not rows.
+        at
+            First column or row of the second part.
+        """
+        if vertical:
+            return self.columns.split(at - self.column0)
+        return self.rows.split(at - self.row0)
+
+    def features(self) -> Numbers:
+        """Estimate the work of the open round: partitions, points, pairs to look at.
+
+        A pair is a point and a query over its cell. Rows and columns alone do not tell how many
+        there are; the estimate takes them to be independent of each other.
+        """
+        by_row, by_column = np.zeros(3), np.zeros(3)
+        axis_overlap(self.rows.numbers, by_row)
+        axis_overlap(self.columns.numbers, by_column)
+        points, queries = by_row[0], by_row[1]
+        pairs = by_row[2] * by_column[2] / (points * queries) if points * queries > 0 else 0.0
+        return np.array([1.0, points, max(pairs, 0.0)])
+
+    def cut(
+        self,
+        vertical: bool,
+        at: int,
+        first_id: int,
+        second_id: int,
+        ranges: NDArray[np.int32] | None = None,
+    ) -> tuple[PartitionStats, PartitionStats]:
+        """Divide the statistics as the partition is divided.
+
+        Along the axis that is cut, everything stays exact. Along the other, only the totals of
+        the two parts are known, and each row's (or column's) numbers are shared in proportion to
+        them; in later rounds, exact counts replace what fades.
+
+        Parameters
+        ----------
+        vertical, at
+            As for :meth:`split`.
+        first_id, second_id
+            Identifiers of the parts.
+        ranges
+            All queries of the partition, those of the open round included: with them, queries are
+            counted again and stay exact along both axes.
+        """
+        c0, r0, c1, r1 = self.bounds
+        if vertical:
+            first = PartitionStats(first_id, c0, r0, at, r1)
+            second = PartitionStats(second_id, at, r0, c1, r1)
+        else:
+            first = PartitionStats(first_id, c0, r0, c1, at)
+            second = PartitionStats(second_id, c0, at, c1, r1)
+        along, across = self._axes(vertical)
+        sides = first._axes(vertical), second._axes(vertical)
+        cut_along(along.numbers, sides[0][0].numbers, sides[1][0].numbers)
+        for part, (part_along, part_across) in zip((first, second), sides, strict=True):
+            cut_across(across.numbers, part_along.numbers, part_across.numbers)
+            if ranges is not None:
+                part._recount(ranges, [part_across])
+        return first, second
+
+    @classmethod
+    def merged(
+        cls,
+        partition_id: int,
+        first: PartitionStats,
+        second: PartitionStats,
+        ranges: NDArray[np.int32] | None = None,
+    ) -> PartitionStats:
+        """Join the statistics of two partitions that together are a rectangle.
+
+        Points are exact. A query across the border was counted on both sides, and the numbers do
+        not tell which were: it is counted twice, unless the queries are given, and R keeps
+        counting it twice until the next round is closed.
+
+        Parameters
+        ----------
+        partition_id
+            Identifier of the whole.
+        first, second
+            The parts; the first is the one with the lower columns or rows.
+        ranges
+            All queries of both, as for :meth:`cut`.
+        """
+        vertical = first.row0 == second.row0 and first.row1 == second.row1
+        if vertical:
+            assert first.column1 == second.column0, "parts that are not neighbours"
+        else:
+            assert first.row1 == second.row0, "parts that are not neighbours"
+            assert (first.column0, first.column1) == (second.column0, second.column1)
+        whole = cls(partition_id, first.column0, first.row0, second.column1, second.row1)
+        along, across = whole._axes(vertical)
+        (low, low_across), (high, high_across) = first._axes(vertical), second._axes(vertical)
+        join_along(low.numbers, high.numbers, along.numbers)
+        across.numbers[:] = low_across.numbers + high_across.numbers
+        if ranges is not None:
+            whole._recount(ranges, [along, across])
+        return whole
+
+    def _axes(self, vertical: bool) -> tuple[AxisStats, AxisStats]:
+        """Return the axis that a cut divides, then the other."""
+        return (self.columns, self.rows) if vertical else (self.rows, self.columns)
+
+    def to_array(self) -> Numbers:
+        """Everything as one array, a copy."""
+        return self._flat.copy()
+
+    @classmethod
+    def from_array(cls, array: Numbers) -> PartitionStats:
+        """Inverse of :meth:`to_array`; the array may be longer, and is copied."""
+        partition_id, column0, row0, column1, row1 = (int(value) for value in array[:HEADER])
+        stats = cls(partition_id, column0, row0, column1, row1)
+        stats._flat[:] = array[: stats._flat.size]
+        return stats
+
+
+class MachineStats:
+    """Statistics of the partitions that one machine holds.
+
+    Attributes
+    ----------
+    partitions
+        By partition identifier.
+    """
+
+    def __init__(self, partitions: Iterable[PartitionStats] = ()) -> None:
+        self.partitions = {stats.partition_id: stats for stats in partitions}
+
+    def add_cells(self, counts: CellCounts, grid_columns: int) -> None:
+        """Collect counted points, each in the partition it lies in."""
+        for stats in self.partitions.values():
+            stats.add_cells(counts, grid_columns)
+
+    def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
+        """Collect queries in every partition they overlap."""
+        for stats in self.partitions.values():
+            stats.add_queries(ranges, sign)
+
+    def close_round(self, fade: float = 0.5) -> None:
+        """Close the round of every partition."""
+        for stats in self.partitions.values():
+            stats.close_round(fade)
+
+    def numerator(self) -> float:
+        """Cost of the machine, but for the division by R(S): the first number it reports."""
+        return sum(stats.total().numerator for stats in self.partitions.values())
+
+    def received(self) -> float:
+        """R(m), points and net new queries of the last round: the second number it reports."""
+        return sum(stats.total().r for stats in self.partitions.values())
+
+    def features(self) -> Numbers:
+        """Sum of the partitions' features, of the open round."""
+        total = np.zeros(3)
+        for stats in self.partitions.values():
+            total += stats.features()
+        return total
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the numbers."""
+        return sum(stats.nbytes for stats in self.partitions.values())
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything as named arrays, for one file."""
+        parts = [stats.to_array() for stats in self.partitions.values()]
+        return {"trio": np.concatenate([np.empty(0), *parts])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> MachineStats:
+        """Inverse of :meth:`to_arrays`."""
+        rest = arrays["trio"]
+        parts = []
+        while rest.size:
+            parts.append(PartitionStats.from_array(rest))
+            rest = rest[parts[-1].nbytes // rest.itemsize :]
+        return cls(parts)

@@ -1,0 +1,82 @@
+"""AQWA's statistics: any rectangle, compared with asking every query and point."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from trio_model import ranges_on
+
+from roost.workload import AqwaStats, CellCounter, EulerHistogram, overlap_counts
+
+sides = st.integers(1, 6)
+
+
+def rectangles(columns: int, rows: int) -> np.ndarray:
+    """Every half-open rectangle of a grid, those without cells included."""
+    found = [
+        (c0, r0, c1, r1)
+        for c0 in range(columns + 1)
+        for c1 in range(c0, columns + 1)
+        for r0 in range(rows + 1)
+        for r1 in range(r0, rows + 1)
+    ]
+    return np.array(found)
+
+
+def brute(rect: list[int], ranges: np.ndarray, columns: int, rows: int) -> int:
+    c0, r0, c1, r1 = rect
+    return sum(
+        max(a, c0) <= min(c, c1 - 1, columns - 1) and max(b, r0) <= min(d, r1 - 1, rows - 1)
+        for a, b, c, d in ranges.tolist()
+    )
+
+
+@given(sides, sides, st.data())
+def test_the_histogram_counts_every_rectangle_exactly(columns, rows, data) -> None:
+    first, second = data.draw(ranges_on(columns, rows)), data.draw(ranges_on(columns, rows))
+    rects = rectangles(columns, rows)
+    histogram = EulerHistogram(columns, rows)
+    live = np.empty((0, 4), np.int32)
+    for ranges, sign in ((first, 1), (second, 1), (first, -1)):
+        histogram.add(ranges, sign)
+        live = np.concatenate([live, ranges]) if sign > 0 else second
+        expected = [brute(rect, live, columns, rows) for rect in rects.tolist()]
+        assert histogram.count_many(rects).tolist() == expected
+        assert [histogram.count(*rect) for rect in rects.tolist()] == expected
+        assert np.array_equal(histogram.per_cell(), overlap_counts(columns, rows, live))
+
+
+def test_the_histogram_of_nothing() -> None:
+    histogram = EulerHistogram(3, 2)
+    assert histogram.count(0, 0, 3, 2) == 0
+    assert histogram.count_many(np.empty((0, 4), np.int64)).tolist() == []
+    assert histogram.per_cell().tolist() == [[0.0] * 3] * 2
+
+
+@given(sides, sides, st.data())
+def test_the_cost_of_a_rectangle_is_its_points_times_its_queries(columns, rows, data) -> None:
+    ranges = data.draw(ranges_on(columns, rows))
+    cells = np.array(data.draw(st.lists(st.integers(0, columns * rows - 1))), np.int32)
+    stats = AqwaStats(columns, rows)
+    counter = CellCounter(columns * rows)
+    for part in (cells[::2], cells[1::2]):
+        counter.add(part)
+        stats.add_cells(counter.take())
+    stats.add_queries(ranges)
+    row, column = np.divmod(cells, columns)
+    for c0, r0, c1, r1 in rectangles(columns, rows).tolist():
+        points = np.count_nonzero((column >= c0) & (column < c1) & (row >= r0) & (row < r1))
+        assert stats.count_points(c0, r0, c1, r1) == points
+        expected = points * brute([c0, r0, c1, r1], ranges, columns, rows)
+        assert stats.cost(c0, r0, c1, r1) == expected
+    stats.add_queries(ranges, -1)
+    assert stats.cost(0, 0, columns, rows) == 0.0
+
+
+def test_it_stores_ten_numbers_a_cell_and_sends_five() -> None:
+    stats = AqwaStats(200, 100)
+    cells = 200 * 100
+    assert stats.nbytes / cells >= 10 * 4
+    assert stats.nbytes / cells < 12 * 4
+    assert stats.bytes_per_round == 5 * 4 * cells

@@ -1,0 +1,68 @@
+"""The five stages, step by step."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roost.balance.decision import Stages
+
+
+def run(rates: list[float], beta: int = 20) -> list[Stages]:
+    seen, stages = [], Stages()
+    for rate in rates:
+        stages = stages.after(rate, beta)
+        seen.append(stages)
+    return seen
+
+
+def test_it_starts_in_the_middle_with_nothing_to_do() -> None:
+    assert Stages() == Stages(2, False, 0, None)
+    assert run([5.0])[-1] == Stages(2, False, 1, 5.0), "the first rate is compared with nothing"
+
+
+def test_two_rounds_without_a_rise_flip_the_decision_and_two_more_flip_it_back() -> None:
+    seen = run([9.0, 8.0, 8.0, 7.0, 7.0])
+    assert [s.pointer for s in seen] == [2, 1, 2, 1, 2]
+    assert [s.rebalance for s in seen] == [False, False, True, True, False]
+
+
+def test_rises_keep_the_decision_and_never_go_past_the_right_end() -> None:
+    seen = run([1.0, 2.0, 3.0, 4.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    assert [s.pointer for s in seen] == [2, 3, 4, 4, 4, 3, 2, 1, 2]
+    assert [s.rebalance for s in seen] == [False] * 8 + [True]
+
+
+def test_a_decision_that_proves_right_goes_on() -> None:
+    seen = run([9.0, 8.0, 7.0, 8.0, 9.0, 10.0])
+    assert [s.rebalance for s in seen] == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("beta", [1, 3, 20])
+def test_the_same_decision_is_flipped_after_beta_rounds(beta: int) -> None:
+    rates = [float(n % 2) for n in range(3 * beta + 1)]
+    seen = [s.rebalance for s in run(rates, beta)]
+    if beta > 1:
+        assert seen == [False] * beta + [True] * beta + [False] * beta + [True]
+    else:
+        assert seen == [False, True, False, True]
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=80), st.integers(1, 25))
+def test_the_pointer_stays_on_the_scale_and_no_decision_outlives_beta(
+    rates: list[float], beta: int
+) -> None:
+    seen = run(rates, beta)
+    assert all(1 <= s.pointer <= 4 and 1 <= s.repeats <= beta for s in seen)
+    for before, now in pairwise(seen):
+        flipped = before.rebalance != now.rebalance
+        assert now.repeats == (1 if flipped else before.repeats + 1)
+
+
+def test_stages_survive_their_plain_form() -> None:
+    for stages in (Stages(), Stages(3, True, 7, 12.5)):
+        assert Stages.from_json(json.loads(json.dumps(stages.to_json()))) == stages

@@ -1,0 +1,208 @@
+"""The queries of a partition: all that overlap it, no other, whatever it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import shapely
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.balance import Partition
+from roost.kernel import preload
+from roost.model import request_schema
+from roost.space import Coordinates, Rect, Space
+from roost.state.admission import Rules
+from roost.state.partitions import bounds_of, live_ranges, slots_in
+from roost.state.queries import QuerySet, open_index
+from roost.state.query_counts import QueryCounts
+from roost.state.querylog import SqliteQueryLog
+from roost.state.store import IndexVersion, Store
+
+SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 8, Coordinates.PLANE)
+LONLAT = Space(Rect(-180.0, -90.0, 180.0, 90.0), 12, 6, Coordinates.LONLAT)
+SCHEMA = request_schema(pa.string(), pa.int64())
+
+
+class Directory:
+    """A state directory with some requests in it."""
+
+    def __init__(self, folder: Path, requests: list[dict[str, Any]], space: Space = SPACE) -> None:
+        self.space = space
+        self.store = Store(folder)
+        self.log = SqliteQueryLog(folder / "queries.db")
+        for file in (self.store, self.log):
+            file._db.execute("pragma synchronous = off")
+        self.queries = QuerySet(self.store, self.log, Rules(space, pa.string(), pa.int64()))
+        self.add(requests)
+
+    def add(self, requests: list[dict[str, Any]]) -> None:
+        if requests:
+            self.log.append(pa.Table.from_pylist(requests, SCHEMA))
+        self.queries.advance(self.log.end())
+
+    @property
+    def version(self) -> IndexVersion:
+        return self.queries.version
+
+    def of(self, partition: Partition) -> list[str]:
+        refs, folder = self.version.segments, self.store.segment_folder
+        slots = slots_in(folder, refs, partition, self.space)
+        segments = {ref.file: segment for ref, segment, _ in self.queries.segments()}
+        return [segments[file].ids[int(k)].as_py() for file in slots for k in slots[file]]
+
+    def live(self, partition: Partition, now: int) -> int:
+        refs, folder = self.version.segments, self.store.segment_folder
+        return len(live_ranges(folder, refs, partition, self.space, now))
+
+
+def box(name: str, x0: float, y0: float, x1: float, y1: float, **more: Any) -> dict[str, Any]:
+    shape = {"x0": x0, "y0": y0, "x1": x1, "y1": y1}
+    return {"op": "register", "query_id": name, "user_id": "u", **shape, **more}
+
+
+def circle(name: str, cx: float, cy: float, radius: float) -> dict[str, Any]:
+    shape = {"cx": cx, "cy": cy, "radius": radius}
+    return {"op": "register", "query_id": name, "user_id": "u", **shape}
+
+
+def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
+    return {"op": "register", "query_id": name, "user_id": "u", "wkt": geometry.wkt}
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+
+
+coordinate = st.one_of(
+    st.floats(-30, 130, allow_nan=False),
+    st.sampled_from([0.0, 10.0, 12.5, 50.0, 90.0, 100.0]),
+)
+span = st.floats(0, 60)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[dict[str, Any]]:
+    made = []
+    for number in range(draw(st.integers(0, 12))):
+        x, y, w, h = draw(coordinate), draw(coordinate), draw(span), draw(span)
+        kind = draw(st.sampled_from(["box", "circle", "polygon"]))
+        if kind == "box":
+            made.append(box(f"q{number}", x, y, x + w, y + h))
+        elif kind == "circle":
+            made.append(circle(f"q{number}", x, y, w + 0.1))
+        else:
+            ring = [(x, y), (x + w + 1, y), (x + w / 2, y + h + 1)]
+            made.append(polygon(f"q{number}", shapely.Polygon(ring)))
+    return made
+
+
+@st.composite
+def rectangles(draw: st.DrawFn, space: Space = SPACE) -> Partition:
+    c0 = draw(st.integers(0, space.columns - 1))
+    r0 = draw(st.integers(0, space.rows - 1))
+    c1 = draw(st.integers(c0 + 1, space.columns))
+    r1 = draw(st.integers(r0 + 1, space.rows))
+    return Partition(draw(st.integers(1, 10**6)), c0, r0, c1, r1, (0,))
+
+
+def box_around(request: dict[str, Any]) -> tuple[float, float, float, float]:
+    if request.get("wkt"):
+        bounds: tuple[float, float, float, float] = shapely.from_wkt(request["wkt"]).bounds
+        return bounds
+    if request.get("radius"):
+        x, y, r = request["cx"], request["cy"], request["radius"] * (1 + 1e-12)
+        return x - r, y - r, x + r, y + r
+    return request["x0"], request["y0"], request["x1"], request["y1"]
+
+
+def touches(request: dict[str, Any], partition: Partition, space: Space = SPACE) -> bool:
+    """Whether one of the partition's cells holds a point of the bounds, cell by cell."""
+    x0, y0, x1, y1 = box_around(request)
+    grid = space.grid
+    low = int(grid.locate(np.array([x0]), np.array([y0]))[0])
+    high = int(grid.locate(np.array([x1]), np.array([y1]))[0])
+    (r0, c0), (r1, c1) = divmod(low, grid.columns), divmod(high, grid.columns)
+    return any(
+        partition.column0 <= column < partition.column1 and partition.row0 <= row < partition.row1
+        for column in range(c0, c1 + 1)
+        for row in range(r0, r1 + 1)
+    )
+
+
+@given(requests(), rectangles())
+@settings(max_examples=40, deadline=None)
+def test_a_partition_has_the_queries_that_overlap_it_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], partition: Partition
+) -> None:
+    directory = Directory(tmp_path_factory.mktemp("state"), given_requests)
+    expected = {r["query_id"] for r in given_requests if touches(r, partition)}
+    assert sorted(directory.of(partition)) == sorted(expected)
+
+
+def test_queries_that_end_are_no_longer_counted(tmp_path: Path) -> None:
+    made = [box(f"q{k}", 10.0 * k, 5, 10.0 * k + 1, 6) for k in range(10)]
+    directory = Directory(tmp_path / "state", made)
+    left = Partition(1, 0, 0, 5, 8, (0,))
+    assert directory.live(left, 0) == 5
+    ends = {"op": "terminate", "query_id": "q3", "user_id": "u", "at": 7}
+    directory.add([ends, box("late", 1, 1, 2, 2, expires_at=20)])
+    assert [directory.live(left, now) for now in (6, 7, 19, 20)] == [6, 5, 5, 4]
+
+
+def test_a_circle_over_the_antimeridian_is_on_both_sides(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "state", [circle("far", 179.5, 0.0, 200_000.0)], LONLAT)
+    west, east = Partition(1, 0, 0, 1, 6, (0,)), Partition(2, 11, 0, 12, 6, (0,))
+    middle = Partition(3, 1, 0, 11, 6, (0,))
+    found = [directory.of(partition) for partition in (west, east, middle)]
+    assert found == [["far"], ["far"], []]
+
+
+@given(requests(), st.lists(st.integers(0, 11), max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_counts_follow_queries_that_come_and_go(
+    tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], gone: list[int]
+) -> None:
+    directory = Directory(tmp_path_factory.mktemp("state"), [])
+    counts = QueryCounts(SPACE)
+    live: dict[str, Any] = {}
+    for number, request in enumerate(given_requests):
+        directory.add([request])
+        live[request["query_id"]] = request
+        if number in gone:
+            ends = {"op": "terminate", "query_id": request["query_id"], "user_id": "u", "at": 5}
+            directory.add([ends])
+            del live[request["query_id"]]
+        histogram = counts.update(directory.queries.segments(), now=5)
+    if not given_requests:
+        return
+    for partition in (Partition(1, 0, 0, 10, 8, (0,)), Partition(2, 2, 1, 7, 5, (0,))):
+        p = partition
+        expected = sum(touches(r, partition) for r in live.values())
+        assert histogram.count(p.column0, p.row0, p.column1, p.row1) == expected
+
+
+@given(requests(), st.lists(rectangles(), min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None)
+def test_reading_ahead_reads_the_lists_of_the_cells_and_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], given: list[Partition]
+) -> None:
+    directory = Directory(tmp_path_factory.mktemp("state"), given_requests)
+    index = open_index(directory.store.segment_folder, directory.version.segments, SPACE)
+    bounds = np.array([bounds_of(partition, SPACE) for partition in given])
+    size = preload(index, bounds)
+    if any(touches(request, partition) for request in given_requests for partition in given):
+        assert size > 0
+    everywhere = np.array([[-np.inf, -np.inf, np.inf, np.inf]])
+    postings = [
+        len(lists.slots) * 12 if lists is segment.box_postings else len(lists.postings) * 4
+        for _, segment, _ in directory.queries.segments()
+        for lists in (segment.box_postings, segment.shape_postings)
+        if lists is not None
+    ]
+    assert preload(index, everywhere) == sum(postings) >= size

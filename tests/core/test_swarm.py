@@ -1,0 +1,439 @@
+"""SWARM: shedding never makes a pair worse, and the coordinator keeps still when it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.balance import Partition, Plan, Strategy, initial_plan
+from roost.balance.changes import (
+    Change,
+    Decision,
+    Merge,
+    Move,
+    NoChange,
+    Rebalance,
+    Replan,
+    Split,
+    apply_changes,
+    arrivals,
+)
+from roost.balance.decision import Stages
+from roost.balance.swarm import (
+    STEADY_POWER,
+    Report,
+    ShedRequest,
+    Swarm,
+    change_bytes,
+    shed,
+    tolerance,
+)
+from roost.space import Grid, Rect
+from roost.workload.cells import CellCounts
+from roost.workload.trio import MachineStats, PartitionStats
+
+SIDE = 24
+
+
+def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:
+    stats = PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
+    stats.add_queries(ranges)
+    return stats
+
+
+def joined(parts: list[PartitionStats], new_id: int, ranges: np.ndarray) -> PartitionStats:
+    """Merge statistics two by two, in whatever order gives rectangles."""
+    while len(parts) > 1:
+        a, b = next((a, b) for a in parts for b in parts if _beside(a, b))
+        parts = [p for p in parts if p is not a and p is not b]
+        parts.append(PartitionStats.merged(new_id, a, b, ranges))
+    return parts[0]
+
+
+def _beside(a: PartitionStats, b: PartitionStats) -> bool:
+    rows = (a.row0, a.row1) == (b.row0, b.row1)
+    columns = (a.column0, a.column1) == (b.column0, b.column1)
+    return (rows and a.column1 == b.column0) or (columns and a.row1 == b.row0)
+
+
+class Cluster:
+    """Machines with statistics, whose work is one check for each query over a point's cell."""
+
+    def __init__(self, power: float, machines: int = 8, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.plan = initial_plan(Strategy.UNIFORM, Grid(Rect(0, 0, 1, 1), SIDE, SIDE), machines)
+        # One query in every cell and some larger ones: nearly the same everywhere.
+        cells = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE)), -1).reshape(-1, 2)
+        self.ranges = np.concatenate([cells, np.minimum(cells + 1, SIDE - 1)], 1).astype(np.int32)
+        self.stats = {p.partition_id: stats_of(p, self.ranges) for p in self.plan.partitions}
+        self.power = power
+        self.swarm = Swarm(power=power)
+        self.moves = 0
+
+    def machine(self, machine: int) -> MachineStats:
+        held = (p for p in self.plan.partitions if machine in p.machines)
+        return MachineStats(self.stats[p.partition_id] for p in held)
+
+    def round(self, weights: np.ndarray, points: int = 40_000) -> float:
+        """Run one round; how far the busiest machine is above the mean."""
+        counts = self.rng.multinomial(points, weights.reshape(-1) / weights.sum())
+        cells = np.flatnonzero(counts).astype(np.int32)
+        touched = CellCounts(cells, counts[cells].astype(np.int64))
+        busy = np.zeros(self.plan.machines)
+        for p in self.plan.partitions:
+            part = counts.reshape(SIDE, SIDE)[p.row0 : p.row1, p.column0 : p.column1]
+            busy[p.machines[0]] += part.sum()
+        for stats in self.stats.values():
+            stats.add_cells(touched, SIDE)
+            stats.close_round()
+        machines = range(self.plan.machines)
+        reports = [Report.of(m, self.machine(m), self.power) for m in machines]
+        decision = self.swarm.decide(self.plan, reports, points / busy.max(), self.ask)
+        if isinstance(decision, Rebalance):
+            self.apply(decision.changes)
+        return float(busy.max() / busy.mean())
+
+    def ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        return shed(self.machine(machine), machine, request)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        after = apply_changes(self.plan, tuple(changes))
+        after.check_invariants()
+        self.moves += bool(arrivals(self.plan, after))
+        self.plan = after
+        for change in changes:
+            if isinstance(change, Split):
+                whole = self.stats.pop(change.partition_id)
+                ids = (change.first_id, change.second_id)
+                for part in whole.cut(change.vertical, change.at, *ids, self.ranges):
+                    self.stats[part.partition_id] = part
+            elif isinstance(change, Merge):
+                parts = [self.stats.pop(number) for number in change.partition_ids]
+                self.stats[change.new_id] = joined(parts, change.new_id, self.ranges)
+
+
+def even() -> np.ndarray:
+    return np.ones((SIDE, SIDE))
+
+
+def hot(corner: int) -> np.ndarray:
+    """Make a ninth of the space take most of the points."""
+    weights = even()
+    third = slice(0, SIDE // 3) if corner == 0 else slice(SIDE - SIDE // 3, SIDE)
+    weights[third, third] = 12.0
+    return weights
+
+
+@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_balanced_quiet_load_moves_nothing(power: float, seed: int) -> None:
+    cluster = Cluster(power, seed=seed)
+    first = cluster.plan
+    for _ in range(80):
+        cluster.round(even())
+    assert cluster.plan == first
+    assert cluster.swarm.bytes_sent == 16 * 8
+
+
+def test_few_points_are_no_reason_to_move() -> None:
+    cluster = Cluster(STEADY_POWER)
+    for _ in range(60):
+        cluster.round(even(), points=100)
+    assert cluster.moves == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hot_region_is_relieved_and_then_left_alone(seed: int) -> None:
+    cluster = Cluster(STEADY_POWER, seed=seed)
+    for _ in range(5):
+        cluster.round(even())
+    before = cluster.round(hot(0))
+    for _ in range(60):
+        cluster.round(hot(0))
+    moves = cluster.moves
+    assert 0 < moves < 20
+    after = [cluster.round(hot(0)) for _ in range(30)]
+    assert before > 2.5
+    assert np.mean(after) < 1.6
+    assert cluster.moves <= moves + 2
+
+
+@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_load_that_swings_does_not_swing_the_plan(power: float, seed: int) -> None:
+    cluster = Cluster(power, seed=seed)
+    for turn in range(60):
+        cluster.round(hot(turn % 2))
+    early = cluster.moves
+    for turn in range(60):
+        cluster.round(hot(turn % 2))
+    assert early <= 8, "what differs in both turns may be evened out"
+    assert cluster.moves <= early + 2
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[MachineStats, np.random.Generator]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    stats = []
+    for number in range(draw(st.integers(1, 5))):
+        wide, high = (int(side) for side in rng.integers(1, 9, 2))
+        part = PartitionStats(number, 0, 0, wide, high)
+        for _ in range(2):
+            count = int(rng.integers(0, 60))
+            part.add_points(rng.integers(0, wide, count), rng.integers(0, high, count))
+            low = rng.integers(0, (wide, high), (int(rng.integers(0, 12)), 2))
+            ranges = np.concatenate([low, low + rng.integers(0, 4, low.shape)], 1)
+            part.add_queries(ranges.astype(np.int32), int(rng.choice([1, 1, 1, -1])))
+            part.close_round()
+        stats.append(part)
+    return MachineStats(stats), rng
+
+
+@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
+@given(case=machines(), share=st.floats(0.0, 1.5), kept=st.sets(st.integers(0, 4)))
+@settings(max_examples=200)
+def test_shedding_lowers_the_higher_cost_or_does_nothing(
+    power: float, case: tuple[MachineStats, np.random.Generator], share: float, kept: set[int]
+) -> None:
+    stats, _ = case
+    received = 1000.0
+    high = Report.of(3, stats, power).numerator / received
+    low = high * share
+    request = ShedRequest(1, low, received, 40, tuple(sorted(kept)), power)
+    changes = shed(stats, 3, request)
+    assert shed(stats, 3, request) == changes, "statistics are only read"
+    if share >= 1.0:
+        assert changes == ()
+    if not changes:
+        return
+    cost = {n: (p.total().numerator ** power) / received for n, p in stats.partitions.items()}
+    for change in changes:
+        assert isinstance(change, Move | Split)
+        assert change.partition_id not in kept
+        own = cost[change.partition_id]
+        high -= own
+        if isinstance(change, Move):
+            assert change.machines == (1,)
+            low += own
+        else:
+            assert (change.first_id, change.second_id) == (40, 41)
+            assert {change.first_machines, change.second_machines} == {(1,), (3,)}
+            trios = stats.partitions[change.partition_id].split(change.vertical, change.at)
+            parts = [trio.numerator**power / received for trio in trios]
+            moved, left = parts if change.first_machines == (1,) else parts[::-1]
+            high, low = high + left, low + moved
+    assert max(high, low) < sum(cost.values()) * (1 - 0.019)
+
+
+def busy_machine(costs: dict[int, int], cells: int = 1) -> MachineStats:
+    """Partitions with given N, one query, and R = N: they cost N squared."""
+    parts = []
+    for number, points in costs.items():
+        part = PartitionStats(number, 0, number, cells, number + 1)
+        part.add_queries(np.array([[0, number, cells, number]], np.int32))
+        part.close_round()
+        part.add_points(np.arange(points) % cells, np.full(points, number))
+        part.close_round()
+        parts.append(part)
+    return MachineStats(parts)
+
+
+def test_whole_partitions_are_moved_where_they_close_half_the_gap() -> None:
+    stats = busy_machine({0: 10, 1: 10, 2: 10})
+    assert shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9)) == (Move(0, (5,)),)
+
+
+def test_a_crumb_does_not_stand_in_the_way_of_a_split() -> None:
+    stats = busy_machine({0: 20, 1: 2}, cells=4)
+    (split,) = shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9))
+    assert isinstance(split, Split)
+    assert split.partition_id == 0
+    assert (split.vertical, split.at) == (True, 2)
+
+
+def test_what_cannot_be_cut_may_still_shed_its_neighbours() -> None:
+    stats = busy_machine({0: 20, 1: 6})
+    assert shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9)) == (Move(1, (5,)),)
+    assert shed(busy_machine({0: 20}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+
+
+def test_a_gain_too_small_to_matter_is_left() -> None:
+    assert shed(busy_machine({0: 20, 1: 1}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+
+
+def test_nothing_is_shed_within_the_quiet_tolerance_or_to_itself_or_without_arrivals() -> None:
+    stats = busy_machine({0: 13, 1: 3})
+    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9)) == ()
+    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9), quiet=0.0) == (Move(1, (5,)),)
+    assert shed(stats, 5, ShedRequest(5, 0.0, 1.0, 9)) == ()
+    assert shed(stats, 0, ShedRequest(5, 0.0, 0.0, 9)) == ()
+    assert shed(MachineStats(), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+
+
+PLAN = Plan(
+    3,
+    4,
+    1,
+    4,
+    tuple(Partition(number, number, 0, number + 1, 1, (number,)) for number in range(4)),
+    10,
+)
+SKEWED = [Report(0, 9e6, 1e4), Report(1, 5e6, 1e4), Report(2, 1e6, 1e4), Report(3, 4e6, 1e4)]
+
+
+def willing(**settings: int) -> Swarm:
+    """Make a coordinator that has seen one skewed round and is to rebalance in the next."""
+    swarm = Swarm(Stages(1, False, 1, 10.0), **settings)
+    swarm.decide(PLAN, SKEWED, 11.0, never)
+    assert not swarm.stages.rebalance
+    swarm._stages = Stages(1, False, 1, 10.0)
+    return swarm
+
+
+def never(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+    raise AssertionError("nobody should be asked")
+
+
+Answers = dict[int, tuple[Change, ...]]
+
+
+def answering(answers: Answers, asked: list[int]) -> Callable[..., tuple[Change, ...]]:
+    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        asked.append(machine)
+        assert request == ShedRequest(2, 1e6 / 4e4, 4e4, 10)
+        return answers.get(machine, ())
+
+    return ask
+
+
+def decide(swarm: Swarm, answers: Answers, plan: Plan = PLAN) -> tuple[Decision, list[int]]:
+    asked: list[int] = []
+    return swarm.decide(plan, SKEWED, 9.0, answering(answers, asked)), asked
+
+
+def test_the_highest_sheds_to_the_lowest() -> None:
+    swarm = willing()
+    decision, asked = decide(swarm, {0: (Move(0, (2,)),)})
+    assert decision == Rebalance((Move(0, (2,)),), "machine 0 sheds load to machine 2")
+    assert asked == [0]
+    # Reports, a request of five numbers, the answer, and the answer on to four machines.
+    assert swarm.bytes_sent == 4 * 16 + 40 + 24 + 4 * 24
+
+
+def test_the_next_highest_is_asked_when_one_cannot() -> None:
+    decision, asked = decide(willing(), {1: (Move(1, (2,)),)})
+    assert isinstance(decision, Rebalance)
+    assert asked == [0, 1]
+
+
+def test_when_nobody_can_nothing_changes() -> None:
+    swarm = willing()
+    decision, asked = decide(swarm, {})
+    assert decision == NoChange("no machine can shed load to machine 2")
+    assert asked == [0, 1, 3]
+    assert swarm.bytes_sent == 4 * 16 + 3 * (40 + 8)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (Move(7, (2,)),),
+        (Move(1, (2,)),),
+        (Move(0, (3,)),),
+        (Move(0, (2, 0)),),
+        (Split(0, True, 1, 10, 11, (0,), (2,)),),
+        (Split(0, True, 1, 4, 5, (0,), (2,)),),
+        (Split(0, True, 1, 10, 11, (0,), (0,)),),
+        (Merge((0, 1), 10, (2,)),),
+        (Replan(PLAN.partitions),),
+    ],
+    ids=str,
+)
+def test_an_answer_that_does_not_fit_the_plan_is_not_taken(answer: tuple[Change, ...]) -> None:
+    decision, _ = decide(willing(), {0: answer})
+    assert isinstance(decision, NoChange)
+
+
+def test_a_difference_must_last_two_rounds() -> None:
+    swarm = Swarm(Stages(1, False, 1, 10.0))
+    assert swarm.decide(PLAN, SKEWED, 9.0, never) == NoChange("no difference has lasted two rounds")
+    turned = [replace(report, numerator=1e7 - report.numerator) for report in SKEWED]
+    assert isinstance(swarm.decide(PLAN, turned, 9.5, never), NoChange)
+
+
+def test_lost_repeated_and_foreign_reports_do_no_harm() -> None:
+    swarm = willing()
+    asked: list[int] = []
+
+    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        asked.append(machine)
+        return (Move(machine, (request.low_machine,)),)
+
+    reports = [SKEWED[0], SKEWED[0], SKEWED[3], Report(9, 1e9, 1e9)]
+    decision = swarm.decide(PLAN, reports, 9.0, ask)
+    assert decision == Rebalance((Move(0, (3,)),), "machine 0 sheds load to machine 3")
+    assert isinstance(willing().decide(PLAN, SKEWED[:1], 9.0, never), NoChange)
+    assert isinstance(willing().decide(PLAN, [], 9.0, never), NoChange)
+    idle = [Report(machine, 0.0, 0.0) for machine in range(4)]
+    assert willing().decide(PLAN, idle, 9.0, never) == NoChange("nothing was received")
+
+
+def test_shared_partitions_are_named_to_be_kept_and_an_answer_about_them_is_refused() -> None:
+    partitions = (replace(PLAN.partitions[0], machines=(0, 3)), *PLAN.partitions[1:])
+    plan = replace(PLAN, partitions=partitions)
+    kept: dict[int, tuple[int, ...]] = {}
+
+    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        kept[machine] = request.keep
+        return (Move(0, (2,)),)
+
+    assert isinstance(willing().decide(plan, SKEWED, 9.0, ask), NoChange)
+    assert kept == {0: (0,), 1: (), 3: (0,)}
+
+
+def test_neighbours_are_merged_now_and_then_whatever_the_stages_say() -> None:
+    partitions = (PLAN.partitions[0], replace(PLAN.partitions[1], machines=(0,)))
+    plan = replace(PLAN, partitions=(*partitions, *PLAN.partitions[2:]))
+    swarm = Swarm(merge_every=3)
+    decisions = [swarm.decide(plan, SKEWED, rate, never) for rate in (1.0, 2.0, 3.0, 4.0)]
+    assert [isinstance(d, Rebalance) for d in decisions] == [False, False, True, False]
+    assert decisions[2] == Rebalance((Merge((0, 1), 10, (0,)),), "neighbours of one machine")
+
+
+def test_a_restarted_coordinator_decides_the_same() -> None:
+    swarm = willing(merge_every=5)
+    plain = json.loads(json.dumps(swarm.to_json()))
+    again = Swarm.from_json(plain, merge_every=5)
+    answers: Answers = {0: (Move(0, (2,)),)}
+    for _ in range(6):
+        assert decide(swarm, answers) == decide(again, answers)
+        assert again.to_json() == swarm.to_json()
+
+
+def test_the_tolerance_grows_with_machines_and_falls_with_points() -> None:
+    def of(machines: int, received: float, power: float = 1.0) -> float:
+        return tolerance([Report(m, 1.0, received) for m in range(machines)], 0.1, power)
+
+    assert of(8, 1e9) == pytest.approx(0.21)
+    assert of(8, 1e9, STEADY_POWER) == pytest.approx(0.1)
+    assert of(8, 100.0) > of(8, 1000.0) > of(8, 10_000.0)
+    assert of(1000, 100.0) > of(8, 100.0) > of(8, 100.0, STEADY_POWER)
+
+
+def test_messages_are_counted_by_their_numbers() -> None:
+    assert change_bytes([Split(0, True, 1, 10, 11, (0,), (2,))]) == 8 * (1 + 7)
+    assert change_bytes([Merge((0, 1), 10, (2,)), Move(3, (1, 2))]) == 8 * (1 + 4 + 3)
+    assert change_bytes([Replan((Partition(0, 0, 0, 1, 1, (0,), (4, 5)),))]) == 8 * (1 + 8)
+
+
+def test_reports_sum_up_the_statistics() -> None:
+    stats = busy_machine({0: 10, 1: 4})
+    assert Report.of(2, stats) == Report(2, stats.numerator(), stats.received())
+    assert Report.of(2, stats).numerator == 116.0
+    assert Report.of(2, stats, STEADY_POWER).numerator == 14.0

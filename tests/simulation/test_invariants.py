@@ -1,0 +1,150 @@
+"""Invariants 1, 2, 5 and 6 under load, faults and plan changes drawn from seeds.
+
+A failure names its seed and round: ``run("swarm", seed)`` repeats it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from chaos import ChaosDriver, drawn_scenario
+
+from roost.balance.changes import Move, Rebalance, apply_changes
+from roost.balance.global_index import GlobalIndex
+from roost.balance.plan import Partition, Plan
+from roost.sim import checks
+from roost.sim.checks import InvariantError
+from roost.sim.cluster import Scenario, Trace, simulate
+from roost.workload.trio import PartitionStats
+
+SEEDS = range(10)
+BLOCKS_FULL, BLOCK_SEEDS = range(1, 40), 10
+
+
+def run(strategy: str, seed: int) -> Trace:
+    scenario = drawn_scenario(seed, "global" if strategy == "chaos" else strategy)
+    if strategy != "chaos":
+        return simulate(scenario)
+    return simulate(scenario, driver=lambda *a: ChaosDriver(*a, scenario.fade, seed))
+
+
+@pytest.mark.parametrize("strategy", ["swarm", "global", "chaos"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_invariants_hold(strategy: str, seed: int) -> None:
+    trace = run(strategy, seed)
+    assert len(trace.rows) == trace.scenario.rounds
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["swarm", "global", "chaos"])
+@pytest.mark.parametrize("block", BLOCKS_FULL)
+def test_invariants_hold_for_many_seeds(strategy: str, block: int) -> None:
+    for seed in range(BLOCK_SEEDS * block, BLOCK_SEEDS * (block + 1)):
+        run(strategy, seed)
+
+
+def test_the_fixed_seeds_make_every_kind_of_change() -> None:
+    kinds: set[str] = set()
+    for seed in SEEDS:
+        scenario = replace(drawn_scenario(seed, "global"), check=False)
+        drivers: list[ChaosDriver] = []
+
+        def make(*a, seed=seed, fade=scenario.fade, drivers=drivers):
+            drivers.append(ChaosDriver(*a, fade, seed))
+            return drivers[0]
+
+        simulate(scenario, driver=make)
+        kinds |= drivers[0].kinds
+    assert kinds == {"Move", "Split", "Merge", "Replan"}
+
+
+# Every check must be able to fail: the parts that it checks are broken on purpose.
+
+BROKEN = replace(drawn_scenario(3, "global"), machines=4, columns=8, rows=8, initial="uniform")
+
+
+def broken_run(scenario: Scenario = BROKEN) -> None:
+    simulate(scenario, driver=lambda *a: ChaosDriver(*a, scenario.fade, 5))
+
+
+def test_a_sound_run_is_the_ground_for_the_broken_ones() -> None:
+    broken_run()
+
+
+def test_a_partition_that_is_not_covered_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shrunk(plan: Plan, changes: object) -> Plan:
+        after = apply_changes(plan, changes)
+        last = max(after.partitions, key=lambda p: p.cells)
+        smaller = replace(last, row1=last.row1 - 1)
+        return replace(
+            after, partitions=tuple(smaller if p is last else p for p in after.partitions)
+        )
+
+    monkeypatch.setattr("roost.sim.cluster.apply_changes", shrunk)
+    with pytest.raises(InvariantError, match="invariant 1, seed 3, round"):
+        broken_run()
+
+
+def test_a_router_that_misses_a_partition_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = GlobalIndex.query_overlap
+    monkeypatch.setattr(GlobalIndex, "query_overlap", lambda self, *range: sound(self, *range)[1:])
+    with pytest.raises(InvariantError, match="invariant 2, seed 3, round"):
+        broken_run(replace(BROKEN, load=replace(BROKEN.load, churn=5, queries=60)))
+
+
+def test_arrivals_that_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "arrivals", lambda before, after: {})
+    with pytest.raises(InvariantError, match="invariant 6, seed 3, round"):
+        broken_run()
+
+
+def test_statistics_that_are_off_by_one_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = PartitionStats.add_cells
+
+    def add(self: PartitionStats, counts: object, columns: int) -> None:
+        sound(self, counts, columns)
+        self.columns.n_new[0] += 1
+
+    monkeypatch.setattr(PartitionStats, "add_cells", add)
+    with pytest.raises(InvariantError, match="invariant 5, seed 3, round"):
+        broken_run()
+
+
+def test_parents_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def orphaned(plan: Plan, changes: object) -> Plan:
+        after = apply_changes(plan, changes)
+        return replace(after, partitions=tuple(replace(p, parents=()) for p in after.partitions))
+
+    monkeypatch.setattr("roost.sim.cluster.apply_changes", orphaned)
+    with pytest.raises(InvariantError, match="invariant 6, seed 3, round"):
+        broken_run()
+
+
+def test_a_change_that_touches_more_than_it_names_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def careless(plan: Plan, changes: object) -> Plan:
+        after = apply_changes(plan, changes)
+        moved = tuple(replace(p, machines=(0,)) for p in after.partitions)
+        return replace(after, partitions=moved)
+
+    monkeypatch.setattr("roost.sim.cluster.apply_changes", careless)
+    with pytest.raises(InvariantError, match="invariant 6, seed 3, round"):
+        broken_run()
+
+
+def test_an_answer_applied_twice_is_refused_or_changes_nothing() -> None:
+    halves = (Partition(0, 0, 0, 2, 2, (0,)), Partition(1, 2, 0, 4, 2, (0,)))
+    plan = Plan(0, 4, 2, 2, halves, 2)
+    moved = Rebalance((Move(1, (1,)),), "once")
+    after = apply_changes(plan, moved.changes)
+    assert apply_changes(after, moved.changes).partitions == after.partitions
+    random = np.random.default_rng(1)
+    driver = ChaosDriver.__new__(ChaosDriver)
+    driver._random = random
+    split = driver._split(after)
+    assert split is not None
+    with pytest.raises(ValueError, match="no partition"):
+        apply_changes(apply_changes(after, [split]), [split])
