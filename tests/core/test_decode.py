@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import math
 
@@ -18,9 +19,10 @@ from roost.engine.decode import (
     PointSchema,
     block_schema,
     decode,
-    pack_block,
+    pack_columns,
+    pack_rows,
     take_rows,
-    unpack_block,
+    unpack_blocks,
 )
 from roost.engine.files import read_json_lines
 from roost.model import TIMESTAMP, PointBlock, Reason
@@ -242,11 +244,16 @@ def columns_of(block: PointBlock) -> list[list]:
     return own + [[name, *array.to_pylist()] for name, array in block.attributes.items()]
 
 
-@pytest.mark.parametrize("size", [0, 1, 100])
-def test_a_packed_block_is_unpacked_as_it_was(size: int) -> None:
-    block = points(size)
+@pytest.mark.parametrize("borders", [[0, 1], [0, 100], [0, 1, 40, 100], [30, 60]])
+def test_packed_rows_are_unpacked_as_they_were(borders: list[int]) -> None:
+    block, cells = points(100), np.arange(100, dtype=np.int32)
     schema = block_schema(SCHEMA, ("fare", "base"))
-    assert columns_of(unpack_block(pack_block(block, schema))) == columns_of(block)
+    columns = pack_columns(block, cells, schema)
+    packed = [pack_rows(columns, start, stop) for start, stop in itertools.pairwise(borders)]
+    rows = np.arange(borders[0], borders[-1])
+    found, found_cells = unpack_blocks(packed, schema)
+    assert columns_of(found) == columns_of(take_rows(block, rows))
+    assert found_cells.tolist() == rows.tolist()
 
 
 def test_some_points_of_a_block() -> None:

@@ -206,7 +206,7 @@ def test_predicates_in_the_documentation_hold() -> None:
 
 def test_the_report_is_documented() -> None:
     rows = table_under(text_of("docs/operations.md"), "key", "meaning")
-    assert [code(row[0]) for row in rows] == list(build_report(()))
+    assert [code(row[0]) for row in rows] == list(build_report((), ()))
 
 
 def test_the_steps_of_a_batch_are_documented() -> None:

@@ -468,12 +468,12 @@ def test_every_shape_and_condition_survives_being_joined(tmp_path: Path) -> None
     box = {"op": "register", "query_id": 3, "user_id": "ann", "x0": 0, "y0": 0, "x1": 1, "y1": 1}
     directory.log.append(table_of([circle, polygon]))
     directory.fold()
-    ((segment, _),) = directory.queries.segments()
+    ((_, segment, _),) = directory.queries.segments()
     before = segment.queries().to_pylist()
     assert len(before) == 2
     directory.log.append(table_of([box]))
     directory.fold()
-    ((segment, _),) = directory.queries.segments()
+    ((_, segment, _),) = directory.queries.segments()
     assert segment.queries().to_pylist()[:2] == before
     assert directory.queries.predicates(directory.queries.version.segments[0].file) == ("fare > 5",)
     directory.close()

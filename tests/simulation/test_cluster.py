@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from chaos import SMALL_COSTS
 
 from roost.balance.plan import Plan
 from roost.balance.swarm import Swarm
+from roost.sim import cluster
 from roost.sim.cluster import STRATEGIES, Scenario, Trace, simulate
 from roost.sim.faults import CoordinatorCrash, Faults, MachineCrash, Moment, Network, Straggler
 from roost.sim.policies import GlobalDriver, SwarmDriver
@@ -232,7 +234,7 @@ def test_global_balances_every_hotspot_for_many_seeds(name: str) -> None:
 def test_ten_thousand_machines(strategy: str) -> None:
     from roost.bench.scale import scenario
 
-    trace = simulate(replace(scenario(10_000, strategy), rounds=14))
+    trace = simulate(replace(scenario(10_000, strategy, 1_000), rounds=14))
     trace.plan.check_invariants()
     limit: dict[str, float] = {"swarm": np.inf, "global": 2.0}
     assert trace.column("imbalance")[-1] < limit[strategy]
@@ -241,3 +243,8 @@ def test_ten_thousand_machines(strategy: str) -> None:
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(AssertionError, match="none of"):
         simulate(Scenario("best"))
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    results = doctest.testmod(cluster)
+    assert results.attempted and not results.failed

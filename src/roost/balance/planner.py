@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance.changes import Decision, NoChange, Rebalance
 from roost.balance.plan import Plan
-from roost.balance.planner_draft import Draft, Ground, rects_of
+from roost.balance.planner_draft import Draft
+from roost.balance.planner_layout import Ground, rects_of
 from roost.balance.planner_loops import sum_costs, sum_rects
 from roost.workload.aqwa import EulerHistogram
 
@@ -35,10 +37,11 @@ SLACK = 0.03
 NOISE_ALLOWED = 1.5
 NOISE_LEFT = 0.5
 # Tidying begins at this part of the partitions allowed, with pieces that have less than a trifle
-# of a machine's queries. Only when there are too many does it take others, and may then lift
-# machines so far that they have to be repaired again.
-TIDY_TO = 0.75
+# of a machine's queries, and goes on to others when there are more than allowed. Only where even
+# that leaves clutter are machines lifted so far that they have to be repaired again.
+TIDY_FROM = 0.5
 TRIFLE = 0.05
+CLUTTER = 1.25
 TIDY_SLACK = 1.25
 
 
@@ -95,15 +98,20 @@ def machine_loads(
     >>> machine_loads(plan, CellLoad(np.array([5.0, 2.0, 4.0])), EulerHistogram(3, 1), rates)
     array([8., 3.])
     """
-    costs = np.empty(len(plan.partitions))
-    unit = _unit_costs(queries, rates)
     points = np.ascontiguousarray(load.points, np.float64)
+    return _loads(plan, points, _unit_costs(queries, rates), rates.per_partition)
+
+
+def _loads(
+    plan: Plan, points: NDArray[np.float64], unit: NDArray[np.float64], overhead: float
+) -> NDArray[np.float64]:
+    costs = np.empty(len(plan.partitions))
     sum_rects(rects_of(plan), points, unit, plan.columns, costs)
-    owners = np.asarray([len(p.machines) for p in plan.partitions])
-    each = np.repeat(costs / owners + rates.per_partition, owners)
-    machines = np.asarray([m for p in plan.partitions for m in p.machines], np.int64)
+    owners = [p.machines for p in plan.partitions]
+    counts = np.fromiter(map(len, owners), np.int64)
+    machines = np.fromiter(chain.from_iterable(owners), np.int64)
     loads = np.zeros(plan.machines)
-    np.add.at(loads, machines, each)
+    np.add.at(loads, machines, np.repeat(costs / counts + overhead, counts))
     return loads
 
 
@@ -141,7 +149,7 @@ class GlobalPlanner:
         tolerance: float = 1.1,
         gain_min: float = 0.05,
         horizon_rounds: int = 30,
-        partitions_max: float = 4.0,
+        partitions_max: float = 6.0,
     ) -> None:
         self._tolerance = tolerance
         self._gain_min = gain_min
@@ -161,7 +169,7 @@ class GlobalPlanner:
             return NoChange("no load")
         noise = _noise(points[0], unit, plan.machines)
         most = max(self._tolerance, 1.0 + SLACK + NOISE_ALLOWED * noise)
-        before = imbalance(machine_loads(plan, CellLoad(points[0]), queries, rates))
+        before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
         if before <= most:
             return NoChange("balanced")
         seen = [(p, totals[0] / total) for p, total in zip(points, totals, strict=True) if total]
@@ -175,11 +183,11 @@ class GlobalPlanner:
         """Try repairs, and more if they do not do; the best must beat the present plan."""
         present = Draft.of_plan(ground)
         machines = ground.plan.machines
-        room = int(self._partitions_max * machines)
+        room = int(CLUTTER * self._partitions_max * machines)
         tries = self._repairs(present.copy(), slack)
         if min(draft.count for draft in tries) > room:
             tidied = tries[-1].copy()
-            tidied.tidy(int(TIDY_TO * room), TIDY_SLACK, math.inf)
+            tidied.tidy(int(self._partitions_max * machines), TIDY_SLACK, math.inf)
             tries += self._repairs(tidied, slack)
         reached = min(imbalance(draft.heights[:, 0]) for draft in tries)
         if reached > most or min(draft.count for draft in tries) > room:
@@ -205,7 +213,7 @@ class GlobalPlanner:
         before = imbalance(present.heights[:, 0])
         moved = int(layouts[best].arrivals.sum())
         reason = f"busiest machine from {before:.2f} to {after[best]:.2f} of the mean"
-        changes = layouts[best].changes(ground.plan)
+        changes = layouts[best].changes()
         return Rebalance(changes, f"{reason}, {moved} queries to load")
 
     def _repairs(self, draft: Draft, slack: float) -> list[Draft]:
@@ -215,6 +223,7 @@ class GlobalPlanner:
         draft.relieve(0, slack)
         if imbalance(draft.heights[:, 0]) > slack:
             draft.relieve(0, slack, regardless=True)
+            draft.share_excess(0, slack)
         self._tidy(draft, slack)
         views = draft.heights.shape[1]
         if all(imbalance(draft.heights[:, view]) <= slack for view in range(1, views)):
@@ -226,10 +235,10 @@ class GlobalPlanner:
         return [draft, wider]
 
     def _tidy(self, draft: Draft, slack: float) -> None:
-        """Glue what was cut; move pieces to be glued when there are many, more of them if too many."""
+        """Glue what was cut; where there are many pieces, move some so that they can be glued."""
         draft.merge()
         room = int(self._partitions_max * len(draft.heights))
-        draft.tidy(int(TIDY_TO * room), slack, TRIFLE)
+        draft.tidy(int(TIDY_FROM * room), slack, TRIFLE)
         draft.tidy(room, slack, math.inf)
 
 

@@ -24,6 +24,8 @@ KEEP_WEIGHT = 0.02
 OFF_CENTRE_WEIGHT = 0.1
 # Up to so many machines every line is tried when a fresh plan is cut; above, the middle will do.
 SCAN_MACHINES = 16
+# By how much the worse side of a cut may exceed its due before machines rather share.
+UNEVEN = 0.06
 
 
 class Board(NamedTuple):
@@ -139,6 +141,14 @@ def give(board: Board, slot: int, machine: int) -> None:  # pragma: no cover - c
     board.owner[slot] = machine
     for view in range(board.load.shape[1]):
         board.height[machine, view] += board.load[slot, view] + board.overhead
+
+
+@njit(cache=True, nogil=True)
+def give_all(board: Board, owner: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
+    """Give the first slots to their one owner; those that have several are left."""
+    for slot in range(owner.size):
+        if owner[slot] >= 0:
+            give(board, slot, owner[slot])
 
 
 @njit(cache=True, nogil=True)
@@ -297,7 +307,8 @@ def divide_evenly(
 ) -> int:  # pragma: no cover - compiled
     """Cut the whole grid for a number of machines; count the parts.
 
-    A part is ``column0, row0, column1, row1, machines``; only a single cell has several machines.
+    A part is ``column0, row0, column1, row1, machines``. It has several machines, which share it,
+    where it is a single cell or a few cells that no line divides fairly.
     """
     stack = np.empty((machines + 1, 5), np.int64)
     fill_row(stack, 0, 0, 0, cost.shape[2] - 1, cost.shape[1] - 1)
@@ -320,6 +331,7 @@ def divide_evenly(
             continue
         total = area_cost(cost, 0, here[0], here[1], here[2], here[3])
         best_score, best_at, best_vertical, best_count = np.inf, here[0], False, count
+        best_uneven = 0.0
         for vertical in (True, False):
             first = (here[0] if vertical else here[1]) + 1
             last = here[2] if vertical else here[3]
@@ -333,12 +345,17 @@ def divide_evenly(
                 left = side_cost(cost, 0, here, vertical, at)
                 share = left / total if total > 0.0 else 0.5
                 below = min(max(int(share * count + 0.5), 1), count - 1)
-                score = length + OFF_CENTRE_WEIGHT * abs(2.0 * below / count - 1.0)
-                if total > 0.0:
-                    worst = max(share / below, (1.0 - share) / (count - below))
-                    score += worst * count - 1.0
+                uneven = max(share / below, (1.0 - share) / (count - below)) * count - 1.0
+                off_centre = OFF_CENTRE_WEIGHT * abs(2.0 * below / count - 1.0)
+                score = length + off_centre + (uneven if total > 0.0 else 0.0)
                 if score < best_score:
                     best_score, best_at, best_vertical, best_count = score, at, vertical, below
+                    best_uneven = uneven
+        if total > 0.0 and best_uneven > UNEVEN and count <= SCAN_MACHINES:
+            fill_row(out, parts, here[0], here[1], here[2], here[3])
+            out[parts, 4] = count
+            parts += 1
+            continue
         halves(here, best_vertical, best_at, sides)
         for i in range(2):
             fill_row(stack, depth, sides[i, 0], sides[i, 1], sides[i, 2], sides[i, 3])

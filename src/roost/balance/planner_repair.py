@@ -139,7 +139,7 @@ def shed_piece(
             continue
         rect = board.rect[slot]
         whole = board.load[slot, aim.focus]
-        if whole <= height - aim.mean and bears(board, lowest, rect, aim.caps):
+        if bears(board, lowest, rect, aim.caps):
             score = worth(board, aim, height, rect)
             if score > best_score:
                 best_score = score

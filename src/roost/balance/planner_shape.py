@@ -18,6 +18,9 @@ from roost.balance.planner_loops import (
 )
 from roost.balance.planner_repair import absorb, bears, neighbour
 
+# Partitions of more cells than this are divided by lines.
+LARGE_CELLS = 4096
+
 
 @njit(cache=True, nogil=True)
 def merge_own(board: Board) -> None:  # pragma: no cover - compiled
@@ -37,15 +40,20 @@ def merge_own(board: Board) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def mergeable(
-    board: Board, caps: NDArray[np.float64], pairs: NDArray[np.int64]
+    board: Board, caps: NDArray[np.float64], most: float, pairs: NDArray[np.int64]
 ) -> int:  # pragma: no cover - compiled
-    """Count and list ``keeper, slot, queries``: slots that a neighbour's owner could take over."""
+    """Count and list ``keeper, slot, queries``: slots that a neighbour's owner could take over.
+
+    Slots with more than ``most`` queries are left out.
+    """
     count = 0
     for slot in range(board.used[0]):
         if board.owner[slot] < 0:
             continue
         rect = board.rect[slot]
         queries = area_queries(board.corners, rect[0], rect[1], rect[2], rect[3])
+        if queries > most:
+            continue
         for side in range(4):
             keeper = neighbour(board, slot, side < 2, side % 2 == 0)
             if keeper < 0 or board.owner[keeper] < 0:
@@ -110,6 +118,26 @@ def hot_cells(
             fill_row(out, top + 1, column0, at, column1, row1)
             top += 2
     return found
+
+
+@njit(cache=True, nogil=True)
+def costliest_cell(
+    board: Board, view: int, slots: NDArray[np.int64]
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Column and row of the cell that costs most in some slots, but for large ones; or -1."""
+    most = 0.0
+    best_column, best_row = -1, -1
+    for slot in slots:
+        rect = board.rect[slot]
+        if (rect[2] - rect[0]) * (rect[3] - rect[1]) > LARGE_CELLS:
+            continue
+        for row in range(rect[1], rect[3]):
+            for column in range(rect[0], rect[2]):
+                cost = area_cost(board.cost, view, column, row, column + 1, row + 1)
+                if cost > most:
+                    most = cost
+                    best_column, best_row = column, row
+    return best_column, best_row
 
 
 @njit(cache=True, nogil=True)

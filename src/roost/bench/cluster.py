@@ -9,8 +9,12 @@ strategy alike. Plans, rounds, statistics, intents and commits are the engine's.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +25,8 @@ import pyarrow as pa
 from roost.balance import Strategy, initial_plan
 from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import History
-from roost.bench.cases import box_requests
-from roost.bench.moving import SLOT_S, MovingLoad, Step
+from roost.bench.cases import Pickups, box_requests
+from roost.bench.moving import SLOT_S, Hotspot, MovingLoad, Step
 from roost.engine.balancer import Balancer, GlobalBalancer, SwarmBalancer
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
@@ -36,6 +40,7 @@ from roost.state.queries import QuerySet
 from roost.state.querylog import SqliteQueryLog
 from roost.state.store import Store
 
+LOG = "queries.db"
 POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
 
 
@@ -64,6 +69,21 @@ class BatchFigures:
         return float(self.points) * self.queries
 
 
+def register(folder: Path, load: MovingLoad) -> None:
+    """Make a state directory that has a load's standing queries, for clusters to begin with."""
+    with closing(Store(folder)) as store, closing(SqliteQueryLog(folder / LOG)) as log:
+        log.append(box_requests(load.boxes))
+        QuerySet(store, log, Rules(load.space, pa.int64(), TIMESTAMP)).advance(log.end())
+
+
+def _link_segments(source: str, target: str) -> None:
+    """Copy small files, link segments: they never change."""
+    if source.endswith(".seg"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
 class EmulatedCluster:
     """One strategy on a number of machines.
 
@@ -71,20 +91,23 @@ class EmulatedCluster:
     ----------
     folder
         Where its state goes; not there yet.
+    base
+        State directory that :func:`register` made.
     strategy, machines
         Who is to do what.
     load
-        The load, whose standing queries are registered at once.
+        The load.
     """
 
-    def __init__(self, folder: Path, strategy: Strategy, machines: int, load: MovingLoad) -> None:
+    def __init__(
+        self, folder: Path, base: Path, strategy: Strategy, machines: int, load: MovingLoad
+    ) -> None:
         self.strategy = strategy
+        shutil.copytree(base, folder / "state", copy_function=_link_segments)
         self._store = Store(folder / "state")
-        self._log = SqliteQueryLog(folder / "state" / "queries.db")
-        self._log.append(box_requests(load.boxes))
+        self._log = SqliteQueryLog(folder / "state" / LOG)
         rules = Rules(load.space, pa.int64(), TIMESTAMP)
         queries = QuerySet(self._store, self._log, rules)
-        queries.advance(self._log.end())
         history = None
         if strategy in (Strategy.HISTORY, Strategy.GLOBAL):  # the engine gives both a sample
             x, y, boxes = load.history()
@@ -181,3 +204,57 @@ def _read_and_match(task: BatchTask, machine: int, part: pa.Table) -> MachineRes
     match_blocks(task, BlockReader(task).blocks([part]), result)
     result.busy_s = time.process_time() - started
     return result
+
+
+def run_timeline(
+    folder: Path, base: Path, strategy: Strategy, machines: int, load: MovingLoad
+) -> list[BatchFigures]:
+    """Run a load from its first round to its last."""
+    with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:
+        return [cluster.run(load.step(number)) for number in range(load.rounds)]
+
+
+def run_strategies(
+    load: MovingLoad,
+    machines: int,
+    on_strategy: Callable[[Strategy], None] = lambda strategy: None,
+) -> dict[Strategy, list[BatchFigures]]:
+    """Run a load with every strategy; what they match must be the same."""
+    found: dict[Strategy, list[BatchFigures]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name) / "base"
+        register(base, load)
+        for strategy in Strategy:
+            on_strategy(strategy)
+            folder = Path(name) / strategy.value
+            found[strategy] = run_timeline(folder, base, strategy, machines, load)
+            shutil.rmtree(folder)
+            first = found[Strategy.REPLICATED]
+            same = [f.matches for f in found[strategy]] == [f.matches for f in first]
+            assert same, f"{strategy.value} does not match what replicated does"
+    return found
+
+
+def warm_up(pickups: Pickups, machines: int) -> None:
+    """Have everything compiled before anything is measured."""
+    hot = (Hotspot(0.3, 0.6, 0.4, (0.1, 0.1), step=True),)
+    run_strategies(MovingLoad(pickups, 2_000, 12, 4_000, hot), machines)
+
+
+def summed(figures: Sequence[BatchFigures]) -> dict[str, float]:
+    """Units of work and latency over some batches."""
+    seconds = sum(f.batch_s for f in figures)
+    times = sorted(f.batch_s for f in figures)
+    return {
+        "units_per_s": sum(f.units for f in figures) / seconds,
+        "points_per_s": sum(f.points for f in figures) / seconds,
+        "latency_ms": 1e3 * seconds / len(figures),
+        "latency_p95_ms": 1e3 * times[min(len(times) - 1, int(0.95 * len(times)))],
+        "imbalance": sum(f.imbalance for f in figures) / len(figures),
+        "plan_changes": figures[-1].epoch - figures[0].epoch,
+        "partitions": figures[-1].partitions,
+        "moved_queries": sum(f.loaded_queries for f in figures),
+        "move_s": sum(f.load_s for f in figures),
+        "decision_ms": 1e3 * sum(f.decision_s for f in figures) / len(figures),
+        "bytes_per_round": sum(f.bytes_sent for f in figures) / len(figures),
+    }

@@ -84,18 +84,36 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_lines_plot(
-    path: Path, title: str, lines: Mapping[str, Sequence[tuple[float, float]]]
-) -> None:
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def save_lines_plot(path: Path, title: str, lines: Lines) -> None:
     """Draw named lines of ``(x, y)`` pairs as PNG."""
-    figure = _figure(8, 4.5)
-    axes = figure.subplots()
-    for name, points in lines.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], label=name)
-    axes.set_title(title)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    save_panels_plot(path, "", {title: lines})
+
+
+def save_panels_plot(
+    path: Path, title: str, panels: Mapping[str, Lines], *, columns: int = 1, log: bool = False
+) -> None:
+    """Draw several panels of named lines of ``(x, y)`` pairs as PNG."""
+    rows = -(-len(panels) // columns)
+    figure = _figure(8 * columns if columns == 1 else 6 * columns, 4.5 if rows == 1 else 3.2 * rows)
+    figure.suptitle(title)
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    all_axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for axes, (panel, lines) in zip(all_axes, panels.items(), strict=False):
+        for name, points in lines.items():
+            colour = f"C{names.index(name)}"  # the same for a line in every panel
+            axes.plot([x for x, _ in points], [y for _, y in points], label=name, color=colour)
+        axes.set_title(panel)
+        if log:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
     figure.savefig(path, dpi=120)
 
 

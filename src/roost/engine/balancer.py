@@ -112,12 +112,13 @@ class Balancer(ABC):
             busy = result.busy_s - result.load_s
             self._busy[machine] = self._busy.get(machine, 0.0) + busy
             self._points[machine] = self._points.get(machine, 0) + result.points
-        times = [result.time_max for result in results if result.time_max is not None]
-        if not times:
+        oldest = [result.time_min for result in results if result.time_min is not None]
+        newest = [result.time_max for result in results if result.time_max is not None]
+        if not newest:
             return None
-        self._now = max(self._now, *times)
+        self._now = max(self._now, *newest)
         if self._opened is None:
-            self._opened = min(times)
+            self._opened = min(oldest)
         if self._now - self._opened < self._length:
             return None
         return self._end_round(batch_id, plan)

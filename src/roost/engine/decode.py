@@ -217,29 +217,31 @@ def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
     return pa.schema([*fixed, *((f"a.{n}", schema.attributes.field(n).type) for n in wanted)])
 
 
-def pack_block(block: PointBlock, cells: NDArray[np.int32], schema: pa.Schema) -> bytes:
-    """Arrow stream of a block and the cells of its points, for the shuffle."""
+def pack_columns(block: PointBlock, cells: NDArray[np.int32], schema: pa.Schema) -> pa.RecordBatch:
+    """Put a block and the cells of its points into the columns that are shuffled."""
     columns = [as_arrow(values) for values in (block.x, block.y, block.time, cells)]
-    columns += [block.ids, *block.attributes.values()]
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return pa.RecordBatch.from_arrays(
+        [*columns, block.ids, *block.attributes.values()], schema=schema
+    )
 
 
-def unpack_blocks(packed: Sequence[bytes]) -> tuple[PointBlock, NDArray[np.int32]]:
-    """Inverse of :func:`pack_block`, for several blocks that become one."""
-    batches = []
-    for data in packed:
-        with pa.ipc.open_stream(data) as reader:
-            batches.append(reader.read_next_batch())
-    names = batches[0].schema.names
+def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> bytes:
+    """Some rows as bytes; whoever reads them knows the schema."""
+    data: bytes = packed.slice(start, stop - start).serialize().to_pybytes()
+    return data
+
+
+def unpack_blocks(
+    packed: Sequence[bytes], schema: pa.Schema
+) -> tuple[PointBlock, NDArray[np.int32]]:
+    """Inverse of :func:`pack_rows`, for several blocks that become one."""
+    batches = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for data in packed]
     numbers = [np.concatenate([as_numpy(b.column(k)) for b in batches]) for k in range(4)]
     others = [
-        pa.concat_arrays([batch.column(k) for batch in batches]) for k in range(4, len(names))
+        pa.concat_arrays([batch.column(k) for batch in batches]) for k in range(4, len(schema))
     ]
-    attributes = {name[2:]: array for name, array in zip(names[5:], others[1:], strict=True)}
+    names = (name[2:] for name in schema.names[5:])
+    attributes = dict(zip(names, others[1:], strict=True))
     return PointBlock(numbers[0], numbers[1], numbers[2], others[0], attributes), numbers[3]
 
 

@@ -13,10 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.balance import Plan, Router
-from roost.engine.decode import unpack_blocks
+from roost.engine.decode import block_schema, unpack_blocks
 from roost.engine.machine_stats import keep_statistics
 from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.writers import MatchWriter
@@ -61,7 +62,8 @@ def match_blocks(task: BatchTask, blocks: Iterable[PointBlock], result: MachineR
     writer = MatchWriter(task, result.machine) if task.match_folder is not None else None
     for block in blocks:
         result.points += block.size
-        newest = int(block.time.max())
+        oldest, newest = int(block.time.min()), int(block.time.max())
+        result.time_min = oldest if result.time_min is None else min(result.time_min, oldest)
         result.time_max = newest if result.time_max is None else max(result.time_max, newest)
         for pairs in index.match(block):
             result.matches += pairs.slots.size
@@ -75,7 +77,7 @@ def match_blocks(task: BatchTask, blocks: Iterable[PointBlock], result: MachineR
 def match_packed(task: BatchTask, packed: Iterable[bytes], result: MachineResult) -> None:
     """Match what was routed to a machine, and note what the balancer wants to know."""
     _load_arrivals(task, result)
-    gathered = _gathered(packed)
+    gathered = _gathered(packed, block_schema(task.points, task.wanted))
     if not task.count_cells and task.trio is None:
         match_blocks(task, (block for block, _ in gathered), result)
         return
@@ -108,7 +110,9 @@ def _load_arrivals(task: BatchTask, result: MachineResult) -> None:
         result.load_s = time.process_time() - started
 
 
-def _gathered(packed: Iterable[bytes]) -> Iterator[tuple[PointBlock, NDArray[np.int32]]]:
+def _gathered(
+    packed: Iterable[bytes], schema: pa.Schema
+) -> Iterator[tuple[PointBlock, NDArray[np.int32]]]:
     """Join blocks: many points at once share the lists of their cells."""
     waiting: list[bytes] = []
     size = 0
@@ -116,7 +120,7 @@ def _gathered(packed: Iterable[bytes]) -> Iterator[tuple[PointBlock, NDArray[np.
         waiting.append(item)
         size += len(item)
         if size >= ROWS_PER_MATCH * BYTES_PER_ROW:
-            yield unpack_blocks(waiting)
+            yield unpack_blocks(waiting, schema)
             waiting, size = [], 0
     if waiting:
-        yield unpack_blocks(waiting)
+        yield unpack_blocks(waiting, schema)

@@ -80,6 +80,7 @@ class MachineResult:
     rows: int = 0
     dead: int = 0
     route_s: float = 0.0
+    time_min: int | None = None
     time_max: int | None = None
     loaded_queries: int = 0
     loaded_bytes: int = 0

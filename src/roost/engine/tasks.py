@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,8 @@ from roost.engine.decode import (
     DeadRow,
     block_schema,
     decode,
-    pack_block,
+    pack_columns,
+    pack_rows,
     take_rows,
 )
 from roost.engine.machine import match_blocks, match_packed, router_of
@@ -105,11 +107,11 @@ def route_blocks(task: BatchTask, blocks: Iterable[PointBlock]) -> Iterator[tupl
         cells = locate_cells(block.x, block.y, grid.edges_x, grid.edges_y)
         machine = router.machines_of(cells)
         order = np.argsort(machine.astype(np.int16), kind="stable")
-        borders = np.searchsorted(machine[order], np.arange(task.plan.machines + 1))
-        for number in range(task.plan.machines):
-            rows = order[borders[number] : borders[number + 1]]
-            if rows.size:
-                yield number, pack_block(take_rows(block, rows), cells[rows], schema)
+        packed = pack_columns(take_rows(block, order), cells[order], schema)
+        borders = np.searchsorted(machine[order], np.arange(task.plan.machines + 1)).tolist()
+        for number, (start, stop) in enumerate(pairwise(borders)):
+            if start < stop:
+                yield number, pack_rows(packed, start, stop)
 
 
 def read_and_route(

@@ -28,6 +28,9 @@ from roost.space import Coordinates, Space
 
 PAIRS_MAX = 1 << 18
 
+# Slots that have ended with the event time from which they have: a mapping, or two arrays.
+Ended = Mapping[int, int] | tuple[NDArray[np.int64], NDArray[np.int64]]
+
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
@@ -66,16 +69,19 @@ class _Member:
     predicates: tuple[pa.Schema, PredicateSet] | None = None
 
     @classmethod
-    def of(cls, segment: Segment, ended: Mapping[int, int]) -> _Member:
+    def of(cls, segment: Segment, ended: Ended) -> _Member:
         live_from, live_until = segment.live_from, segment.live_until
-        if ended:
+        if isinstance(ended, Mapping):
+            slots = np.fromiter(ended.keys(), np.int64, len(ended))
+            until = np.fromiter(ended.values(), np.int64, len(ended))
+        else:
+            slots, until = ended
+        if slots.size:
             live_until = (
                 np.full(segment.size, TIME_MAX, np.int64)
                 if live_until is None
                 else np.array(live_until)
             )
-            slots = np.fromiter(ended.keys(), np.int64, len(ended))
-            until = np.fromiter(ended.values(), np.int64, len(ended))
             live_until[slots] = np.minimum(live_until[slots], until)
         if live_from is None and live_until is not None:
             live_from = np.full(segment.size, TIME_MIN, np.int64)
@@ -114,7 +120,7 @@ class Index:
         Candidate tests made so far; with the matches it tells how selective the index is.
     """
 
-    def __init__(self, space: Space, segments: Sequence[tuple[Segment, Mapping[int, int]]]) -> None:
+    def __init__(self, space: Space, segments: Sequence[tuple[Segment, Ended]]) -> None:
         self.grid = IndexGrid.over(space.bounds)
         self.lonlat = space.coordinates is Coordinates.LONLAT
         self.members = [_Member.of(segment, ended) for segment, ended in segments]

@@ -194,6 +194,8 @@ class GlobalDriver:
         self.model = CostModel(3)
         self._histogram = EulerHistogram(plan.columns, plan.rows)
         self._histogram.add(self._book.live_ranges())
+        self._latest: Floats = np.zeros(plan.columns * plan.rows)
+        self._heard = np.zeros(plan.columns * plan.rows, np.bool_)
         self._rounds: list[CellLoad] = []
 
     @property
@@ -224,29 +226,20 @@ class GlobalDriver:
         features = np.column_stack([seen.partitions, points, checks])
         if arrived.any():
             self.model.observe(features[arrived], seen.busy_s[arrived])
-        self._keep(self._filled(seen, counts, arrived))
+        self._update(seen, counts, arrived)
+        if self._heard.all():
+            self._rounds = [*self._rounds, CellLoad(self._latest)][-ROUNDS_KEPT:]
 
-    def _filled(
-        self, seen: Seen, counts: Floats, arrived: NDArray[np.bool_]
-    ) -> NDArray[np.float64] | None:
-        """Points of each cell; where a machine was not heard of, those of the round before."""
-        size = seen.plan.columns * seen.plan.rows
-        dealt = seen.dealt
-        points: Floats = np.bincount(dealt.cells, weights=counts, minlength=size).astype(float)
-        if arrived.all():
-            return points
-        if not self._rounds:
-            return None
-        silent = np.zeros(size, np.bool_)
+    def _update(self, seen: Seen, counts: Floats, arrived: NDArray[np.bool_]) -> None:
+        """Renew the points of each cell; of a machine that was not heard, the last are kept."""
+        dealt, plan = seen.dealt, seen.plan
+        points = np.bincount(dealt.cells, weights=counts, minlength=len(self._latest))
+        silent = np.zeros((plan.rows, plan.columns), np.bool_)
         for number in np.unique(dealt.partition[~arrived[dealt.machine]]):
-            p = seen.plan.partitions[number]
-            view = silent.reshape(seen.plan.rows, seen.plan.columns)
-            view[p.row0 : p.row1, p.column0 : p.column1] = True
-        return np.where(silent, self._rounds[-1].points, points)
-
-    def _keep(self, points: NDArray[np.float64] | None) -> None:
-        if points is not None:
-            self._rounds = [*self._rounds, CellLoad(points)][-ROUNDS_KEPT:]
+            p = plan.partitions[number]
+            silent[p.row0 : p.row1, p.column0 : p.column1] = True
+        self._latest = np.where(silent.reshape(-1), self._latest, points)
+        self._heard |= ~silent.reshape(-1)
 
     def decide(self, seen: Seen) -> Decision:
         """Ask the planner."""

@@ -32,7 +32,12 @@ class ClusterStatistics:
         self.machines = [MachineStats() for _ in range(plan.machines)]
         for p in plan.partitions:
             for machine in p.machines:
-                self._put(machine, self._fresh(p))
+                bounds = (p.column0, p.row0, p.column1, p.row1)
+                self._put(machine, PartitionStats(p.partition_id, *bounds))
+        # Queries there are at the start were not received in the first round.
+        self.requests(plan, book.live_ids(), np.empty(0, np.int64))
+        for machine_stats in self.machines:
+            machine_stats.close_round(fade)
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
         """Tell the machines of queries that begin and end."""

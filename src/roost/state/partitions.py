@@ -95,7 +95,7 @@ def live_ranges(
             found.append(part.ranges)
             continue
         until = np.full(part.owners.size, TIME_MAX) if part.live_until is None else part.live_until
-        gone = [slot for slot, end in load_ended(folder, ref).items() if end <= now]
-        live = (until > now) & ~np.isin(part.owners, gone)
+        slots, ends = load_ended(folder, ref)
+        live = (until > now) & ~np.isin(part.owners, slots[ends <= now])
         found.append(part.ranges[live])
     return np.concatenate(found)

@@ -29,18 +29,23 @@ from roost.state.store import IndexVersion, SegmentRef, Store
 TIER = 4
 
 
-def load_ended(folder: Path, ref: SegmentRef) -> dict[int, int]:
-    """Slots of a segment that have ended, with the event time from which they have."""
+def load_ended(folder: Path, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Slots of a segment that have ended, with the event times from which they have."""
     if ref.ended is None:
-        return {}
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     arrays = map_arrays(folder / ref.ended)
-    return dict(zip(arrays["slots"].tolist(), arrays["until"].tolist(), strict=True))
+    return arrays["slots"], arrays["until"]
 
 
 def open_index(folder: Path, refs: tuple[SegmentRef, ...], space: Space) -> Index:
     """Map the segments of a version."""
     members = [(unpack(map_arrays(folder / ref.file)), load_ended(folder, ref)) for ref in refs]
     return Index(space, members)
+
+
+def _ended_of(folder: Path, ref: SegmentRef) -> dict[int, int]:
+    slots, until = load_ended(folder, ref)
+    return dict(zip(slots.tolist(), until.tolist(), strict=True))
 
 
 @dataclass
@@ -79,7 +84,7 @@ class QuerySet:
     def _load(self, version: IndexVersion) -> None:
         self.version = version
         self._members = [
-            _Member(ref, unpack(map_arrays(self._folder / ref.file)), load_ended(self._folder, ref))
+            _Member(ref, unpack(map_arrays(self._folder / ref.file)), _ended_of(self._folder, ref))
             for ref in version.segments
         ]
         used = [int(path.stem.split("-")[0]) for path in self._folder.glob("*.seg")]

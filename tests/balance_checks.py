@@ -1,0 +1,511 @@
+"""Moving loads, and what must come of them: matches, plans, accounts and statistics.
+
+Everything here is counted from points and requests as plain numbers, one rectangle at a time. Of
+Roost it knows only the schema of requests and the layout of a plan's row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import shapely
+
+from roost.balance import Partition, Plan
+from roost.model import request_schema
+
+SIDE = 80.0
+CELLS = 16  # a power of two: borders are whole numbers without rounding
+EDGES = np.array([SIDE / CELLS * k for k in range(CELLS + 1)])
+CORNERS = ((12.0, 12.0), (68.0, 12.0), (68.0, 68.0), (12.0, 68.0))
+SCHEMA = request_schema(pa.int64(), pa.int64())
+FADE = 0.5
+
+Record = dict[str, Any]
+Bounds = tuple[float, float, float, float]
+Cells = tuple[int, int, int, int]  # half-open rectangle of cells
+
+
+# --------------------------------------------------------------------------- the load
+
+
+@dataclass(frozen=True)
+class Story:
+    """Points in batches of equal size, and the requests that come before each batch.
+
+    The time of a point is its row times ``tick``, after ``start``.
+    """
+
+    xy: np.ndarray  # batches x rows x 2
+    requests: list[list[Record]]
+    start: int = 1000
+    tick: int = 1
+
+    @property
+    def batches(self) -> int:
+        return self.xy.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.xy.shape[1]
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        count = self.batches * self.rows
+        return (self.start + self.tick * np.arange(count)).reshape(self.batches, self.rows)
+
+    def table(self, first: int = 0, last: int | None = None) -> pa.Table:
+        """Points of some batches."""
+        last = self.batches if last is None else last
+        xy = self.xy[first:last].reshape(-1, 2)
+        return pa.table(
+            {
+                "id": np.arange(first * self.rows, last * self.rows),
+                "x": xy[:, 0],
+                "y": xy[:, 1],
+                "event_time": self.times[first:last].reshape(-1),
+            }
+        )
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "points.parquet"
+        pq.write_table(self.table(), path, row_group_size=max(64, self.rows // 3))
+        return path
+
+    def block(self, number: int) -> pa.Table:
+        """Requests that come before a batch, for the query log."""
+        return pa.Table.from_pylist(self.requests[number], SCHEMA)
+
+
+def crowd(rng: np.random.Generator, rows: int, centre: tuple[float, float] | None) -> np.ndarray:
+    """Four of five points around a centre, the others anywhere, some on borders or outside."""
+    xy = rng.uniform(-8.0, SIDE + 8.0, (rows, 2))
+    if centre is not None:
+        hot = rng.random(rows) < 0.8
+        xy[hot] = np.asarray(centre) + rng.uniform(-11.0, 11.0, (int(hot.sum()), 2))
+    border = rng.random((rows, 2)) < 0.1
+    xy[border] = np.round(xy[border] / 5.0) * 5.0
+    return xy
+
+
+def some_shape(chance: random.Random) -> Record:
+    """A box, circle or polygon, mostly near a corner."""
+    if chance.random() < 0.7:
+        x, y = (c + chance.uniform(-14, 14) for c in chance.choice(CORNERS))
+    else:
+        x, y = chance.uniform(-10, SIDE + 10), chance.uniform(-10, SIDE + 10)
+    wide, high = chance.uniform(0.5, 20), chance.uniform(0.5, 20)
+    kind = chance.choice(["box", "box", "circle", "polygon"])
+    if kind == "circle":
+        return {"cx": x, "cy": y, "radius": wide / 2}
+    if kind == "polygon":
+        ring = [(x, y), (x + wide, y), (x + wide, y + high), (x + wide / 3, y + high / 2)]
+        return {"wkt": shapely.Polygon(ring).wkt}
+    if chance.random() < 0.3:  # borders of cells
+        x, y = 5.0 * round(x / 5), 5.0 * round(y / 5)
+        wide, high = 5.0 * math.ceil(wide / 5), 5.0 * math.ceil(high / 5)
+    return {"x0": x, "y0": y, "x1": x + wide, "y1": y + high}
+
+
+def drawn(seed: int, centres: Sequence[tuple[float, float] | None], rows: int) -> np.ndarray:
+    """Points of batches that each have a centre, or none."""
+    rng = np.random.default_rng(seed)
+    return np.stack([crowd(rng, rows, centre) for centre in centres])
+
+
+def spread(seed: int, count: int) -> list[Record]:
+    """Boxes all over the space, that last."""
+    rng = np.random.default_rng(seed)
+    low, size = rng.uniform(0, SIDE - 6, (count, 2)), rng.uniform(1, 6, (count, 2))
+    boxes = np.hstack([low, low + size]).tolist()
+    return [box_request(number, *box) for number, box in enumerate(boxes)]
+
+
+def box_request(number: int, x0: float, y0: float, x1: float, y1: float) -> Record:
+    box = {"x0": float(x0), "y0": float(y0), "x1": float(x1), "y1": float(y1)}
+    return {"op": "register", "query_id": number, "user_id": "u", **box}
+
+
+def even(seed: int, batches: int, rows: int) -> Story:
+    """A load that is the same everywhere and all the time, but for chance."""
+    rng = np.random.default_rng(seed)
+    low = 5.0 * np.stack(np.meshgrid(range(CELLS), range(CELLS)), axis=-1).reshape(-1, 2)
+    low += rng.uniform(0.2, 1.5, low.shape)
+    requests = [box_request(k, *place, *(c + 3.0 for c in place)) for k, place in enumerate(low)]
+    xy = rng.uniform(0.0, SIDE, (batches, rows, 2))
+    return Story(xy, [requests, *([] for _ in range(batches - 1))])
+
+
+def jumping(seed: int, batches: int, rows: int, stay: int = 6, standing: int = 120) -> Story:
+    """A hotspot that jumps from corner to corner, while queries come, end and expire."""
+    chance = random.Random(seed)
+    order = (0, 2, 1, 3)
+    centres = [CORNERS[order[k // stay % 4]] for k in range(batches)]
+    story = Story(drawn(seed, centres, rows), [[] for _ in range(batches)])
+    alive: list[int] = []
+    number = 0
+    for k, block in enumerate(story.requests):
+        now = int(story.times[k, 0])
+        span = rows * story.tick
+        for _ in range(standing if k == 0 else 7):
+            query: Record = {"op": "register", "query_id": number, "user_id": "u"}
+            query.update(some_shape(chance))
+            if chance.random() < 0.3:
+                query["expires_at"] = now + chance.randrange(1, 10 * span)
+            elif chance.random() < 0.1:
+                query["at"] = now + chance.randrange(0, 2 * span)
+            if query.get("at") is None:  # others are never ended: they might not have begun
+                alive.append(number)
+            block.append(query)
+            number += 1
+        for _ in range(0 if k == 0 else 4):
+            gone = alive.pop(chance.randrange(len(alive)))
+            at = None if chance.random() < 0.5 else now + chance.randrange(0, 2 * span)
+            block.append({"op": "terminate", "query_id": gone, "user_id": "u", "at": at})
+    return story
+
+
+# --------------------------------------------------------------------------- matches
+
+
+@dataclass
+class Life:
+    """A query, and the event times in which it is live."""
+
+    query: Record
+    start: float = -math.inf
+    until: float = math.inf
+
+
+def box_around(query: Record) -> Bounds:
+    if query.get("wkt"):
+        bounds: Bounds = shapely.from_wkt(query["wkt"]).bounds
+        return bounds
+    if query.get("radius") is not None:
+        x, y, r = query["cx"], query["cy"], query["radius"] * (1 + 1e-12)
+        return x - r, y - r, x + r, y + r
+    return query["x0"], query["y0"], query["x1"], query["y1"]
+
+
+def cell(value: float) -> int:
+    """Place of a coordinate among the cells of an axis, by walking along the borders."""
+    found = 0
+    while found < CELLS - 1 and value >= EDGES[found + 1]:
+        found += 1
+    return found
+
+
+def inside(query: Record, xy: np.ndarray) -> np.ndarray:
+    x, y = xy[:, 0], xy[:, 1]
+    if query.get("wkt"):
+        return shapely.intersects(shapely.from_wkt(query["wkt"]), shapely.points(x, y))
+    if query.get("radius") is not None:
+        return (x - query["cx"]) ** 2 + (y - query["cy"]) ** 2 <= query["radius"] ** 2
+    return (x >= query["x0"]) & (x <= query["x1"]) & (y >= query["y0"]) & (y <= query["y1"])
+
+
+class Truth:
+    """What is true of a story, batch by batch."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self._ranges: dict[int, tuple[int, int, int, int]] = {}
+
+    def lives(self, batch: int) -> dict[int, Life]:
+        """Queries known to a batch, with their lives as far as it knows them."""
+        found: dict[int, Life] = {}
+        for request in (r for block in self.story.requests[: batch + 1] for r in block):
+            at = -math.inf if request.get("at") is None else request["at"]
+            if request["op"] == "register":
+                until = request.get("expires_at")
+                until = math.inf if until is None else until
+                found[request["query_id"]] = Life(request, at, until)
+            else:
+                life = found[request["query_id"]]
+                life.until = min(life.until, at)
+        return found
+
+    def matches(self, batch: int) -> set[tuple[int, int]]:
+        xy, times = self.story.xy[batch], self.story.times[batch]
+        found: set[tuple[int, int]] = set()
+        for number, life in self.lives(batch).items():
+            hit = inside(life.query, xy) & (times >= life.start) & (times < life.until)
+            rows = np.flatnonzero(hit) + batch * self.story.rows
+            found.update((number, int(row)) for row in rows)
+        return found
+
+    @cached_property
+    def all_matches(self) -> list[tuple[int, int, int]]:
+        """(batch, query, point) of the whole story, sorted."""
+        each = ((k, q, p) for k in range(self.story.batches) for q, p in self.matches(k))
+        return sorted(each)
+
+    def now(self, batch: int) -> float:
+        """Event time that the stream had reached before a batch."""
+        return -math.inf if batch == 0 else float(self.story.times[batch - 1].max())
+
+    def range_of(self, query: Record) -> tuple[int, int, int, int]:
+        """Inclusive cells of a query."""
+        number = query["query_id"]
+        if number not in self._ranges:
+            x0, y0, x1, y1 = box_around(query)
+            self._ranges[number] = (cell(x0), cell(y0), cell(x1), cell(y1))
+        return self._ranges[number]
+
+    def counted(self, batch: int) -> dict[int, tuple[int, int, int, int]]:
+        """Cells of the queries that have not ended, as far as is known before a batch."""
+        now = self.now(batch)
+        return {
+            number: self.range_of(life.query)
+            for number, life in self.lives(batch).items()
+            if life.until > now
+        }
+
+    def cells(self, batch: int) -> np.ndarray:
+        """Points of a batch by row and column."""
+        table = np.zeros((CELLS, CELLS))
+        for x, y in self.story.xy[batch].tolist():
+            table[cell(y), cell(x)] += 1
+        return table
+
+
+def overlaps(query: tuple[int, int, int, int], rect: Cells) -> bool:
+    c0, r0, c1, r1 = query
+    return c0 < rect[2] and c1 >= rect[0] and r0 < rect[3] and r1 >= rect[1]
+
+
+def rect_of(p: Partition) -> Cells:
+    return p.column0, p.row0, p.column1, p.row1
+
+
+def in_partition(queries: dict[int, tuple[int, int, int, int]], p: Partition) -> set[int]:
+    return {number for number, cells in queries.items() if overlaps(cells, rect_of(p))}
+
+
+def read_matches(out: Path) -> list[tuple[int, int, int]]:
+    """(batch, query, point) of every published row, sorted, as often as it is there."""
+    found = []
+    for path in (out / "matches").glob("*.parquet"):
+        table = pq.ParquetFile(path).read()
+        columns = (table[name].to_pylist() for name in ("batch_id", "query_id", "point_id"))
+        found += list(zip(*columns, strict=True))
+    return sorted(found)
+
+
+# --------------------------------------------------------------------------- plans
+
+
+def recorded(state: Path, table: str) -> list[Record]:
+    """Rows of the state directory, read without Roost; ``plans`` or ``rounds``, in order."""
+    order = {"plans": "epoch", "rounds": "number"}[table]
+    db = sqlite3.connect(state / "state.db")
+    try:
+        rows = db.execute(f"select {order}, body from {table} order by {order}").fetchall()
+    finally:
+        db.close()
+    bodies = [json.loads(body) for _, body in rows]
+    key = {"plans": "epoch", "rounds": "round"}[table]
+    assert [body[key] for body in bodies] == [number for number, _ in rows]
+    return bodies
+
+
+def plans_of(state: Path) -> list[Plan]:
+    return [Plan.from_json(body) for body in recorded(state, "plans")]
+
+
+def cells_of(p: Partition) -> set[tuple[int, int]]:
+    return {(c, r) for c in range(p.column0, p.column1) for r in range(p.row0, p.row1)}
+
+
+def check_plan(plan: Plan, machines: int) -> None:
+    """Invariant 1, cell by cell."""
+    owner: dict[tuple[int, int], int] = {}
+    assert plan.machines == machines
+    for p in plan.partitions:
+        assert p.machines and len(set(p.machines)) == len(p.machines)
+        assert set(p.machines) <= set(range(machines))
+        for place in cells_of(p):
+            assert place not in owner, f"cell {place} in {owner[place]} and {p.partition_id}"
+            owner[place] = p.partition_id
+    assert set(owner) == {(c, r) for c in range(CELLS) for r in range(CELLS)}
+    assert len({p.partition_id for p in plan.partitions}) == len(plan.partitions)
+
+
+def check_history(state: Path, *machines: int) -> list[Plan]:
+    """All plans of a state directory: whole, ids never reused, parents what was there before.
+
+    Without a number of machines every plan may have its own.
+    """
+    rows = recorded(state, "plans")
+    plans, strategies = plans_of(state), [row["strategy"] for row in rows]
+    known: dict[int, Cells] = {}
+    assert [plan.epoch for plan in plans] == list(range(len(plans)))
+    for number, plan in enumerate(plans):
+        check_plan(plan, *(machines or (plan.machines,)))
+        fresh = [p for p in plan.partitions if p.partition_id not in known]
+        before = plans[number - 1].partitions if number else ()
+        still = {p.partition_id: p for p in before}
+        for p in plan.partitions:
+            if p in fresh:
+                assert p.partition_id > max(known, default=-1), "an id from before"
+                continue
+            assert known[p.partition_id] == rect_of(p), f"id {p.partition_id} for another place"
+            assert p.partition_id in still, f"id {p.partition_id} came back"
+            assert p.parents == still[p.partition_id].parents
+        same = number and strategies[number] == strategies[number - 1]
+        if same and plan.machines == plans[number - 1].machines:
+            for p in fresh:
+                mine = cells_of(p)
+                over = {old.partition_id for old in before if mine & cells_of(old)}
+                assert set(p.parents) == over and len(p.parents) == len(over)
+        else:
+            assert len(fresh) == len(plan.partitions), "another strategy took over a partition"
+            assert all(p.parents == () for p in fresh)
+        assert all(p.partition_id < plan.next_id for p in plan.partitions)
+        known.update((p.partition_id, rect_of(p)) for p in fresh)
+    return plans
+
+
+def gets(before: Plan, after: Plan) -> dict[int, list[Partition]]:
+    """Partitions that a machine is given: those with a cell that it did not have."""
+    had: dict[int, set[tuple[int, int]]] = {m: set() for m in range(after.machines)}
+    for p in before.partitions:
+        for machine in p.machines:
+            had[machine] |= cells_of(p)
+    found: dict[int, list[Partition]] = {}
+    for p in after.partitions:
+        for machine in p.machines:
+            if cells_of(p) - had[machine]:
+                found.setdefault(machine, []).append(p)
+    return found
+
+
+def check_rounds(state: Path) -> list[Record]:
+    """Rounds and plans tell one story; returns the rounds that changed the plan."""
+    rounds, plans = recorded(state, "rounds"), recorded(state, "plans")
+    assert [row["round"] for row in rounds] == list(range(len(rounds)))
+    assert all(isinstance(row["reason"], str) and row["reason"] for row in rounds)
+    changed = [row for row in rounds if row["next_epoch"] is not None]
+    for row in rounds:
+        assert bool(row["changes"]) == (row["next_epoch"] is not None)
+        assert row["imbalance"] >= 1.0 and row["seconds"] >= 0.0
+    assert all(row["next_epoch"] == row["epoch"] + 1 for row in changed)
+    assert {row["next_epoch"] for row in changed} <= {plan["epoch"] for plan in plans}
+    for plan in plans:
+        made = [row for row in changed if row["next_epoch"] == plan["epoch"]]
+        assert len(made) <= 1
+        if made:
+            assert plan["strategy"] == made[0]["strategy"]
+    return changed
+
+
+# --------------------------------------------------------------------------- statistics
+
+
+@dataclass
+class Born:
+    """What may be said of a partition's numbers.
+
+    Along an axis that was never cut across, points are exact, and so is their sum unless a cut
+    went along an axis that was not. Whatever is not exact may be wrong by what is left of the
+    points from before the cut.
+    """
+
+    columns: bool = True
+    rows: bool = True
+    total: bool = True
+    doubt: float = 0.0  # weight of points older than the partition, as of the last close
+    young: bool = False  # no round was closed since: new queries are known along the cut only
+    merged: bool = False
+    cut: str | None = None
+
+
+@dataclass
+class Reference:
+    """Points by cell, halved with every round, and the queries of two moments."""
+
+    truth: Truth
+    faded: np.ndarray = field(default_factory=lambda: np.zeros((CELLS, CELLS)))
+    new: np.ndarray = field(default_factory=lambda: np.zeros((CELLS, CELLS)))
+    queries: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    at_close: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    plan: Plan | None = None
+    born: dict[int, Born] = field(default_factory=dict)
+
+    def batch(self, number: int, plan: Plan, closes: bool) -> None:
+        """Take one batch; ``closes`` tells whether a round ended with the one before."""
+        if closes:
+            self.faded = FADE * self.faded + self.new
+            self.new = np.zeros_like(self.new)
+            self.at_close = self.queries
+            for born in self.born.values():
+                born.doubt *= FADE
+                born.young = born.merged = False
+        self.queries = self.truth.counted(number)
+        if self.plan is None:
+            self.at_close = self.queries
+            self.born = {p.partition_id: Born() for p in plan.partitions}
+        elif plan.epoch != self.plan.epoch:
+            self._reshape(plan)
+        self.plan = plan
+        self.new += self.truth.cells(number)
+
+    def _reshape(self, plan: Plan) -> None:
+        assert self.plan is not None
+        before = {p.partition_id: p for p in self.plan.partitions}
+        after: dict[int, Born] = {}
+        for p in plan.partitions:
+            if p.partition_id in before:
+                after[p.partition_id] = self.born[p.partition_id]
+                continue
+            parents = [before[number] for number in p.parents]
+            columns = all(self.born[q.partition_id].columns for q in parents)
+            rows = all(self.born[q.partition_id].rows for q in parents)
+            doubt = sum(self.born[q.partition_id].doubt for q in parents)
+            total = all(self.born[q.partition_id].total for q in parents)
+            made = Born(columns, rows, total, doubt, young=True, merged=len(parents) > 1)
+            if len(parents) == 1:
+                c0, r0, c1, r1 = rect_of(parents[0])
+                vertical = (c0, c1) != (p.column0, p.column1)
+                assert vertical != ((r0, r1) != (p.row0, p.row1)), "one cut at a time"
+                made.cut = "columns" if vertical else "rows"
+                made.total &= columns if vertical else rows
+                made.rows &= not vertical
+                made.columns &= vertical
+                made.doubt += self.points(rect_of(p), self.faded)
+            after[p.partition_id] = made
+        self.born = after
+
+    @staticmethod
+    def points(rect: Cells, table: np.ndarray) -> float:
+        return float(table[rect[1] : rect[3], rect[0] : rect[2]].sum())
+
+    def n(self, rect: Cells) -> float:
+        """Points, once the open round is closed."""
+        return FADE * self.points(rect, self.faded) + self.points(rect, self.new)
+
+    def q(self, rect: Cells) -> int:
+        return sum(overlaps(query, rect) for query in self.queries.values())
+
+    def r(self, rect: Cells) -> float:
+        before = sum(overlaps(query, rect) for query in self.at_close.values())
+        return max(0.0, self.points(rect, self.new) + self.q(rect) - before)
+
+
+def halves(rect: Cells, vertical: bool) -> list[tuple[int, Cells, Cells]]:
+    """Every straight cut of a rectangle, with its two sides."""
+    c0, r0, c1, r1 = rect
+    if vertical:
+        return [(at, (c0, r0, at, r1), (at, r0, c1, r1)) for at in range(c0 + 1, c1)]
+    return [(at, (c0, r0, c1, at), (c0, at, c1, r1)) for at in range(r0 + 1, r1)]
