@@ -1,7 +1,7 @@
 """Moving loads, and what must come of them: matches, plans, accounts and statistics.
 
-Everything here is counted from points and requests as plain numbers, one rectangle at a time. Of
-Roost it knows only the schema of requests and the layout of a plan's row.
+What is true is counted from points and requests as plain numbers, one rectangle at a time. Only
+the last part looks at what Roost's tasks were told and what they said.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
+from pytest import approx
 
 from roost.balance import Partition, Plan
+from roost.engine.machine_stats import load_statistics
+from roost.engine.messages import BatchTask, MachineResult
+from roost.kernel import unpack
 from roost.model import request_schema
+from roost.state.partitions import live_ranges, slots_in
+from roost.state.segments import map_arrays
+from roost.workload import MachineStats
 
 SIDE = 80.0
 CELLS = 16  # a power of two: borders are whole numbers without rounding
@@ -509,3 +516,108 @@ def halves(rect: Cells, vertical: bool) -> list[tuple[int, Cells, Cells]]:
     if vertical:
         return [(at, (c0, r0, at, r1), (at, r0, c1, r1)) for at in range(c0 + 1, c1)]
     return [(at, (c0, r0, c1, at), (c0, at, c1, r1)) for at in range(r0 + 1, r1)]
+
+
+# --------------------------------------------------------------------------- what tasks saw
+
+
+@dataclass
+class Seen:
+    """A batch as its tasks saw it, and what they said."""
+
+    batch_id: int
+    task: BatchTask
+    results: list[MachineResult]
+    slots: dict[int, set[int]]  # queries of each partition, ended ones among them
+    live: dict[int, int]  # how many have not ended
+    stats: dict[int, MachineStats]  # of each machine, the round still open
+
+    @property
+    def plan(self) -> Plan:
+        return self.task.plan
+
+
+Busy = Callable[[BatchTask, MachineResult], float]
+
+
+def worked(task: BatchTask, result: MachineResult) -> float:
+    """Seconds that a machine is busy for, by what it did and by no clock."""
+    return 1e-4 + 2e-6 * result.points + 2e-8 * result.checks
+
+
+def look(task: BatchTask, results: list[MachineResult]) -> Seen:
+    folder, refs = Path(task.segment_folder), task.segments
+    names = {ref.file: unpack(map_arrays(folder / ref.file)).ids for ref in refs}
+    slots, live = {}, {}
+    now = task.trio.now if task.trio is not None else 0
+    for p in task.plan.partitions:
+        found = slots_in(folder, refs, p, task.space)
+        listed = [names[file][int(k)].as_py() for file in found for k in found[file]]
+        assert len(set(listed)) == len(listed), "a query twice in one partition"
+        slots[p.partition_id] = set(listed)
+        live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now))
+    stats = {
+        result.machine: load_statistics(Path(name))
+        for result in results
+        for name in result.trio_files
+    }
+    return Seen(task.batch_id, task, results, slots, live, stats)
+
+
+def check_statistics(truth: Truth, seen: Sequence[Seen], ended: set[int]) -> dict[str, int]:
+    """Compare every number of every batch with the truth; returns how many of each kind."""
+    reference = Reference(truth)
+    done = {"exact": 0, "bounded": 0, "received": 0, "reports": 0}
+    for one in seen:
+        reference.batch(one.batch_id, one.plan, one.batch_id - 1 in ended)
+        by_machine = {result.machine: result for result in one.results}
+        for machine in range(one.plan.machines):
+            own = one.plan.of_machine(machine)
+            stats = one.stats[machine]
+            assert set(stats.partitions) == {p.partition_id for p in own}
+            stats.close_round()
+            for p in own:
+                check_partition(reference, stats.partitions[p.partition_id], done)
+            check_report(reference, [rect_of(p) for p in own], own, by_machine[machine], done)
+    return done
+
+
+def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> None:
+    rect = (found.column0, found.row0, found.column1, found.row1)
+    born = reference.born[found.partition_id]
+    total = found.total()
+    assert total.q == reference.q(rect)
+    least = 1e-6 if born.total else 0.5 * born.doubt + 1e-6
+    assert abs(total.n - reference.n(rect)) <= least
+    for vertical, exact in ((True, born.columns), (False, born.rows)):
+        along = not born.young or born.cut is None or (born.cut == "columns") == vertical
+        for at, first, second in halves(rect, vertical):
+            for side, trio in zip((first, second), found.split(vertical, at), strict=True):
+                assert trio.q == reference.q(side)
+                if exact:
+                    assert trio.n == approx(reference.n(side))
+                    done["exact"] += 1
+                else:
+                    assert abs(trio.n - reference.n(side)) <= 0.5 * born.doubt + 1e-6
+                    done["bounded"] += 1
+                if along and not born.merged:
+                    assert trio.r == approx(reference.r(side))
+                    done["received"] += 1
+
+
+def check_report(
+    reference: Reference,
+    rects: Sequence[Any],
+    own: Sequence[Any],
+    result: MachineResult,
+    done: dict[str, int],
+) -> None:
+    """The two numbers of a machine, where none of its partitions was made just now."""
+    kinds = [reference.born[p.partition_id] for p in own]
+    if any(born.young for born in kinds):
+        return
+    trios = [(reference.n(rect), reference.q(rect), reference.r(rect)) for rect in rects]
+    assert result.received == approx(sum(r for _, _, r in trios))
+    if all(born.total for born in kinds):
+        assert result.numerator == approx(sum(n * q * r for n, q, r in trios))
+    done["reports"] += 1

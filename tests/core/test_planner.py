@@ -71,6 +71,7 @@ class Run:
         self.planner = GlobalPlanner()
         self.rounds: list[CellLoad] = []
         self.seen: list[tuple[float, int]] = []
+        self.changes = 0
         self._random = np.random.default_rng(seed)
 
     def round(self, weights: np.ndarray) -> float:
@@ -84,11 +85,9 @@ class Run:
             before, self.plan = self.plan, apply_changes(self.plan, decision.changes)
             self.plan.check_invariants()
             moved = queries_loaded(before, self.plan, self.queries)
+            self.changes += 1
         self.seen.append((met, moved))
         return met
-
-    def changes(self) -> int:
-        return sum(moved > 0 for _, moved in self.seen)
 
 
 def queries_loaded(before: Plan, after: Plan, queries: EulerHistogram) -> int:
@@ -105,7 +104,7 @@ def queries_loaded(before: Plan, after: Plan, queries: EulerHistogram) -> int:
 def small_cases(draw) -> tuple[Plan, list[CellLoad], EulerHistogram, CostRates]:
     """Small grids with any load: empty, single hot cells, shared partitions."""
     columns, rows = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    machines = draw(st.integers(1, min(8, columns * rows)))
+    machines = min(draw(st.integers(2, 8)), columns * rows)
     random = np.random.default_rng(draw(st.integers(0, 10_000)))
     strategy = draw(st.sampled_from([Strategy.UNIFORM, Strategy.REPLICATED]))
     plan = initial_plan(strategy, Grid(Rect(0.0, 0.0, 1.0, 1.0), columns, rows), machines)
@@ -114,7 +113,7 @@ def small_cases(draw) -> tuple[Plan, list[CellLoad], EulerHistogram, CostRates]:
         for p in plan.partitions
     ]
     plan = replace(plan, partitions=tuple(shared))
-    high = draw(st.sampled_from([1, 5, 10_000]))
+    high = draw(st.sampled_from([2, 50, 10_000]))
     shape = (draw(st.integers(1, 3)), columns * rows)
     points = random.integers(0, high, shape) * (
         random.random(shape) < draw(st.sampled_from([0.2, 1]))
@@ -217,6 +216,7 @@ def test_a_hotspot_is_met_at_once_wherever_it_goes(spread: str) -> None:
         weights = 0.6 * run.base + 0.4 * spot(SIDE, corner, spread)
         met = [run.round(weights) for _ in range(4)]
         assert max(met[2:]) <= 1.2, f"corner {corner}: {met}"
+    assert run.changes >= 5
     assert len(run.plan.partitions) <= 8 * MACHINES
 
 
@@ -239,9 +239,9 @@ def test_a_quiet_load_changes_nothing() -> None:
     weights = 0.6 * run.base + 0.4 * spot(SIDE, 2)
     for _ in range(3):
         run.round(weights)
-    settled = run.changes()
+    settled = run.changes
     met = [run.round(weights) for _ in range(30)]
-    assert run.changes() == settled
+    assert run.changes == settled
     assert max(met) <= 1.15
 
 
@@ -249,10 +249,10 @@ def test_a_load_that_swings_gets_one_plan_for_both_states() -> None:
     run = Run()
     for _ in range(3):
         run.round(run.base)
-    settled = run.changes()
+    settled = run.changes
     states = [0.6 * run.base + 0.4 * spot(SIDE, corner) for corner in (0, 2)]
     met = [run.round(states[i % 2]) for i in range(30)]
-    assert run.changes() - settled <= 2
+    assert run.changes - settled <= 2
     assert max(met[3:]) <= 1.2
 
 
@@ -365,11 +365,14 @@ def test_ten_thousand_machines_are_planned_in_about_a_second() -> None:
     side, machines = 1000, 10_000
     base = np.full(side * side, 1.0 / side**2)
     random = np.random.default_rng(3)
+    for corner in range(4):
+        warm_up = Run(machines=200, seed=corner)
+        warm_up.round(0.6 * warm_up.base + 0.4 * spot(SIDE, corner))
     weights = 0.6 * base + 0.4 * spot(side, 0)
     load = CellLoad(random.poisson(weights * 2e7).astype(float))
     queries = queries_over(side, base, 50_000, 3)
     plan = initial_plan(Strategy.UNIFORM, grid_of(side), machines)
-    # The loops are compiled by now; a quarter of the bound is what it takes on an idle core.
+    # A quarter of the bound is what it takes on an idle core.
     began = time.perf_counter()
     decision = GlobalPlanner().decide(plan, [load], queries, RATES)
     took_s = time.perf_counter() - began

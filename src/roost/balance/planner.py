@@ -32,13 +32,15 @@ from roost.workload.aqwa import EulerHistogram
 
 # Repair brings machines to within this of the mean, a step below the tolerance that calls for it.
 SLACK = 0.03
-# Chance alone lifts the highest of many machines. So many times that lift is not called a load:
-# once for the round, and as much again for the round that the plan was made by.
+# Chance alone lifts the highest of many machines. It comes in twice, with the round and with the
+# round that the plan was made by, so that about the root of two lifts are no reason to act.
 NOISE_ALLOWED = 1.5
 NOISE_LEFT = 0.5
+# What is left when nothing more can be moved is shared; that makes room for moving again.
+SHARE_TURNS = 2
 # Tidying begins at this part of the partitions allowed, with pieces that have less than a trifle
-# of a machine's queries, and goes on to others when there are more than allowed. Only where even
-# that leaves clutter are machines lifted so far that they have to be repaired again.
+# of a machine's queries; above what is allowed, tidying up more is another try. Only where that
+# leaves clutter are machines lifted so far that they have to be repaired again.
 TIDY_FROM = 0.5
 TRIFLE = 0.05
 CLUTTER = 1.25
@@ -165,10 +167,11 @@ class GlobalPlanner:
         unit = _unit_costs(queries, rates)
         points = [np.ascontiguousarray(load.points, np.float64) for load in reversed(rounds)]
         totals = [float(p @ unit) for p in points]
-        if totals[0] <= 0.0:
+        if not totals or totals[0] <= 0.0:
             return NoChange("no load")
         noise = _noise(points[0], unit, plan.machines)
-        most = max(self._tolerance, 1.0 + SLACK + NOISE_ALLOWED * noise)
+        # A plan within the tolerance must not be thrown over by one unlucky round.
+        most = max(self._tolerance + NOISE_LEFT * noise, 1.0 + SLACK + NOISE_ALLOWED * noise)
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
         if before <= most:
             return NoChange("balanced")
@@ -176,23 +179,27 @@ class GlobalPlanner:
         cost = np.zeros((len(seen), plan.rows + 1, plan.columns + 1))
         for sums, (cells, scale) in zip(cost, seen, strict=True):
             sum_costs(cells, unit, scale, sums)
+        # Compiled loops count queries for themselves; the sums were settled for the unit costs.
         ground = Ground.of(plan, cost, queries._sums, rates.per_partition)
         return self._choose(ground, rates, most, 1.0 + SLACK + NOISE_LEFT * noise)
 
     def _choose(self, ground: Ground, rates: CostRates, most: float, slack: float) -> Decision:
         """Try repairs, and more if they do not do; the best must beat the present plan."""
         present = Draft.of_plan(ground)
-        machines = ground.plan.machines
-        room = int(CLUTTER * self._partitions_max * machines)
+        allowed = int(self._partitions_max * ground.plan.machines)
+        room = int(CLUTTER * allowed)
         tries = self._repairs(present.copy(), slack)
+        if min(draft.count for draft in tries) > allowed:
+            tidied = tries[-1].copy()
+            tidied.tidy(allowed, slack, math.inf)
+            tries.append(tidied)
         if min(draft.count for draft in tries) > room:
             tidied = tries[-1].copy()
-            tidied.tidy(int(self._partitions_max * machines), TIDY_SLACK, math.inf)
+            tidied.tidy(allowed, TIDY_SLACK, math.inf)
             tries += self._repairs(tidied, slack)
         reached = min(imbalance(draft.heights[:, 0]) for draft in tries)
         if reached > most or min(draft.count for draft in tries) > room:
             tries += self._repairs(Draft.fresh(ground), slack)
-
         layouts = [draft.layout() for draft in tries]
 
         def price(number: int) -> float:
@@ -221,9 +228,10 @@ class GlobalPlanner:
         draft.merge()
         draft.settle_shares(self._tolerance)
         draft.relieve(0, slack)
-        if imbalance(draft.heights[:, 0]) > slack:
-            draft.relieve(0, slack, regardless=True)
-            draft.share_excess(0, slack)
+        for _ in range(SHARE_TURNS):
+            if imbalance(draft.heights[:, 0]) > slack:
+                draft.relieve(0, slack, regardless=True)
+                draft.share_excess(0, slack)
         self._tidy(draft, slack)
         views = draft.heights.shape[1]
         if all(imbalance(draft.heights[:, view]) <= slack for view in range(1, views)):
@@ -235,11 +243,10 @@ class GlobalPlanner:
         return [draft, wider]
 
     def _tidy(self, draft: Draft, slack: float) -> None:
-        """Glue what was cut; where there are many pieces, move some so that they can be glued."""
+        """Glue what was cut; where there are many pieces, move trifles so that more can be."""
         draft.merge()
-        room = int(self._partitions_max * len(draft.heights))
-        draft.tidy(int(TIDY_FROM * room), slack, TRIFLE)
-        draft.tidy(room, slack, math.inf)
+        allowed = self._partitions_max * len(draft.heights)
+        draft.tidy(int(TIDY_FROM * allowed), slack, TRIFLE)
 
 
 def _noise(points: NDArray[np.float64], unit: NDArray[np.float64], machines: int) -> float:

@@ -34,8 +34,10 @@ from roost.balance.planner_shape import (
 UNSHARE = 0.8
 # Repair ends by itself; this only bounds it.
 PASSES = 16
+# Receivers are filled up to the mean; when that is done, by steps of what is allowed above it.
+LIFT = 0.4
 # So many machines are added at most to a cell that nobody has room for.
-SHARERS_MORE = 4
+SHARERS_MORE = 6
 
 
 class Draft:
@@ -189,7 +191,7 @@ class Draft:
         slot, owners = self._cut_out(column, row)
         if slot < 0:
             return
-        for number in range(min(count, most), len(present), -1):
+        for number in range(max(count, len(present) + 1), most + 1):
             others = self._lowest(view, number - len(owners), owners)
             if np.all(board.height[others] + load / number + board.overhead <= limits):
                 owners += others
@@ -202,21 +204,26 @@ class Draft:
         Other rounds are not made worse than they are, or than slack allows, unless regardless.
         """
         board = self._board
-        means = board.height.mean(axis=0)
-        mean, limit = float(means[view]), float(means[view]) * slack
-        caps = np.maximum(means * slack, board.height.max(axis=0))
+        caps = np.maximum(board.height.mean(axis=0) * slack, board.height.max(axis=0))
         if regardless:
             caps[:] = np.inf
-        aim = Aim(view, mean, limit, caps, self._typical_queries())
+        lift = 0.0
         for _ in range(PASSES):
             heights = board.height[:, view]
+            # Every cut adds the overhead of a partition, so the mean grows on the way.
+            mean = float(heights.mean())
             order = np.argsort(heights, kind="stable")
-            if heights[order[-1]] <= limit:
+            if heights[order[-1]] <= mean * slack:
                 return
+            level = mean * (1.0 + lift * (slack - 1.0))
+            aim = Aim(view, level, mean * slack, caps, self._typical_queries())
             slots, starts = self._by_owner()
-            edge = int(np.searchsorted(heights[order], mean))
+            edge = int(np.searchsorted(heights[order], level))
             if not relieve(board, aim, order, edge, slots, starts):
-                return
+                # Nobody has room below the mean: next, fill up nearer to what is allowed.
+                lift += LIFT
+                if lift >= 1.0:
+                    return
 
     def merge(self) -> None:
         """Glue together what belongs to one machine and forms a rectangle."""

@@ -24,8 +24,10 @@ KEEP_WEIGHT = 0.02
 OFF_CENTRE_WEIGHT = 0.1
 # Up to so many machines every line is tried when a fresh plan is cut; above, the middle will do.
 SCAN_MACHINES = 16
-# By how much the worse side of a cut may exceed its due before machines rather share.
+# By how much the worse side of a cut may exceed its due before machines rather share, if there
+# are so few cells for each of them that all have much the same queries anyway.
 UNEVEN = 0.06
+SHARED_CELLS = 4
 
 
 class Board(NamedTuple):
@@ -351,7 +353,8 @@ def divide_evenly(
                 if score < best_score:
                     best_score, best_at, best_vertical, best_count = score, at, vertical, below
                     best_uneven = uneven
-        if total > 0.0 and best_uneven > UNEVEN and count <= SCAN_MACHINES:
+        few = count <= SCAN_MACHINES and wide * tall <= SHARED_CELLS * count
+        if few and total > 0.0 and best_uneven > UNEVEN:
             fill_row(out, parts, here[0], here[1], here[2], here[3])
             out[parts, 4] = count
             parts += 1

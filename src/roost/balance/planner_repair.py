@@ -48,6 +48,7 @@ class Aim(NamedTuple):
     focus: int
     """The view; the obvious name is one that numba keeps for itself."""
     mean: float
+    """Machines give down to here, and receive up to here."""
     limit: float
     """No machine should be above."""
     caps: NDArray[np.float64]
@@ -296,12 +297,17 @@ def relieve(
             if lowest >= edge or board.used[0] + 2 > board.owner.size:
                 return moved
             aim.caps[aim.focus] = max(aim.limit, WORTHWHILE * height)
+            # One piece for one machine, if it has the room; else several; else what is least bad.
             room = aim.mean - board.height[order[lowest], aim.focus]
+            one_will_do = room >= height - aim.limit
             done = False
-            if room >= height - aim.limit:
-                done = shed_piece(board, aim, giver, own, order[lowest])
-            if not done:
-                done = shed_among(board, aim, giver, own, order[lowest:edge])
+            for turn in range(2):
+                if done:
+                    break
+                if one_will_do == (turn == 0):
+                    done = shed_piece(board, aim, giver, own, order[lowest])
+                else:
+                    done = shed_among(board, aim, giver, own, order[lowest:edge])
             if not done:
                 break
             moved = True

@@ -36,8 +36,10 @@ from roost.state.store import Store
 from roost.workload import CellCounts, CostModel
 
 ROUNDS_SEEN = 3
-# Seconds of the calibrated model before it has seen any: a partition, a point, a pair to look at.
-PRIOR = (1e-4, 1e-7, 2e-9)
+# Seconds of the calibrated model before it has seen any: a machine, a point, a pair to look at.
+# A partition costs nothing of itself: a machine matches all its points in one pass.
+PRIOR = (1e-3, 1e-7, 2e-9)
+PER_PARTITION_S = 0.0
 PER_QUERY_MOVED_S = 2e-6
 LOADING_MEMORY = 0.7
 
@@ -286,11 +288,11 @@ class GlobalBalancer(Balancer):
         self._cells = {}
         sent = sum(part.cells.nbytes + part.counts.nbytes for part in counts.values())
         histogram = self._counts.update(self._queries.segments(), self._now)
-        error = self._learn(plan, ended, counts, histogram.per_cell().reshape(-1))
+        error = self._learn(ended, counts, histogram.per_cell().reshape(-1))
         everything = CellCounts.joined(counts.values())
         self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
-        per_partition, per_point, per_check = self._model.coefficients.tolist()
-        rates = CostRates(per_point, per_check, per_partition, self._per_query_s)
+        _, per_point, per_check = self._model.coefficients.tolist()
+        rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
         decision = self._planner.decide(plan, list(self._rounds), histogram, rates)
         return decision, {
             "bytes_sent": sent,
@@ -301,7 +303,6 @@ class GlobalBalancer(Balancer):
 
     def _learn(
         self,
-        plan: Plan,
         ended: Round,
         counts: Mapping[int, CellCounts],
         queries: NDArray[np.float64],
@@ -311,6 +312,6 @@ class GlobalBalancer(Balancer):
         for machine, own in counts.items():
             if own.cells.size and ended.busy_s[machine] > 0:
                 pairs = float((own.counts * queries[own.cells]).sum())
-                rows.append([len(plan.of_machine(machine)), own.points, pairs])
+                rows.append([1.0, own.points, pairs])
                 times.append(ended.busy_s[machine])
         return self._model.observe(rows, times) if rows else None

@@ -226,7 +226,7 @@ def pack_columns(block: PointBlock, cells: NDArray[np.int32], schema: pa.Schema)
 
 
 def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> bytes:
-    """Some rows as bytes; whoever reads them knows the schema."""
+    """Turn some rows into bytes; whoever reads them knows the schema."""
     data: bytes = packed.slice(start, stop - start).serialize().to_pybytes()
     return data
 

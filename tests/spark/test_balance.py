@@ -1,0 +1,502 @@
+"""Plans that change while real Spark runs: exact matches, true accounts, and no death that hurts.
+
+``tests/core/test_balancer.py`` has the same in one process, many more batches of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from balance_driver import Run, Spec, config_of, counted
+from crash_driver import tagged_processes
+from pyspark.sql import SparkSession
+
+from balance_checks import (
+    Reference,
+    Seen,
+    Story,
+    Truth,
+    check_history,
+    check_rounds,
+    check_statistics,
+    even,
+    gets,
+    in_partition,
+    jumping,
+    look,
+    plans_of,
+    read_matches,
+    recorded,
+    rect_of,
+    worked,
+)
+from roost import Pipeline
+from roost.balance import Strategy
+from roost.engine import pipeline as engine
+from roost.engine.jobs import run_frame, run_slices
+from roost.engine.messages import BatchTask, MachineResult
+from roost.state.store import Commit
+
+pytestmark = pytest.mark.spark
+
+DRIVER = Path(__file__).with_name("balance_driver.py")
+TAG = "ROOST_TEST_RUN"
+DEADLINE_S = 200
+MACHINES = 4
+ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
+
+
+class Died(BaseException):
+    """Stands for the death of the driver: whatever is on the disk stays as it is."""
+
+
+def die() -> None:
+    raise Died
+
+
+# --------------------------------------------------------------------------- runs to look at
+
+
+@dataclass
+class Ran:
+    out: Path
+    report: dict[str, Any]
+    seen: list[Seen]
+
+    @property
+    def state(self) -> Path:
+        return self.out / "state"
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return recorded(self.state, "rounds")
+
+
+def spec_of(folder: Path, story: Story, strategy: Strategy, **more: Any) -> Spec:
+    points = story.write(folder)
+    settings = {"machines": MACHINES, "batch_rows": story.rows, "requests": story.requests}
+    return Spec(str(points), str(folder / "out"), strategy.value, **{**settings, **more})
+
+
+def run(
+    spark: SparkSession,
+    spec: Spec,
+    *,
+    steady: bool = True,
+    upto: int | None = None,
+    watched: bool = True,
+    kill: Callable[[], None] = die,
+    **settings: Any,
+) -> Ran:
+    """Run on Spark, and look at every batch; ``steady`` counts busy times, else they are real."""
+    seen: list[Seen] = []
+
+    def job(context: Any, slices: Any, task: BatchTask) -> list[MachineResult]:
+        results = (counted if steady else run_slices)(context, slices, task)
+        if watched:
+            seen.append(look(task, results))
+        return results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "run_slices", job)
+        report = Run(spec, kill, upto).go(spark, **settings)
+    return Ran(Path(spec.out), report, seen)
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    return jumping(10, batches=14, rows=250, stay=5, standing=90)
+
+
+@pytest.fixture(scope="module")
+def truth(story: Story) -> Truth:
+    found = Truth(story)
+    assert len(found.all_matches) > 4_000
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(
+    spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Strategy, Ran]:
+    """By counted times: measured ones of a few points are those of the task, not of the points."""
+    made = {}
+    for strategy in (Strategy.UNIFORM, *ADAPTIVE):
+        spec = spec_of(tmp_path_factory.mktemp(strategy.value), story, strategy)
+        made[strategy] = run(spark, spec, watched=strategy.adaptive)
+    return made
+
+
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_plans_change_and_matches_do_not(
+    runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
+) -> None:
+    ran = runs[strategy]
+    assert len(check_rounds(ran.state)) >= 2
+    epochs = [batch["epoch"] for batch in ran.report["per_batch"]]
+    assert len(set(epochs)) >= 3 and epochs == sorted(epochs)
+    assert read_matches(ran.out) == truth.all_matches
+    assert read_matches(runs[Strategy.UNIFORM].out) == truth.all_matches
+    assert ran.report["points"] == truth.story.batches * truth.story.rows
+
+
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_every_plan_is_whole_and_partitions_have_their_queries(
+    runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
+) -> None:
+    check_history(runs[strategy].state, MACHINES)
+    for one in runs[strategy].seen:
+        counted_now = truth.counted(one.batch_id)
+        ever = {n: truth.range_of(life.query) for n, life in truth.lives(one.batch_id).items()}
+        for p in one.plan.partitions:
+            found = one.slots[p.partition_id]
+            assert found & set(counted_now) == in_partition(counted_now, p)
+            assert found <= in_partition(ever, p)
+
+
+def test_statistics_are_the_true_counts_of_every_split(
+    runs: dict[Strategy, Ran], truth: Truth
+) -> None:
+    ran = runs[Strategy.SWARM]
+    done = check_statistics(truth, ran.seen, {row["batch_id"] for row in ran.rounds})
+    assert min(done.values()) > 10, done
+
+
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_only_who_is_given_a_partition_loads_queries(
+    runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
+) -> None:
+    ran = runs[strategy]
+    plans = plans_of(ran.state)
+    loaded = 0
+    for before, one in zip([None, *ran.seen[:-1]], ran.seen, strict=True):
+        given = {} if before is None else gets(before.plan, one.plan)
+        assert one.plan == plans[one.plan.epoch]
+        now = truth.counted(one.batch_id)
+        for result in one.results:
+            mine = given.get(result.machine, [])
+            expected = sum(len(in_partition(now, p)) for p in mine)
+            if not mine:
+                assert (result.loaded_queries, result.loaded_bytes, result.load_s) == (0, 0, 0.0)
+            elif expected:
+                assert result.loaded_bytes > 0 and result.load_s >= 0.0
+                loaded += 1
+            if strategy is Strategy.SWARM:
+                assert result.loaded_queries == expected
+    assert loaded >= 2
+    for one, batch in zip(ran.seen, ran.report["per_batch"], strict=True):
+        for key in ("loaded_queries", "loaded_bytes", "load_s"):
+            assert batch[key] == pytest.approx(sum(getattr(r, key) for r in one.results))
+
+
+def test_what_is_reported(runs: dict[Strategy, Ran], truth: Truth) -> None:
+    for strategy in ADAPTIVE:
+        ran = runs[strategy]
+        balance, rounds = ran.report["balance"], ran.rounds
+        assert balance["rounds"] == len(rounds) == truth.story.batches - 1
+        assert balance["plan_changes"] == len(check_rounds(ran.state)) >= 2
+        assert balance["last_reason"] == rounds[-1]["reason"]
+        assert balance["bytes_sent"] == sum(row["bytes_sent"] for row in rounds)
+        for key, name in (("moved_queries", "loaded_queries"), ("moved_bytes", "loaded_bytes")):
+            assert balance[key] == sum(batch[name] for batch in ran.report["per_batch"]) > 0
+    swarm, planned = runs[Strategy.SWARM], runs[Strategy.GLOBAL]
+    for row in swarm.rounds:
+        assert 16 * MACHINES <= row["bytes_sent"] <= (16 + 256) * MACHINES
+        if row["reason"] in ("the stages say to do nothing", "balanced"):
+            assert row["bytes_sent"] == 16 * MACHINES
+    assert swarm.report["balance"]["model_error"] is None
+    errors = [row["model_error"] for row in planned.rounds]
+    assert all(isinstance(error, float) for error in errors)
+    assert planned.report["balance"]["model_error"] == errors[-1] < 0.3
+    assert runs[Strategy.UNIFORM].report["balance"]["rounds"] == 0
+
+
+def test_the_model_learns_from_measured_times(
+    spark: SparkSession, tmp_path: Path, story: Story
+) -> None:
+    short = replace(story, xy=story.xy[:10], requests=story.requests[:10])
+    ran = run(spark, spec_of(tmp_path, short, Strategy.GLOBAL), steady=False, watched=False)
+    assert read_matches(ran.out) == Truth(short).all_matches
+    errors = [row["model_error"] for row in ran.rounds]
+    assert len(errors) == 9 and all(error > 0.0 for error in errors)
+    assert ran.report["balance"]["model_error"] == errors[-1]
+    # Chance may spoil a round or two: others use the processor too.
+    assert float(np.median(errors[3:])) < 1.0
+
+
+# --------------------------------------------------------------------------- from one to another
+
+
+def test_strategies_take_over_from_each_other(
+    spark: SparkSession, tmp_path: Path, story: Story, truth: Truth
+) -> None:
+    spec = spec_of(tmp_path, story, Strategy.UNIFORM)
+    seen: list[Seen] = []
+    course = [
+        (Strategy.UNIFORM, 2),
+        (Strategy.GLOBAL, 6),
+        (Strategy.SWARM, 12),
+        (Strategy.REPLICATED, story.batches),
+    ]
+    for strategy, upto in course:
+        ran = run(spark, replace(spec, strategy=strategy.value), upto=upto)
+        seen += ran.seen
+        assert ran.report["batches"] == upto
+    assert read_matches(Path(spec.out)) == truth.all_matches
+    check_history(Path(spec.out) / "state", MACHINES)
+    check_rounds(Path(spec.out) / "state")
+    used = [row["strategy"] for row in recorded(Path(spec.out) / "state", "plans")]
+    assert list(dict.fromkeys(used)) == ["uniform", "global", "swarm", "replicated"]
+    assert used.count("global") > 1
+    for one in seen[2:12]:
+        now = truth.counted(one.batch_id)
+        for p in one.plan.partitions:
+            assert one.slots[p.partition_id] & set(now) == in_partition(now, p)
+
+
+# --------------------------------------------------------------------------- streaming DataFrames
+
+
+def stream_files(story: Story, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(story.batches):
+        path = folder / f"{number:03d}.parquet"
+        pq.write_table(story.table(number, number + 1), path)
+        # Spark takes older files first.
+        os.utime(path, (1_000_000_000 + number,) * 2)
+    return folder
+
+
+def stream(
+    spark: SparkSession, story: Story, strategy: Strategy, folder: Path, **hooks: Any
+) -> Ran:
+    """Run on Spark's own source, a file a batch."""
+    spec = spec_of(folder, story, strategy)
+    points = stream_files(story, folder / "points")
+    seen: list[Seen] = []
+
+    def job(frame: Any, json_column: str | None, task: BatchTask) -> list[MachineResult]:
+        results = run_frame(frame, json_column, task)
+        for result in results:
+            result.load_s = 1e-9 * result.loaded_bytes
+            result.busy_s = worked(task, result) + result.load_s
+        seen.append(look(task, results))
+        return results
+
+    def after(commit: Commit) -> None:
+        if commit.batch_id + 1 < story.batches:
+            pipeline.log.append(story.block(commit.batch_id + 1))
+
+    schema = spark.read.parquet(str(points)).schema
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "run_frame", job)
+        config = config_of(spec, points=None, point_id="id")
+        pipeline = Pipeline(config, spark=spark, on_batch=after, **hooks)
+        with pipeline:
+            pipeline.log.append(story.block(0))
+            pipeline.start(reader.parquet(str(points))).awaitTermination()
+            report = pipeline.report()
+    return Ran(Path(spec.out), report, seen)
+
+
+def crowded(batches: int) -> Story:
+    """All points in one corner, so that most machines have none at first."""
+    told = jumping(10, batches, rows=250, stay=batches, standing=90)
+    return replace(told, xy=np.random.default_rng(3).uniform(2.0, 22.0, told.xy.shape))
+
+
+@pytest.mark.parametrize(
+    "strategy", [Strategy.SWARM, pytest.param(Strategy.GLOBAL, marks=pytest.mark.full)]
+)
+def test_machines_without_points_take_part(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy
+) -> None:
+    """In either form of a batch every machine reports, closes its rounds and is given load."""
+    story = crowded(5)
+    truth = Truth(story)
+    made = [
+        run(spark, spec_of(tmp_path / "slices", story, Strategy(strategy))),
+        stream(spark, story, strategy, tmp_path / "stream"),
+    ]
+    for ran in made:
+        assert read_matches(ran.out) == truth.all_matches
+        check_history(ran.state, MACHINES)
+        for one in ran.seen:
+            assert sorted(result.machine for result in one.results) == list(range(MACHINES))
+            table = truth.cells(one.batch_id)
+            for result in one.results:
+                own = [p for p in one.plan.of_machine(result.machine) if len(p.machines) == 1]
+                least = sum(Reference.points(rect_of(p), table) for p in own)
+                assert result.points >= least
+        if strategy is Strategy.SWARM:
+            assert sorted(result.points for result in ran.seen[0].results)[:-1] == [0, 0, 0]
+        if strategy is Strategy.SWARM:
+            check_statistics(truth, ran.seen, {row["batch_id"] for row in ran.rounds})
+    # Counted times: both forms decide the same.
+    slices, frames = ([one.plan for one in ran.seen] for ran in made)
+    if strategy is Strategy.SWARM:
+        assert slices == frames
+
+
+# --------------------------------------------------------------------------- deaths
+
+
+class Chain:
+    """Processes one after the other on one state directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tag = uuid.uuid4().hex
+
+    def life(self, spec: Spec) -> int:
+        path = spec.to_file(self._folder / "spec.json")
+        # To files, not pipes: the orphans of a dead driver would keep a pipe open.
+        with (self._folder / "err.txt").open("w") as err:
+            done = subprocess.run(
+                [sys.executable, str(DRIVER), str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                env={**os.environ, TAG: self._tag},
+                timeout=DEADLINE_S,
+                check=False,
+            )
+        return done.returncode
+
+    def complaints(self) -> str:
+        return (self._folder / "err.txt").read_text()[-3000:]
+
+    def orphans(self) -> list[psutil.Process]:
+        _, alive = psutil.wait_procs(list(tagged_processes(TAG, self._tag)), timeout=60)
+        return alive
+
+
+def epochs_of(state: Path) -> Iterator[tuple[int, int, bool]]:
+    """(batch, epoch, whether it was committed) of every intent, read without Roost."""
+    db = sqlite3.connect(state / "state.db")
+    try:
+        rows = db.execute("select intent, done from batches order by batch_id").fetchall()
+    finally:
+        db.close()
+    for intent, done in rows:
+        body = json.loads(intent)
+        yield body["batch_id"], body["epoch"], done is not None
+
+
+def check_death(state: Path, moment: str, known: int) -> int:
+    """The change is wholly there; returns the epoch to go on with."""
+    changed = check_rounds(state)
+    plans = check_history(state, MACHINES)
+    last = plans[-1].epoch
+    assert last == known + 1 and changed[-1]["next_epoch"] == last
+    *_, (batch, epoch, done) = epochs_of(state)
+    following = moment not in ("end", "intent")
+    assert done != following
+    assert batch == changed[-1]["batch_id"] + following
+    assert epoch == (last if following else known)
+    return last
+
+
+def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[str]) -> None:
+    """Die by SIGKILL at one moment after the other, each after another change of plan."""
+    story = jumping(10, batches=8, rows=250, stay=5, standing=90)
+    spec = spec_of(folder, story, strategy)
+    state = Path(spec.out) / "state"
+    chain = Chain(folder)
+    known = 0
+    for moment in moments:
+        assert chain.life(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
+        known = check_death(state, moment, known)
+    before = list(epochs_of(state))
+    # The last life is in this process: it is the same code, and its session is there already.
+    ran = run(spark, spec)
+    assert ran.seen[0].plan.epoch == known
+    assert ran.seen[0].batch_id == before[-1][0] + before[-1][2]
+    assert read_matches(ran.out) == Truth(story).all_matches
+    assert all(done for _, _, done in epochs_of(state))
+    assert ran.report["batches"] == story.batches
+    check_history(state, MACHINES)
+    check_rounds(state)
+    assert list((ran.out / "matches" / "_staging").iterdir()) == []
+    assert chain.orphans() == []
+
+
+def test_killed_around_a_change_of_plan(spark: SparkSession, tmp_path: Path) -> None:
+    sweep(spark, tmp_path, Strategy.SWARM, ["end", "match+staged"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", ["end", "intent", "fold", "match", "match+staged", "commit"])
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_killed_at_every_moment_around_a_change(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, moment: str
+) -> None:
+    sweep(spark, tmp_path, strategy, [moment])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_abandoned_at_every_change(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, truth: Truth, story: Story
+) -> None:
+    """The same without processes: each life dies at the first change that it makes."""
+    spec = spec_of(tmp_path, story, strategy)
+    state = Path(spec.out) / "state"
+    steps = ["end", "intent", "fold", "match", "commit"]
+    died = 0
+    while True:
+        try:
+            run(spark, replace(spec, kill=steps[died % len(steps)]), watched=False)
+            break
+        except Died:
+            assert check_death(state, steps[died % len(steps)], died) == died + 1
+            died += 1
+    assert died >= 1
+    assert read_matches(Path(spec.out)) == truth.all_matches
+    check_history(state, MACHINES)
+
+
+# --------------------------------------------------------------------------- longer
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+@pytest.mark.parametrize("machines", [2, 7])
+def test_long_runs_by_the_real_clock(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, machines: int
+) -> None:
+    story = jumping(50 + machines, batches=45, rows=400, stay=6)
+    spec = spec_of(tmp_path, story, strategy, machines=machines)
+    ran = run(spark, spec, steady=False)
+    truth = Truth(story)
+    assert read_matches(ran.out) == truth.all_matches
+    assert len(check_rounds(ran.state)) >= 1
+    check_history(ran.state, machines)
+    if strategy is Strategy.SWARM:
+        check_statistics(truth, ran.seen, {row["batch_id"] for row in ran.rounds})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_a_quiet_load_is_left_alone(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy
+) -> None:
+    spec = spec_of(tmp_path, even(3, batches=40, rows=1_000), strategy)
+    ran = run(spark, spec, watched=False, tolerance=1.1)
+    assert check_rounds(ran.state) == [] and len(ran.rounds) == 39
+    assert ran.report["balance"]["moved_bytes"] == 0
