@@ -180,7 +180,7 @@ class GlobalPlanner:
         for sums, (cells, scale) in zip(cost, seen, strict=True):
             sum_costs(cells, unit, scale, sums)
         # Compiled loops count queries for themselves; the sums were settled for the unit costs.
-        ground = Ground.of(plan, cost, queries._sums, rates.per_partition)
+        ground = Ground.of(plan, cost, queries.settle(), rates.per_partition)
         return self._choose(ground, rates, most, 1.0 + SLACK + NOISE_LEFT * noise)
 
     def _choose(self, ground: Ground, rates: CostRates, most: float, slack: float) -> Decision:

@@ -1,7 +1,8 @@
 """Strategies, and the first plan of each.
 
-Three place work once and for all. ``replicated``: every machine has every query, points are dealt out in turn. ``uniform``: the
-largest partition by area is halved across its longer side until there is one a machine.
+Three place work once and for all. ``replicated``: every machine has every query, points are dealt
+out in turn. ``uniform``: the largest partition by area is halved across its longer side until there
+is one a machine.
 ``history``: the costliest partition of a sample is split where the two parts cost most alike.
 
 Two go on from there while the stream runs: ``swarm`` from the uniform plan, as in the paper;

@@ -46,6 +46,7 @@ def _keep_live(
     slots: NDArray[np.int32],
     rows: NDArray[np.int32],
     time: NDArray[np.int64],
+    timed: NDArray[np.bool_],
     live_from: NDArray[np.int64],
     live_until: NDArray[np.int64],
 ) -> int:  # pragma: no cover - compiled
@@ -54,7 +55,11 @@ def _keep_live(
         slot, row = slots[i], rows[i]
         slots[kept] = slot
         rows[kept] = row
-        kept += (live_from[slot] <= time[row]) & (time[row] < live_until[slot])
+        # Most queries have no times: one byte of a small table says so.
+        if timed[slot]:
+            kept += (live_from[slot] <= time[row]) & (time[row] < live_until[slot])
+        else:
+            kept += 1
     return kept
 
 
@@ -65,6 +70,7 @@ class _Member:
     segment: Segment
     live_from: NDArray[np.int64] | None
     live_until: NDArray[np.int64] | None
+    timed: NDArray[np.bool_] | None
     polygons: dict[int, shapely.Geometry] = field(default_factory=dict)
     predicates: tuple[pa.Schema, PredicateSet] | None = None
 
@@ -87,7 +93,10 @@ class _Member:
             live_from = np.full(segment.size, TIME_MIN, np.int64)
         if live_until is None and live_from is not None:
             live_until = np.full(segment.size, TIME_MAX, np.int64)
-        return cls(segment, live_from, live_until)
+        timed = None
+        if live_from is not None and live_until is not None:
+            timed = (live_from != TIME_MIN) | (live_until != TIME_MAX)
+        return cls(segment, live_from, live_until, timed)
 
     def polygon(self, slot: int) -> shapely.Geometry:
         if slot not in self.polygons:
@@ -229,11 +238,13 @@ class Index:
         return self._compress(keep)
 
     def _filter(self, member: _Member, count: int, block: PointBlock) -> int:
-        if member.live_from is not None and member.live_until is not None and count:
+        if member.timed is not None and count:
+            assert member.live_from is not None and member.live_until is not None
             count = _keep_live(
                 self._slots[:count],
                 self._rows[:count],
                 block.time,
+                member.timed,
                 member.live_from,
                 member.live_until,
             )

@@ -94,12 +94,19 @@ class EulerHistogram:
         _mark(ranges, sign, self._corners)
         self._settled = False
 
-    def settle(self) -> None:
-        """Bring the sums up to date; counting does so by itself when it must."""
+    def settle(self) -> NDArray[np.int32]:
+        """Bring the sums up to date; counting does so by itself when it must.
+
+        Returns
+        -------
+        numpy.ndarray
+            The sums of the four corners, for compiled code that counts by itself.
+        """
         if not self._settled:
             for corner in range(CORNERS):
                 _sum_up(self._corners[corner], self._sums[corner])
             self._settled = True
+        return self._sums
 
     def count(self, column0: int, row0: int, column1: int, row1: int) -> int:
         """Count the queries that overlap a half-open rectangle of cells."""
