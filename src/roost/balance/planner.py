@@ -47,6 +47,10 @@ CLUTTER = 1.25
 TIDY_SLACK = 1.25
 
 
+# From here on a single round is enough; below, the one before must have been out of balance too.
+AT_ONCE = 1.5
+
+
 @dataclass(frozen=True, eq=False)
 class CellLoad:
     """Points of each cell in one round, cells in row-major order."""
@@ -149,7 +153,7 @@ class GlobalPlanner:
         self,
         *,
         tolerance: float = 1.1,
-        gain_min: float = 0.05,
+        gain_min: float = 0.08,
         horizon_rounds: int = 30,
         partitions_max: float = 6.0,
     ) -> None:
@@ -175,6 +179,11 @@ class GlobalPlanner:
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
         if before <= most:
             return NoChange("balanced")
+        if before < AT_ONCE and len(points) > 1 and totals[1] > 0.0:
+            # The plan may have been another then; what counts is whether this one would have done.
+            earlier = imbalance(_loads(plan, points[1], unit, rates.per_partition))
+            if earlier <= most:
+                return NoChange("out of balance for one round only")
         seen = [(p, totals[0] / total) for p, total in zip(points, totals, strict=True) if total]
         cost = np.zeros((len(seen), plan.rows + 1, plan.columns + 1))
         for sums, (cells, scale) in zip(cost, seen, strict=True):

@@ -29,6 +29,7 @@ from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
 from roost.balance.swarm import Report, ShedRequest, Swarm, shed
 from roost.engine.machine_stats import load_statistics
 from roost.engine.messages import BatchTask, MachineResult, TrioTask
+from roost.model import TIME_MIN
 from roost.space import Space
 from roost.state.queries import QuerySet
 from roost.state.query_counts import QueryCounts
@@ -73,6 +74,8 @@ class Balancer(ABC):
         Length of a round in event time, in the unit of the stream's times.
     saved
         What the last round before a restart left, if any: its number, and what its strategy knew.
+    now
+        Event time that the stream has reached.
     clock
         Seconds, to time decisions.
     """
@@ -85,6 +88,7 @@ class Balancer(ABC):
         queries: QuerySet,
         round_length: int,
         saved: Mapping[str, Any] | None = None,
+        now: int = TIME_MIN,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._store = store
@@ -93,7 +97,7 @@ class Balancer(ABC):
         self._clock = clock
         self._round = 0 if saved is None else int(saved["round"]) + 1
         self._opened: int | None = None
-        self._now = 0
+        self._now = now
         self._busy: dict[int, float] = {}
         self._points: dict[int, int] = {}
         self._previous: Plan | None = None
@@ -183,9 +187,10 @@ class SwarmBalancer(Balancer):
         queries: QuerySet,
         round_length: int,
         saved: Mapping[str, Any] | None = None,
+        now: int = TIME_MIN,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(store, queries, round_length, saved, clock)
+        super().__init__(store, queries, round_length, saved, now, clock)
         self._swarm = Swarm.from_json(saved["swarm"]) if saved and "swarm" in saved else Swarm()
         self._folder = store.folder / "trio"
         self._folder.mkdir(exist_ok=True)
@@ -247,9 +252,10 @@ class GlobalBalancer(Balancer):
         round_length: int,
         planner: GlobalPlanner,
         saved: Mapping[str, Any] | None = None,
+        now: int = TIME_MIN,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(store, queries, round_length, saved, clock)
+        super().__init__(store, queries, round_length, saved, now, clock)
         self._planner = planner
         self._counts = QueryCounts(space)
         self._cells: dict[int, list[CellCounts]] = {}
@@ -265,11 +271,13 @@ class GlobalBalancer(Balancer):
         task = replace(super().prepared(task), count_cells=True)
         if not task.arrivals:
             return task
+        # Requests may have come since the round ended.
+        histogram = self._counts.update(self._queries.segments(), self._now)
         rects = {
             p.partition_id: (p.column0, p.row0, p.column1, p.row1) for p in task.plan.partitions
         }
         arriving = {
-            machine: sum(self._counts.histogram.count(*rects[number]) for number in numbers)
+            machine: sum(histogram.count(*rects[number]) for number in numbers)
             for machine, numbers in task.arrivals.items()
         }
         return replace(task, arriving=arriving)

@@ -206,6 +206,9 @@ class BatchRunner:
             "loaded_bytes": sum(result.loaded_bytes for result in results),
             "load_s": sum(result.load_s for result in results),
             "route_s": sum(result.route_s for result in results),
+            "time_max": max(
+                (result.time_max for result in results if result.time_max is not None), default=None
+            ),
             "seconds": seconds,
             "epoch": intent.epoch,
             "position": intent.position,

@@ -89,7 +89,7 @@ def _inherited(
     if parts and len(parts) == len(known):
         whole = _joined(parts, partition.partition_id, ranges)
         if whole is not None:
-            return _restricted(whole, partition, ranges)
+            return _restricted(whole, partition)
     return _fresh(partition, ranges)
 
 
@@ -129,19 +129,20 @@ def _are_neighbours(first: PartitionStats, second: PartitionStats) -> bool:
     )
 
 
-def _restricted(
-    stats: PartitionStats, partition: Partition, ranges: NDArray[np.int32]
-) -> PartitionStats:
-    """Cut off what lies outside a partition, side by side."""
+def _restricted(stats: PartitionStats, partition: Partition) -> PartitionStats:
+    """Cut off what lies outside a partition, side by side.
+
+    Queries are not counted again here: those that came with this batch must still be found new.
+    """
     p, number = partition, partition.partition_id
     if stats.column0 < p.column0:
-        stats = stats.cut(True, p.column0, number, number, ranges)[1]
+        stats = stats.cut(True, p.column0, number, number)[1]
     if stats.column1 > p.column1:
-        stats = stats.cut(True, p.column1, number, number, ranges)[0]
+        stats = stats.cut(True, p.column1, number, number)[0]
     if stats.row0 < p.row0:
-        stats = stats.cut(False, p.row0, number, number, ranges)[1]
+        stats = stats.cut(False, p.row0, number, number)[1]
     if stats.row1 > p.row1:
-        stats = stats.cut(False, p.row1, number, number, ranges)[0]
+        stats = stats.cut(False, p.row1, number, number)[0]
     if stats.partition_id != number:
         stats = PartitionStats.from_array(np.concatenate([[number], stats.to_array()[1:]]))
     return stats

@@ -41,7 +41,7 @@ from roost.engine.session import make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
 from roost.engine.sources import AnySlice, Source, open_source
 from roost.errors import ConfigError, SourceError
-from roost.model import TIMESTAMP, Request, id_type_of, request_record
+from roost.model import TIME_MIN, TIMESTAMP, Request, id_type_of, request_record
 from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.columns import convert
@@ -391,10 +391,12 @@ class Pipeline:
         saved = self.store.last_round()
         if saved is not None and saved["strategy"] != strategy.value:
             saved = {"round": saved["round"]}
+        reached = self.store.reached()
+        now = TIME_MIN if reached is None else reached
         if strategy is Strategy.SWARM:
-            return SwarmBalancer(self.store, queries, length, saved, self._clock)
+            return SwarmBalancer(self.store, queries, length, saved, now, self._clock)
         planner = GlobalPlanner(tolerance=self.config.tolerance)
-        return GlobalBalancer(self.store, queries, space, length, planner, saved, self._clock)
+        return GlobalBalancer(self.store, queries, space, length, planner, saved, now, self._clock)
 
     def _configured_sinks(self) -> list[Sink]:
         if self.config.sink == "console":

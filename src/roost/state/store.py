@@ -273,6 +273,13 @@ class Store:
         )
         return None if body is None else _commit(body)
 
+    def reached(self) -> int | None:
+        """Largest event time of any committed batch."""
+        row = self._db.execute(
+            "select max(json_extract(done, '$.figures.time_max')) from batches"
+        ).fetchone()
+        return None if row[0] is None else int(row[0])
+
     def commits(self) -> list[Commit]:
         """All commits, in order."""
         rows = self._db.execute("select done from batches where done is not null order by batch_id")
