@@ -47,8 +47,12 @@ CLUTTER = 1.25
 TIDY_SLACK = 1.25
 
 
-# From here on a single round is enough; below, the one before must have been out of balance too.
-AT_ONCE = 1.5
+# What the newest round weighs when a plan is judged, and those before it.
+ROUND_WEIGHTS = (0.5, 0.3, 0.2)
+# A single round is enough where chance is out of the question: so far above the mean, and so many
+# times its lift. Below that, the round before must have been out of balance too.
+AT_ONCE = 1.2
+NOISE_AT_ONCE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +183,8 @@ class GlobalPlanner:
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
         if before <= most:
             return NoChange("balanced")
-        if before < AT_ONCE and len(points) > 1 and totals[1] > 0.0:
+        at_once = max(AT_ONCE, 1.0 + NOISE_AT_ONCE * noise)
+        if before < at_once and len(points) > 1 and totals[1] > 0.0:
             # The plan may have been another then; what counts is whether this one would have done.
             earlier = imbalance(_loads(plan, points[1], unit, rates.per_partition))
             if earlier <= most:
@@ -214,10 +219,10 @@ class GlobalPlanner:
         def price(number: int) -> float:
             # Machines load their queries side by side: the one with most to load decides.
             loading_s = float(layouts[number].arrivals.max()) * rates.per_query_moved
-            busiest_s = float(tries[number].heights.max(axis=0).mean())
+            busiest_s = _busiest(tries[number])
             return busiest_s + loading_s / self._horizon_rounds
 
-        bar = float(present.heights.max(axis=0).mean()) * (1.0 - self._gain_min)
+        bar = _busiest(present) * (1.0 - self._gain_min)
         prices = [price(number) for number in range(len(tries))]
         good = [number for number, paid in enumerate(prices) if paid <= bar]
         if not good:
@@ -267,3 +272,10 @@ def _noise(points: NDArray[np.float64], unit: NDArray[np.float64], machines: int
     total = float(points @ unit)
     spread = math.sqrt(float(points @ (unit * unit)) * machines) / total
     return spread * math.sqrt(2.0 * math.log(machines))
+
+
+def _busiest(draft: Draft) -> float:
+    """Work of the busiest machine, over the rounds seen."""
+    highest = draft.heights.max(axis=0)
+    weights = np.asarray(ROUND_WEIGHTS[: highest.size])
+    return float(highest @ weights / weights.sum())

@@ -3,8 +3,8 @@
 Every machine's part of a batch is run by the engine's own task code, one machine after the other,
 and its processor time is measured. The machines of a real cluster would do this at the same time,
 so a batch takes as long as the slowest of them: the slowest reader and router, then the slowest
-matcher, loading of moved queries included. Network and Spark's own time are left out, for every
-strategy alike. Plans, rounds, statistics, intents and commits are the engine's.
+matcher, reading ahead of moved queries included. Network and Spark's own time are left out, for
+every strategy alike. Plans, rounds, statistics, intents and commits are the engine's.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from roost.state.querylog import SqliteQueryLog
 from roost.state.store import Store
 
 LOG = "queries.db"
+# A shared host is slower by half for some tenths of a second now and then. Times are the least of
+# so many passes over all machines, which lie further apart than that.
+PASSES = 3
 POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
 
 
@@ -176,26 +179,37 @@ class EmulatedCluster:
         )
 
     def _job(self, task: BatchTask) -> list[MachineResult]:
+        """Run every machine's part, several times over; the least time of each counts."""
+        passes = [self._pass(task) for _ in range(PASSES)]
+        self._route_s = max(
+            min(times) for times in zip(*(routed for routed, _ in passes), strict=True)
+        )
+        results = passes[0][1]
+        for result, *others in zip(*(found for _, found in passes), strict=True):
+            busy = min(other.busy_s - other.load_s for other in (result, *others))
+            result.busy_s = busy + result.load_s  # what is loaded stays loaded: only once
+        return results
+
+    def _pass(self, task: BatchTask) -> tuple[list[float], list[MachineResult]]:
+        """Run every machine's part once: time of each that reads and routes, and the results."""
         assert self._points is not None
         rows, machines = self._points.num_rows, self._machines
         borders = [rows * k // machines for k in range(machines + 1)]
         parts = [self._points.slice(a, b - a) for a, b in pairwise(borders)]
         if task.plan.fully_replicated:
-            self._route_s = 0.0
-            return [_read_and_match(task, m, part) for m, part in enumerate(parts)]
+            return [0.0], [_read_and_match(task, m, part) for m, part in enumerate(parts)]
         packed: list[list[bytes]] = [[] for _ in range(machines)]
-        slowest = 0.0
+        routed = []
         for part in parts:
             started = time.process_time()
             for machine, block in route_blocks(task, BlockReader(task).blocks([part])):
                 packed[machine].append(block)
-            slowest = max(slowest, time.process_time() - started)
-        self._route_s = slowest
+            routed.append(time.process_time() - started)
         results: list[MachineResult] = []
         for machine in range(machines):
             items: Iterator[Any] = ((machine, block) for block in packed[machine])
             results += match_routed(task, machine, items)
-        return results
+        return routed, results
 
 
 def _read_and_match(task: BatchTask, machine: int, part: pa.Table) -> MachineResult:

@@ -21,8 +21,8 @@ MACHINES = 22
 DEFAULT = Strategy.GLOBAL
 RECOVERED = 1.2
 # Queries, rounds and points a round.
-FULL = (1_000_000, 40, 400_000)
-QUICK = (50_000, 15, 150_000)
+FULL = (1_000_000, 24, 250_000)
+QUICK = (50_000, 15, 60_000)
 
 
 def rounds_to_recover(figures: Sequence[BatchFigures]) -> int:

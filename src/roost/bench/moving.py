@@ -1,6 +1,6 @@
 """A load that moves: a city's day, and hotspots that come and go in it.
 
-The background is a mean day: the pickups of a whole quarter by their time of day, in slots of
+The background is a mean day: the pickups of a whole quarter by their time of day, in steps of
 fifteen minutes, so that each round has the city's own places at that hour. A hotspot redirects a
 share of a round's points into a square, as in figures 6.6 to 6.10 of the dissertation, and brings
 queries of its own, which are registered when it begins and terminated when it ends.
@@ -22,6 +22,7 @@ from roost.space import Rect, Space
 
 SLOTS = 96
 SLOT_S = 900
+WINDOW_SLOTS = 2  # a round draws from the slots around it too: single ones are mostly chance
 UTC_OFFSET_S = -4 * 3600  # the city's clock in the quarter of the data
 HOTSPOT_SIDE = 0.15
 NORMAL_SPREAD = 0.2  # the paper's "variance of 20 % of the side", read as the deviation
@@ -128,7 +129,13 @@ class MovingLoad:
         slots = (times // SLOT_S) % SLOTS
         order = np.argsort(slots, kind="stable")
         borders = np.searchsorted(slots[order], np.arange(SLOTS + 1))
-        self._slots = [order[borders[k] : borders[k + 1]] for k in range(SLOTS)]
+        around = range(-WINDOW_SLOTS, WINDOW_SLOTS + 1)
+        self._slots = [
+            np.concatenate(
+                [order[borders[(k + j) % SLOTS] : borders[(k + j) % SLOTS + 1]] for j in around]
+            )
+            for k in range(SLOTS)
+        ]
         self.boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
 
     def history(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

@@ -31,8 +31,8 @@ HOTSPOTS = (
     Hotspot(0.5, 0.9, 0.4, UPPER_RIGHT),
 )
 # Queries, rounds and points a round; the last is the largest that fits beside what measures it.
-FULL = ((100_000, 40, 800_000), (1_000_000, 40, 400_000), (4_000_000, 30, 100_000))
-QUICK = ((20_000, 16, 150_000), (100_000, 16, 150_000))
+FULL = ((100_000, 24, 500_000), (1_000_000, 24, 250_000), (4_000_000, 18, 80_000))
+QUICK = ((20_000, 12, 80_000), (100_000, 12, 80_000))
 
 
 def run(quick: bool, json_path: Path) -> dict[str, Any]:

@@ -42,8 +42,8 @@ PRIOR = (1e-3, 1e-7, 2e-9)
 # A machine matches all its points in one pass, so a partition costs hardly anything of itself; but
 # of two plans that are as good, the one with fewer is easier to route, to record and to change.
 PER_PARTITION_S = 1e-5
-PER_QUERY_MOVED_S = 2e-6
-LOADING_MEMORY = 0.7
+PER_QUERY_MOVED_S = 1e-7
+LOADING_MEMORY = 0.5
 
 
 @dataclass(frozen=True)

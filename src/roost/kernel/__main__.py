@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from roost.kernel import Index, build_segment, pack, query_schema, unpack
+from roost.kernel import Index, build_segment, pack, preload, query_schema, unpack
 from roost.kernel.cells import all_within, locate_cells
 from roost.kernel.ids import hash_ids
 from roost.model import BOX, CIRCLE, POLYGON, PointBlock
@@ -54,7 +54,9 @@ def warm() -> int:
         locate_cells(x, y, space.grid.edges_x, space.grid.edges_y)
         all_within(x, y, 0.0, 0.0, 9.0, 9.0)
         for segment in (built, unpack(frozen)):
-            found += sum(pairs.slots.size for pairs in Index(space, [(segment, {})]).match(block))
+            index = Index(space, [(segment, {})])
+            found += sum(pairs.slots.size for pairs in index.match(block))
+            preload(index, np.array([[1.0, 1.0, 2.0, 2.0]]))
     hash_ids(pa.array(["a", "b"]))
     return found
 

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.boxes import BoxPostings
-from roost.kernel.cells import LEVELS, IndexGrid, locate, squeeze
+from roost.kernel.cells import LEVELS, IndexGrid, find_cell, locate, morton, squeeze
 from roost.kernel.index import Index
 from roost.kernel.shapes import ShapePostings
 
@@ -44,23 +44,31 @@ def _touch(
     cells: NDArray[np.uint32],
     starts: NDArray[np.int64],
     within: NDArray[np.int64],
-    lists: Any,
+    wide: NDArray[Any],
+    narrow: Any,
+    seen: NDArray[np.uint8],
 ) -> tuple[int, np.int64]:  # pragma: no cover - compiled
     """Read the lists of a level's cells that lie in some rectangle; returns how many postings."""
     postings = 0
-    seen = np.int64(0)
-    for at in range(first, last):
-        column, row = squeeze(cells[at]), squeeze(cells[at] >> 1)
-        for k in range(within.shape[0]):
-            across = within[k, 0] >> level <= column <= within[k, 2] >> level
-            if across and within[k, 1] >> level <= row <= within[k, 3] >> level:
+    sink = np.int64(0)
+    for k in range(within.shape[0]):
+        column0, row0 = within[k, 0] >> level, within[k, 1] >> level
+        column1, row1 = within[k, 2] >> level, within[k, 3] >> level
+        # Codes grow with columns and with rows, so the corners' codes enclose the rectangle's.
+        at = find_cell(cells, morton(column0, row0), first, last)
+        top = morton(column1, row1)
+        while at < last and cells[at] <= top:
+            column, row = squeeze(cells[at]), squeeze(cells[at] >> 1)
+            if column0 <= column <= column1 and row0 <= row <= row1 and not seen[at]:
+                seen[at] = 1
                 begin, end = starts[at], starts[at + 1]
-                for values in lists:
-                    for place in range(begin, end, STRIDE):
-                        seen ^= np.int64(values[place])
+                for place in range(begin, end, STRIDE):
+                    sink ^= np.int64(wide[place])
+                    for values in narrow:
+                        sink ^= np.int64(values[place])
                 postings += end - begin
-                break
-    return postings, seen
+            at += 1
+    return postings, sink
 
 
 def preload(index: Index, bounds: NDArray[np.float64]) -> int:
@@ -89,15 +97,22 @@ def preload(index: Index, bounds: NDArray[np.float64]) -> int:
 
 
 def _read(postings: BoxPostings | ShapePostings, within: NDArray[np.int64]) -> int:
+    seen = np.zeros(postings.cells.size, np.uint8)
+    wide: NDArray[Any]
+    narrow: tuple[NDArray[Any], ...]
     if isinstance(postings, BoxPostings):
-        borders = (postings.low_x, postings.high_x, postings.low_y, postings.high_y)
-        groups: tuple[tuple[NDArray[Any], ...], ...] = ((postings.slots,), borders)
+        wide = postings.slots
+        narrow = (postings.low_x, postings.high_x, postings.low_y, postings.high_y)
+        width = wide.itemsize + sum(values.itemsize for values in narrow)
     else:
-        groups = ((postings.postings,),)
+        wide = postings.postings
+        narrow = (wide, wide, wide, wide)
+        width = wide.itemsize
     size = 0
     for level in range(LEVELS):
         first, last = int(postings.level_start[level]), int(postings.level_start[level + 1])
-        for lists in groups if first < last else ():
-            count, _ = _touch(level, first, last, postings.cells, postings.starts, within, lists)
-            size += count * sum(values.itemsize for values in lists)
+        if first < last:
+            cells, starts = postings.cells, postings.starts
+            count, _ = _touch(level, first, last, cells, starts, within, wide, narrow, seen)
+            size += count * width
     return size

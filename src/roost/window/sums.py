@@ -83,4 +83,4 @@ def quotient(total: int, scale: int, divisor: int = 1) -> float:
     try:
         return total / (divisor << scale)
     except OverflowError:
-        return math.copysign(math.inf, total)
+        return math.inf if total > 0 else -math.inf
