@@ -126,7 +126,9 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="measure", description="Run a benchmark; larger data comes from ROOST_DATA."
     )
-    bench.add_argument("name", metavar="NAME", help="peers, latency or load")
+    bench.add_argument(
+        "name", metavar="NAME", help="peers, latency, load, trio, swarm, hotspots or scale"
+    )
     bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
     bench.add_argument(
         "--json", type=Path, metavar="FILE", help="write the result here, plots beside"

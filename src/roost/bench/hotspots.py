@@ -21,7 +21,7 @@ MACHINES = 22
 DEFAULT = Strategy.GLOBAL
 RECOVERED = 1.2
 # Queries, rounds and points a round.
-FULL = (1_000_000, 24, 250_000)
+FULL = (500_000, 15, 400_000)
 QUICK = (50_000, 15, 60_000)
 
 
