@@ -20,19 +20,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from roost.balance import Strategy, initial_plan
-from roost.balance.planner import GlobalPlanner
+from roost.balance.planner import GlobalPlanner, imbalance
 from roost.balance.strategies import History
 from roost.bench.cases import Pickups, box_requests
 from roost.bench.moving import SLOT_S, Hotspot, MovingLoad, Step
-from roost.engine.balancer import Balancer, GlobalBalancer, SwarmBalancer
+from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.machine import match_blocks
 from roost.engine.messages import BatchTask, MachineResult
-from roost.engine.report import imbalance
 from roost.engine.tasks import BlockReader, match_routed, route_blocks
 from roost.model import TIMESTAMP
 from roost.state.admission import Rules
@@ -135,12 +135,12 @@ class EmulatedCluster:
         self._round = 0
 
     def _balancer(self, queries: QuerySet, load: MovingLoad) -> Balancer | None:
-        length = SLOT_S * 500_000  # half a slot: every batch ends a round
+        # Half a slot: every batch ends a round.
+        setup = RoundSetup(self._store, queries, SLOT_S * 500_000)
         if self.strategy is Strategy.SWARM:
-            return SwarmBalancer(self._store, queries, length)
+            return SwarmBalancer(setup)
         if self.strategy is Strategy.GLOBAL:
-            planner = GlobalPlanner()
-            return GlobalBalancer(self._store, queries, load.space, length, planner)
+            return GlobalBalancer(setup, load.space, GlobalPlanner())
         return None
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class EmulatedCluster:
             matches=figures["matches"],
             batch_s=self._route_s + max(busy),
             busy_s=sum(busy),
-            imbalance=imbalance(busy) or 1.0,
+            imbalance=imbalance(np.asarray(busy)),
             hot_share=step.hot_share,
             epoch=figures["epoch"],
             partitions=len(plan["partitions"]),

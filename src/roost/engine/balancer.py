@@ -24,8 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Plan, Strategy
-from roost.balance.changes import Change, Decision, Rebalance, apply_changes, arrivals
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
+from roost.balance.changes import (
+    Change,
+    Decision,
+    Rebalance,
+    apply_changes,
+    arrivals,
+    change_to_json,
+)
+from roost.balance.planner import CellLoad, CostRates, GlobalPlanner, imbalance
 from roost.balance.swarm import Report, ShedRequest, Swarm, shed
 from roost.engine.machine_stats import load_statistics
 from roost.engine.messages import BatchTask, MachineResult, TrioTask
@@ -47,22 +54,8 @@ LOADING_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
-class Round:
-    """A round that has ended: what each machine was busy for, and with how much."""
-
-    number: int
-    busy_s: NDArray[np.float64]
-    points: NDArray[np.int64]
-
-    @property
-    def imbalance(self) -> float:
-        """Busiest machine over the mean."""
-        mean = float(self.busy_s.mean())
-        return float(self.busy_s.max()) / mean if mean > 0 else 1.0
-
-
-class Balancer(ABC):
-    """Collects what the machines of a batch report, and decides at the end of a round.
+class RoundSetup:
+    """What every balancer needs.
 
     Parameters
     ----------
@@ -80,26 +73,25 @@ class Balancer(ABC):
         Seconds, to time decisions.
     """
 
+    store: Store
+    queries: QuerySet
+    round_length: int
+    saved: Mapping[str, Any] | None = None
+    now: int = TIME_MIN
+    clock: Callable[[], float] = time.perf_counter
+
+
+class Balancer(ABC):
+    """Collects what the machines of a batch report, and decides at the end of a round."""
+
     strategy: Strategy
 
-    def __init__(
-        self,
-        store: Store,
-        queries: QuerySet,
-        round_length: int,
-        saved: Mapping[str, Any] | None = None,
-        now: int = TIME_MIN,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._store = store
-        self._queries = queries
-        self._length = round_length
-        self._clock = clock
-        self._round = 0 if saved is None else int(saved["round"]) + 1
+    def __init__(self, setup: RoundSetup) -> None:
+        self._setup = setup
+        self._round = 0 if setup.saved is None else int(setup.saved["round"]) + 1
         self._opened: int | None = None
-        self._now = now
+        self._now = setup.now
         self._busy: dict[int, float] = {}
-        self._points: dict[int, int] = {}
         self._previous: Plan | None = None
 
     def prepared(self, task: BatchTask) -> BatchTask:
@@ -113,12 +105,11 @@ class Balancer(ABC):
     ) -> Plan | None:
         """Note what a batch reported; returns the next plan where there is to be another."""
         self._previous = plan
-        self._note(plan, results)
+        self._note(results)
         for result in results:
             machine = result.machine
             busy = result.busy_s - result.load_s
             self._busy[machine] = self._busy.get(machine, 0.0) + busy
-            self._points[machine] = self._points.get(machine, 0) + result.points
         oldest = [result.time_min for result in results if result.time_min is not None]
         newest = [result.time_max for result in results if result.time_max is not None]
         if not newest:
@@ -126,22 +117,20 @@ class Balancer(ABC):
         self._now = max(self._now, *newest)
         if self._opened is None:
             self._opened = min(oldest)
-        if self._now - self._opened < self._length:
+        if self._now - self._opened < self._setup.round_length:
             return None
         return self._end_round(batch_id, plan)
 
     def _end_round(self, batch_id: int, plan: Plan) -> Plan | None:
-        started = self._clock()
-        machines = range(plan.machines)
-        ended = Round(
-            self._round,
-            np.array([self._busy.get(m, 0.0) for m in machines]),
-            np.array([self._points.get(m, 0) for m in machines], np.int64),
-        )
-        decision, facts = self._decide(plan, ended)
-        after = None
+        clock = self._setup.clock
+        started = clock()
+        busy_s = np.array([self._busy.get(m, 0.0) for m in range(plan.machines)])
+        decision, facts = self._decide(plan, busy_s)
+        after: Plan | None = None
+        changes: tuple[Change, ...] = ()
         if isinstance(decision, Rebalance):
-            after = apply_changes(plan, decision.changes)
+            changes = decision.changes
+            after = apply_changes(plan, changes)
             after.check_invariants()
         row = {
             "round": self._round,
@@ -149,31 +138,26 @@ class Balancer(ABC):
             "strategy": self.strategy.value,
             "epoch": plan.epoch,
             "next_epoch": None if after is None else after.epoch,
-            "changes": [] if after is None else _summary(decision),
+            "changes": [change_to_json(change) for change in changes],
             "reason": decision.reason,
-            "imbalance": ended.imbalance,
-            "seconds": self._clock() - started,
+            "imbalance": imbalance(busy_s),
+            "seconds": clock() - started,
             **facts,
         }
         body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
-        self._store.put_round(row, body)
+        self._setup.store.put_round(row, body)
         self._round += 1
         self._opened = self._now
-        self._busy, self._points = {}, {}
+        self._busy = {}
         return after
 
     @abstractmethod
-    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+    def _note(self, results: Sequence[MachineResult]) -> None:
         """Take what the machines reported."""
 
     @abstractmethod
-    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
         """Decide at the end of a round; returns facts for the record as well."""
-
-
-def _summary(decision: Decision) -> list[str]:
-    assert isinstance(decision, Rebalance)
-    return [type(change).__name__ for change in decision.changes]
 
 
 class SwarmBalancer(Balancer):
@@ -181,18 +165,11 @@ class SwarmBalancer(Balancer):
 
     strategy = Strategy.SWARM
 
-    def __init__(
-        self,
-        store: Store,
-        queries: QuerySet,
-        round_length: int,
-        saved: Mapping[str, Any] | None = None,
-        now: int = TIME_MIN,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(store, queries, round_length, saved, now, clock)
+    def __init__(self, setup: RoundSetup) -> None:
+        super().__init__(setup)
+        saved = setup.saved
         self._swarm = Swarm.from_json(saved["swarm"]) if saved and "swarm" in saved else Swarm()
-        self._folder = store.folder / "trio"
+        self._folder = setup.store.folder / "trio"
         self._folder.mkdir(exist_ok=True)
         self._files: dict[int, str] = {}
         self._reports: dict[int, Report] = {}
@@ -205,7 +182,7 @@ class SwarmBalancer(Balancer):
         trio = TrioTask(str(self._folder), dict(self._files), before, self._close, self._now)
         return replace(super().prepared(task), trio=trio)
 
-    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+    def _note(self, results: Sequence[MachineResult]) -> None:
         self._close = False
         for result in results:
             report = Report(result.machine, result.numerator, result.received)
@@ -219,11 +196,11 @@ class SwarmBalancer(Balancer):
             if str(path) not in kept:
                 path.unlink(missing_ok=True)
 
-    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
         self._close = True
         reports = [self._reports[m] for m in range(plan.machines) if m in self._reports]
         received = sum(report.received for report in reports)
-        slowest = float(ended.busy_s.max())
+        slowest = float(busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
         decision = self._swarm.decide(plan, reports, rate, self._ask)
         return decision, {
@@ -244,18 +221,9 @@ class GlobalBalancer(Balancer):
 
     strategy = Strategy.GLOBAL
 
-    def __init__(
-        self,
-        store: Store,
-        queries: QuerySet,
-        space: Space,
-        round_length: int,
-        planner: GlobalPlanner,
-        saved: Mapping[str, Any] | None = None,
-        now: int = TIME_MIN,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(store, queries, round_length, saved, now, clock)
+    def __init__(self, setup: RoundSetup, space: Space, planner: GlobalPlanner) -> None:
+        super().__init__(setup)
+        saved = setup.saved
         self._planner = planner
         self._counts = QueryCounts(space)
         self._cells: dict[int, list[CellCounts]] = {}
@@ -272,17 +240,18 @@ class GlobalBalancer(Balancer):
         if not task.arrivals:
             return task
         # Requests may have come since the round ended.
-        histogram = self._counts.update(self._queries.segments(), self._now)
-        rects = {
-            p.partition_id: (p.column0, p.row0, p.column1, p.row1) for p in task.plan.partitions
-        }
+        histogram = self._counts.update(self._setup.queries.segments(), self._now)
+        parts = task.plan.partitions
+        rects = np.array([(p.column0, p.row0, p.column1, p.row1) for p in parts])
+        counts = histogram.count_many(rects).tolist()
+        queries = {p.partition_id: count for p, count in zip(parts, counts, strict=True)}
         arriving = {
-            machine: sum(histogram.count(*rects[number]) for number in numbers)
+            machine: sum(queries[number] for number in numbers)
             for machine, numbers in task.arrivals.items()
         }
         return replace(task, arriving=arriving)
 
-    def _note(self, plan: Plan, results: Sequence[MachineResult]) -> None:
+    def _note(self, results: Sequence[MachineResult]) -> None:
         for result in results:
             if result.cells is not None:
                 self._cells.setdefault(result.machine, []).append(result.cells)
@@ -292,12 +261,13 @@ class GlobalBalancer(Balancer):
             old = self._per_query_s
             self._per_query_s = LOADING_MEMORY * old + (1 - LOADING_MEMORY) * seconds
 
-    def _decide(self, plan: Plan, ended: Round) -> tuple[Decision, dict[str, Any]]:
+    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
+        reported = [part for parts in self._cells.values() for part in parts]
+        sent = sum(part.cells.nbytes + part.counts.nbytes for part in reported)
         counts = {m: CellCounts.joined(parts) for m, parts in self._cells.items()}
         self._cells = {}
-        sent = sum(part.cells.nbytes + part.counts.nbytes for part in counts.values())
-        histogram = self._counts.update(self._queries.segments(), self._now)
-        error = self._learn(ended, counts, histogram.per_cell().reshape(-1))
+        histogram = self._counts.update(self._setup.queries.segments(), self._now)
+        error = self._learn(busy_s, counts, histogram.per_cell().reshape(-1))
         everything = CellCounts.joined(counts.values())
         self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
         _, per_point, per_check = self._model.coefficients.tolist()
@@ -312,15 +282,15 @@ class GlobalBalancer(Balancer):
 
     def _learn(
         self,
-        ended: Round,
+        busy_s: NDArray[np.float64],
         counts: Mapping[int, CellCounts],
         queries: NDArray[np.float64],
     ) -> float | None:
         """Show the model what the machines had to do and how long they took."""
         rows, times = [], []
         for machine, own in counts.items():
-            if own.cells.size and ended.busy_s[machine] > 0:
+            if own.cells.size and busy_s[machine] > 0:
                 pairs = float((own.counts * queries[own.cells]).sum())
                 rows.append([1.0, own.points, pairs])
-                times.append(ended.busy_s[machine])
+                times.append(busy_s[machine])
         return self._model.observe(rows, times) if rows else None

@@ -29,7 +29,7 @@ from roost.balance import Strategy, initial_plan
 from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import History, default_strategy
 from roost.config import RunConfig, check_together
-from roost.engine.balancer import Balancer, GlobalBalancer, SwarmBalancer
+from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
@@ -393,10 +393,10 @@ class Pipeline:
             saved = {"round": saved["round"]}
         reached = self.store.reached()
         now = TIME_MIN if reached is None else reached
+        setup = RoundSetup(self.store, queries, length, saved, now, self._clock)
         if strategy is Strategy.SWARM:
-            return SwarmBalancer(self.store, queries, length, saved, now, self._clock)
-        planner = GlobalPlanner(tolerance=self.config.tolerance)
-        return GlobalBalancer(self.store, queries, space, length, planner, saved, now, self._clock)
+            return SwarmBalancer(setup)
+        return GlobalBalancer(setup, space, GlobalPlanner(tolerance=self.config.tolerance))
 
     def _configured_sinks(self) -> list[Sink]:
         if self.config.sink == "console":

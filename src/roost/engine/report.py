@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from roost.balance.planner import imbalance
 from roost.state.store import Commit
 
 MACHINE_FIGURES = ("points", "checks", "matches", "busy_s")
@@ -31,8 +34,10 @@ def build_report(commits: Iterable[Commit], rounds: Sequence[dict[str, Any]]) ->
     for commit in commits:
         figures = commit.figures
         kept = {key: figures[key] for key in BATCH_FIGURES}
-        busy = [row["busy_s"] for row in figures["machines"]]
-        batches.append({"batch_id": commit.batch_id, **kept, "imbalance": imbalance(busy)})
+        busy = np.array([row["busy_s"] for row in figures["machines"]])
+        batches.append(
+            {"batch_id": commit.batch_id, **kept, "imbalance": imbalance(np.asarray(busy))}
+        )
         for row in figures["machines"]:
             empty = {"machine": row["machine"], **dict.fromkeys(MACHINE_FIGURES, 0)}
             total = machines.setdefault(row["machine"], empty)
@@ -57,12 +62,6 @@ def build_report(commits: Iterable[Commit], rounds: Sequence[dict[str, Any]]) ->
         "per_batch": batches,
         "balance": _balance(batches, rounds),
     }
-
-
-def imbalance(busy_s: Sequence[float]) -> float | None:
-    """Busiest machine over the mean; None where nobody was busy."""
-    total = sum(busy_s)
-    return max(busy_s) * len(busy_s) / total if total > 0 else None
 
 
 def _balance(batches: Sequence[dict[str, Any]], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
