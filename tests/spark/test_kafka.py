@@ -6,8 +6,9 @@ import json
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -125,6 +126,30 @@ def test_many_writers_agree_on_one_order(broker: KafkaBroker, topic: str) -> Non
     with KafkaQueryLog(broker.bootstrap, topic) as log:
         got = names_of(log.read(0, log.end()))
     assert [(place + 1, names[0]) for place, names in enumerate(got)] == told
+
+
+@pytest.mark.parametrize("method", ["describe_topics", "describe_configs", "list_offsets"])
+def test_waits_until_the_brokers_know_a_topic_that_was_just_made(
+    broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    answer = getattr(AdminClient, method)
+    asked = []
+
+    def unknown_at_first(self: Any, places: Any, **timeout: Any) -> Any:
+        asked.append(places)
+        if len(asked) > 2:
+            return answer(self, places, **timeout)
+        refused: Future[Any] = Future()
+        refused.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return defaultdict(lambda: refused)
+
+    monkeypatch.setattr(AdminClient, method, unknown_at_first)
+    with KafkaQueryLog(broker.bootstrap, topic) as log:
+        assert log.end() == 0
+    assert len(asked) == 3
 
 
 def test_takes_requests_written_by_hand_as_json(broker: KafkaBroker, topic: str) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 _MESSAGE_BYTES_MAX = 900_000
 _MALFORMED_BYTES_MAX = 4_096  # of a message that is no request: enough to know whose it is
 _PARTITION = 0
+_RETRY_S = 0.05
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _KEEPS_EVERYTHING = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -102,12 +104,14 @@ class KafkaQueryLog:
         from confluent_kafka.admin import OffsetSpec
 
         place = TopicPartition(self._topic, _PARTITION)
-        asked = self._admin.list_offsets(
-            {place: OffsetSpec.latest()},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self._timeout_s,
+        latest = self._once_known(
+            lambda: self._admin.list_offsets(
+                {place: OffsetSpec.latest()},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self._timeout_s,
+            )[place]
         )
-        return int(self._wait(asked[place]).offset)
+        return int(latest.offset)
 
     def read(self, after: int, upto: int) -> Iterator[pa.Table]:
         """Yield the blocks from position `after` to position `upto`, in order.
@@ -227,13 +231,17 @@ class KafkaQueryLog:
         from confluent_kafka.admin import ConfigResource
 
         names = TopicCollection([self._topic])
-        asked = self._admin.describe_topics(names, request_timeout=self._timeout_s)
-        partitions = len(self._wait(asked[self._topic]).partitions)
+        timeout = {"request_timeout": self._timeout_s}
+        described = self._once_known(
+            lambda: self._admin.describe_topics(names, **timeout)[self._topic]
+        )
+        partitions = len(described.partitions)
         if partitions != 1:
             raise StateError(f"topic {self._topic}: a log takes 1 partition, it has {partitions}")
         resource = ConfigResource(ConfigResource.Type.TOPIC, self._topic)
-        described = self._admin.describe_configs([resource], request_timeout=self._timeout_s)
-        settings = self._wait(described[resource])
+        settings = self._once_known(
+            lambda: self._admin.describe_configs([resource], **timeout)[resource]
+        )
         for name, value in _KEEPS_EVERYTHING.items():
             if settings[name].value != value:
                 raise StateError(
@@ -241,13 +249,20 @@ class KafkaQueryLog:
                     f"it is {settings[name].value}"
                 )
 
-    def _wait(self, asked: Any) -> Any:
-        from confluent_kafka import KafkaException
+    def _once_known(self, ask: Callable[[], Any]) -> Any:
+        """Ask about the topic until the brokers know it: creation is confirmed before they do."""
+        from confluent_kafka import KafkaError, KafkaException
 
-        try:
-            return asked.result()
-        except KafkaException as error:
-            raise StateError(f"topic {self._topic}: {error.args[0].str()}") from error
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return ask().result()
+            except KafkaException as error:
+                fault = error.args[0]
+                unknown = fault.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                if not unknown or time.monotonic() >= deadline:
+                    raise StateError(f"topic {self._topic}: {fault.str()}") from error
+            time.sleep(_RETRY_S)
 
 
 def _offset(message: Message) -> int:
