@@ -1,0 +1,373 @@
+"""Algorithm 4: which users made the hotspots of a round, and whether they did so before.
+
+All users are one suspicious cluster at first. k-means++ splits it in two, the half with the larger
+ALQR (mean x14) stays suspicious, and so on until its users have been in the same hotspots with
+new queries: the standard deviation of x11 is near zero. What is left must have ``beta`` times
+the ALQR of everybody else and must be in a hotspot of this round. Found once, a cluster is put on
+the suspicious list with a random time to leave it; found twice, its users are blocked.
+
+Where the paper leaves a choice: the deviation is that of normalised x11, so that "near zero" does
+not depend on how many hotspots there ever were; ALQR is taken of x14 before normalisation, because
+``beta`` is a ratio; a cluster is in a hotspot if one of its users is; blocked users take no part.
+
+As published (:meth:`Settings.paper`), this blocks flash crowds and newcomers: their queries are
+all new, all in the same hotspots, and a hotspot that grows is rebalanced more than once. Splitting
+also always ends with somebody, be it one user with three queries that all fell into the hot
+partition. By default three more things are asked for, each of them with the sensor's numbers:
+
+* *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
+  ``share_min``: without that, the hotspot would be there without it. Users who add less than
+  ``hanger_on`` of the cluster's median are not counted among it.
+* *Moved.* The second finding is at another place than the first: the middles of the cluster's
+  recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
+  balanced once, however heavy it is; to do harm again and again an attack has to move.
+* *Users, not clusters,* are found again: those who were on the list before, if they are cause
+  enough by themselves. One more or one fewer in the cluster than the last time is no way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+
+from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release, Suspect
+from roost.guard.features import X3, X11, X12, X14, Features, normalise
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the detector judges.
+
+    Parameters
+    ----------
+    beta
+        How many times everybody else's ALQR is still normal.
+    deviation_max
+        Standard deviation of normalised x11 that counts as near zero.
+    removal_rounds
+        Least and most rounds that a cluster stays on the suspicious list.
+    share_min
+        Part of the recent queries in the round's hot partitions that a cluster must have; zero
+        asks for none.
+    hanger_on
+        Part of the median contribution below which a user does not belong to a cluster.
+    moved
+        Whether the second finding must be at another place.
+    exact
+        Whether the same cluster must be found again, and not just the same users.
+    """
+
+    beta: float = 3.0
+    deviation_max: float = 0.05
+    removal_rounds: tuple[int, int] = (5, 30)
+    share_min: float = 0.2
+    hanger_on: float = 0.1
+    moved: bool = True
+    exact: bool = False
+
+    @classmethod
+    def paper(cls) -> Settings:
+        """Algorithm 4 and nothing else."""
+        return cls(share_min=0.0, hanger_on=0.0, moved=False, exact=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cluster's recent queries in hotspots lie: their middle, and how far they spread."""
+
+    x: float
+    y: float
+    spread: float
+
+    @classmethod
+    def of(cls, features: Features, rows: Rows) -> Place | None:
+        """Place of some users' queries; None where none of them is recent."""
+        weight = float(features.raw[rows, X12].sum())
+        if weight <= 0.0:
+            return None
+        x, y, square = (features.places[rows].sum(axis=0) / weight).tolist()
+        return cls(x, y, max(square - x * x - y * y, 0.0) ** 0.5)
+
+    def apart_from(self, other: Place) -> bool:
+        """Whether two places are farther apart than they spread."""
+        away: float = ((self.x - other.x) ** 2 + (self.y - other.y) ** 2) ** 0.5
+        return away > self.spread + other.spread
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A cluster on the suspicious list.
+
+    ``stays`` says that it was found again at the same place, as a crowd would be.
+    """
+
+    users: tuple[tuple[int, str], ...]
+    found: int
+    until: int
+    place: Place | None = None
+    stays: bool = False
+    evidence: Evidence = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the state directory."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Listed:
+        """Inverse of :meth:`to_json`."""
+        users = tuple((key, name) for key, name in data["users"])
+        place = Place(**data["place"]) if data["place"] else None
+        return cls(**{**data, "users": users, "place": place})
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What a detection came to: decisions, the list after it, and whom to block."""
+
+    decisions: tuple[Decision, ...]
+    listed: tuple[Listed, ...]
+    blocked: tuple[tuple[int, str], ...] = ()
+
+
+def detect(
+    features: Features,
+    listed: Iterable[Listed],
+    number: int,
+    position: int,
+    random: np.random.Generator,
+    settings: Settings = Settings(),  # noqa: B008 - immutable
+) -> Finding:
+    """Judge one round.
+
+    Parameters
+    ----------
+    features
+        Of all users who are not blocked.
+    listed
+        The suspicious list.
+    number
+        The round.
+    position
+        Log position from which on blocked users are refused.
+    random
+        Seeds k-means++ and draws removal times.
+    settings
+        How to judge.
+    """
+    kept, released = _expire(tuple(listed), number)
+    cluster, evidence, reason = suspicious_cluster(features, random, settings)
+    if cluster is None:
+        return Finding((*released, NoFinding(number, reason, evidence)), kept)
+    case = _Case(features, cluster, number, position, settings, evidence)
+    decisions, kept, blocked = case.settle(kept, random)
+    return Finding((*released, *decisions), kept, blocked)
+
+
+def _expire(
+    listed: tuple[Listed, ...], number: int
+) -> tuple[tuple[Listed, ...], tuple[Release, ...]]:
+    """Take from the list whoever was not found again in time."""
+    over = [entry for entry in listed if entry.until < number]
+    releases = tuple(
+        Release(
+            tuple(name for _, name in entry.users),
+            number,
+            "not found again in time",
+            {"found": entry.found, "until": entry.until},
+        )
+        for entry in over
+    )
+    return tuple(entry for entry in listed if entry.until >= number), releases
+
+
+def suspicious_cluster(
+    features: Features, random: np.random.Generator, settings: Settings
+) -> tuple[Rows | None, Evidence, str]:
+    """Find the cluster that passes every test of a single round.
+
+    Returns
+    -------
+    rows, evidence, reason
+        Its users, or None with the test that it failed.
+    """
+    raw = features.raw
+    if len(raw) < 2:
+        return None, {"users": len(raw)}, "fewer than two users"
+    if not raw[:, X3].any():
+        return None, {"users": len(raw)}, "no hotspot in this round"
+    rows, splits = _split(raw, random, settings.deviation_max)
+    others = np.ones(len(raw), np.bool_)
+    others[rows] = False
+    own = _alqr(raw, rows)
+    normal = _alqr(raw, np.flatnonzero(others))
+    evidence: Evidence = {
+        "users": len(raw),
+        "splits": splits,
+        "size": len(rows),
+        "alqr": own,
+        "alqr_others": normal,
+        "beta": settings.beta,
+    }
+    if not own > normal * settings.beta:
+        return None, evidence, "within beta of normal users"
+    if not raw[rows, X3].any():
+        return None, evidence, "in no hotspot of this round"
+    if settings.hanger_on > 0.0:
+        rows = _without_hangers_on(raw, rows, settings.hanger_on)
+        evidence["size"] = len(rows)
+    evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
+    if evidence["share"] < settings.share_min:
+        return None, evidence, "not the cause of the hotspots"
+    return rows, evidence, ""
+
+
+def _split(
+    raw: NDArray[np.float64], random: np.random.Generator, deviation_max: float
+) -> tuple[Rows, list[Evidence]]:
+    """Split the suspicious cluster until its users have been in the same hotspots."""
+    scaled = normalise(raw)
+    rows = np.arange(len(raw))
+    splits: list[Evidence] = []
+    while True:
+        points = scaled[rows]
+        if (points == points[0]).all():
+            return rows, splits
+        seed = int(random.integers(1 << 31))
+        # One start is k-means++ as published; more of them would cost a detection for nothing.
+        labels = KMeans(2, init="k-means++", n_init=1, random_state=seed).fit_predict(points)
+        halves = (rows[labels == 0], rows[labels == 1])
+        rates = [_alqr(raw, half) for half in halves]
+        rows = halves[0] if rates[0] > rates[1] else halves[1]
+        deviation = float(scaled[rows, X11].std())
+        sizes = [len(half) for half in halves]
+        splits.append({"sizes": sizes, "alqr": rates, "deviation": deviation})
+        if deviation <= deviation_max:
+            return rows, splits
+
+
+def _alqr(raw: NDArray[np.float64], rows: Rows) -> float:
+    """Average of x14 over a cluster."""
+    return float(raw[rows, X14].mean()) if len(rows) else 0.0
+
+
+def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Rows:
+    added = raw[rows, X12]
+    return rows[(added >= part * np.median(added)) & (added > 0.0)]
+
+
+def _share(raw: NDArray[np.float64], rows: Rows) -> float:
+    """Part of all recent queries in this round's hotspots that are a cluster's."""
+    whole = float(raw[:, X12].sum())
+    return float(raw[rows, X12].sum()) / whole if whole > 0.0 else 0.0
+
+
+class _Case:
+    """A cluster that passed, held against the list."""
+
+    def __init__(
+        self,
+        features: Features,
+        rows: Rows,
+        number: int,
+        position: int,
+        settings: Settings,
+        evidence: Evidence,
+    ) -> None:
+        self._features = features
+        self._rows = rows
+        self._number = number
+        self._position = position
+        self._settings = settings
+        self._evidence = evidence
+        self._row_of = {int(features.keys[row]): int(row) for row in rows}
+
+    def settle(
+        self, listed: tuple[Listed, ...], random: np.random.Generator
+    ) -> tuple[list[Decision], tuple[Listed, ...], tuple[tuple[int, str], ...]]:
+        """Block who was found before, and put the rest on the list."""
+        found = {k: common for k, e in enumerate(listed) if (common := self._common(e))}
+        again = {k for k, common in found.items() if self._again(listed[k], common)}
+        blocked = sorted({key for k in again for key in found[k]})
+        known = sorted({key for common in found.values() for key in common})
+        decisions: list[Decision] = []
+        if blocked:
+            reason = "found again in hotspots of their making"
+            proof = self._proof(blocked, listed)
+            names = self._names(blocked)
+            decisions.append(Block(names, self._number, self._position, reason, proof))
+        kept = []
+        for k, entry in enumerate(listed):
+            if k in found and k not in again:
+                entry = replace(entry, stays=True, until=self._removal(random))
+            left = tuple(user for user in entry.users if user[0] not in blocked)
+            if left:
+                kept.append(replace(entry, users=left))
+        rest = [key for key in self._row_of if key not in known]
+        if rest:
+            decisions.append(self._suspect(rest, random, kept))
+        elif not blocked:
+            until = max(entry.until for entry in kept if entry.stays)
+            proof = self._proof(known, listed)
+            reason = "found again at the same place"
+            decisions.append(Suspect(self._names(known), self._number, until, reason, proof))
+        return decisions, tuple(kept), tuple((key, self._name(key)) for key in blocked)
+
+    def _removal(self, random: np.random.Generator) -> int:
+        """Draw the last round in which a cluster is on the list."""
+        least, most = self._settings.removal_rounds
+        return self._number + int(random.integers(least, most + 1))
+
+    def _common(self, entry: Listed) -> list[int]:
+        """Users of a listed cluster that are found again."""
+        earlier = [key for key, _ in entry.users]
+        if self._settings.exact:
+            return earlier if set(earlier) == self._row_of.keys() else []
+        common = [key for key in earlier if key in self._row_of]
+        rows = np.array([self._row_of[key] for key in common], np.int64)
+        enough = len(common) and _share(self._features.raw, rows) >= self._settings.share_min
+        return common if enough else []
+
+    def _again(self, entry: Listed, common: list[int]) -> bool:
+        """Whether users that are found again are to be blocked."""
+        if not self._settings.moved:
+            return True
+        rows = np.array([self._row_of[key] for key in common], np.int64)
+        now = Place.of(self._features, rows)
+        return now is not None and entry.place is not None and now.apart_from(entry.place)
+
+    def _suspect(self, keys: list[int], random: np.random.Generator, kept: list[Listed]) -> Suspect:
+        until = self._removal(random)
+        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        place = Place.of(self._features, rows)
+        users = tuple((key, self._name(key)) for key in keys)
+        proof = self._proof(keys, ())
+        kept.append(Listed(users, self._number, until, place, False, proof))
+        return Suspect(self._names(keys), self._number, until, "found for the first time", proof)
+
+    def _proof(self, keys: Iterable[int], listed: Iterable[Listed]) -> Evidence:
+        """Everything that led here, as plain data."""
+        keys = list(keys)
+        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        place = Place.of(self._features, rows)
+        values = {f"x{k + 1}": self._features.raw[rows, k].mean() for k in range(14)}
+        earlier = [e for e in listed if any(key in keys for key, _ in e.users)]
+        return self._evidence | {
+            "features": {name: float(value) for name, value in values.items()},
+            "place": asdict(place) if place else None,
+            "earlier": [
+                {"round": e.found, "place": asdict(e.place) if e.place else None} for e in earlier
+            ],
+        }
+
+    def _name(self, key: int) -> str:
+        return self._features.names[self._row_of[key]]
+
+    def _names(self, keys: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self._name(key) for key in keys)

@@ -1,0 +1,135 @@
+"""Features x1 to x14 of table 5.1, kept by user and finished when a round is closed.
+
+Requests come in through the gate (x1, x2), hotspots through :func:`add_hotspot` (x3 to x5, x11,
+x12). Closing the round fades what came before by half and adds the round (x6 to x10), divides
+(x13) and averages (x14).
+
+Where the paper leaves a choice:
+
+* x4 is the sum of the sensor's five ages. Older queries are not in its list, but they do count as
+  involvement (x3, x5).
+* A query that is in two hotspots of a round counts twice in x4 and x12, as each sensor's summary
+  is added when it comes.
+* x13 is zero where x6 is: a user without recent requests has no recent queries in hotspots.
+* x14 is the mean of those x13 that are not zero.
+* A feature that is the same for all users is zero after normalisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.guard.loops import (
+    CONTRIBUTED,
+    FADED,
+    INVOLVED,
+    PLACE_SQUARE,
+    PLACE_X,
+    RATE_ROUNDS,
+    RATE_SUM,
+    SEQUENCE,
+    SEQUENCE_NEW,
+    WEIGHTED,
+)
+from roost.guard.sensor import ROUNDS, Summary
+from roost.guard.users import UserTable, keys_of
+
+FADE = 0.5
+WEIGHTS = FADE ** np.arange(ROUNDS)
+COUNT = 14
+# Places of features that the detector asks for by name.
+X3, X11, X12, X13, X14 = 2, 10, 11, 12, 13
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """A round's features, a row a user.
+
+    Parameters
+    ----------
+    keys, names
+        Of the users.
+    raw
+        x1 to x14, ``(users, 14)``.
+    places
+        Weighted sums of where each user's queries in hotspots lie, ``(users, 3)``; the sum of the
+        weights is x12.
+    """
+
+    keys: NDArray[np.uint64]
+    names: list[str]
+    raw: Floats
+    places: Floats
+
+    def taken(self, rows: NDArray[np.int64]) -> Features:
+        """Pick some of the users."""
+        names = [self.names[row] for row in rows.tolist()]
+        return Features(self.keys[rows], names, self.raw[rows], self.places[rows])
+
+
+def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -> None:
+    """Count a hotspot, by its id, into the users' features of the open round."""
+    rows = users.rows_for(keys_of(summary.names, users.secret), summary.names, number)
+    known = rows >= 0
+    rows, by_age = rows[known], summary.by_age[known]
+    numbers = users.numbers
+    numbers[rows, INVOLVED] += 1.0
+    numbers[rows, CONTRIBUTED] += by_age.sum(axis=1)
+    numbers[rows, SEQUENCE] += hotspot
+    numbers[rows, SEQUENCE_NEW] += np.where(by_age[:, 0] > 0, hotspot, 0)
+    numbers[rows, WEIGHTED] += by_age @ WEIGHTS
+    numbers[rows, PLACE_X : PLACE_SQUARE + 1] += summary.places[known]
+
+
+def close_features(users: UserTable, rounds: int = 1) -> Features:
+    """Finish the open round and start the next.
+
+    Parameters
+    ----------
+    users
+        Whose numbers are closed.
+    rounds
+        Rounds since the last one that was closed; more than one if some passed without a word.
+    """
+    numbers = users.numbers[: users.used]
+    history = numbers[:, FADED:SEQUENCE_NEW]
+    history *= FADE**rounds
+    history += numbers[:, : SEQUENCE + 1]
+    raw = np.empty((users.used, COUNT))
+    raw[:, :5] = numbers[:, : SEQUENCE + 1]
+    raw[:, 5:10] = history
+    raw[:, X11] = numbers[:, SEQUENCE_NEW]
+    raw[:, X12] = numbers[:, WEIGHTED]
+    raw[:, X13] = _quotient(raw[:, X12], raw[:, 5])
+    numbers[:, RATE_SUM] += raw[:, X13]
+    numbers[:, RATE_ROUNDS] += raw[:, X13] != 0.0
+    raw[:, X14] = _quotient(numbers[:, RATE_SUM], numbers[:, RATE_ROUNDS])
+    places = numbers[:, PLACE_X : PLACE_SQUARE + 1].copy()
+    closed = Features(users.keys[: users.used].copy(), list(users.names), raw, places)
+    users.start_round()
+    return closed
+
+
+def _quotient(part: Floats, whole: Floats) -> Floats:
+    """Divide, with zero where there is nothing to divide by."""
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0)
+
+
+def normalise(raw: Floats) -> Floats:
+    """Min-max normalisation of each column.
+
+    Examples
+    --------
+    >>> normalise(np.array([[1.0, 5.0], [3.0, 5.0]])).tolist()
+    [[0.0, 0.0], [1.0, 0.0]]
+    """
+    if len(raw) == 0:
+        return raw.copy()
+    low = raw.min(axis=0)
+    width = raw.max(axis=0) - low
+    return np.divide(raw - low, width, out=np.zeros_like(raw), where=width > 0.0)

@@ -1,0 +1,250 @@
+"""Compiled loops of the gate: keys of names, look-up, judgement, counting.
+
+A user is known by a 64-bit key of its name. The key is SipHash-1-3 with a secret that is drawn once
+for each state: with a plain hash anybody could make up a name that falls together with somebody
+else's and have that user blocked. A million users fall together by chance once in 37 million
+tries, so that names are not compared.
+
+``index`` is a hash table with open addressing: a row number plus one, or zero where there is
+nothing. Its size is a power of two and it is never more than half full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# Columns of a user's numbers. The first five are x1 to x5 of the round that is open, the next five
+# what was left of x6 to x10 when the last round was closed.
+NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
+FADED = 5
+SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS, PLACE_X, PLACE_Y, PLACE_SQUARE = range(10, 17)
+NUMBERS = 17
+
+# What a request is to the counters.
+UNCOUNTED, REGISTERS, TERMINATES = 0, 1, 2
+
+_C0 = np.uint64(0x736F6D6570736575)
+_C1 = np.uint64(0x646F72616E646F6D)
+_C2 = np.uint64(0x6C7967656E657261)
+_C3 = np.uint64(0x7465646279746573)
+_LAST = np.uint64(0xFF)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _turned(value: Any, bits: int) -> Any:  # pragma: no cover - compiled
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _stirred(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:  # pragma: no cover - compiled
+    """One round of SipHash."""
+    v0 += v1
+    v1 = _turned(v1, 13) ^ v0
+    v0 = _turned(v0, 32)
+    v2 += v3
+    v3 = _turned(v3, 16) ^ v2
+    v0 += v3
+    v3 = _turned(v3, 21) ^ v0
+    v2 += v1
+    v1 = _turned(v1, 17) ^ v2
+    v2 = _turned(v2, 32)
+    return v0, v1, v2, v3
+
+
+@njit(cache=True, nogil=True)
+def hash_names(
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    secret: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+) -> None:  # pragma: no cover - compiled
+    """SipHash-1-3 of each name."""
+    for row in range(keys.size):
+        start, stop = offsets[row], offsets[row + 1]
+        v0, v1 = secret[0] ^ _C0, secret[1] ^ _C1
+        v2, v3 = secret[0] ^ _C2, secret[1] ^ _C3
+        at = start
+        while at + 8 <= stop:
+            word = np.uint64(0)
+            for k in range(8):
+                word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+            v3 ^= word
+            v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+            v0 ^= word
+            at += 8
+        word = np.uint64((stop - start) & 0xFF) << np.uint64(56)
+        for k in range(stop - at):
+            word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+        v3 ^= word
+        v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+        v0 ^= word
+        v2 ^= _LAST
+        for _ in range(3):
+            v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+        keys[row] = v0 ^ v1 ^ v2 ^ v3
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _spot(
+    key: Any, index: NDArray[np.int32], held: NDArray[np.uint64]
+) -> Any:  # pragma: no cover - compiled
+    """Place in the index where a key is, or where it would be."""
+    mask = np.uint64(index.size - 1)
+    at = key & mask
+    while index[at] != 0 and held[index[at] - 1] != key:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@njit(cache=True, nogil=True)
+def rebuild(
+    index: NDArray[np.int32], held: NDArray[np.uint64], used: int
+) -> None:  # pragma: no cover - compiled
+    """Index the first ``used`` keys."""
+    index[:] = 0
+    for row in range(used):
+        index[_spot(held[row], index, held)] = row + 1
+
+
+@njit(cache=True, nogil=True)
+def find_rows(
+    keys: NDArray[np.uint64],
+    index: NDArray[np.int32],
+    held: NDArray[np.uint64],
+    rows: NDArray[np.int32],
+) -> None:  # pragma: no cover - compiled
+    """Row of each key, -1 for strangers."""
+    for k in range(keys.size):
+        rows[k] = index[_spot(keys[k], index, held)] - 1
+
+
+@njit(cache=True, nogil=True)
+def add_rows(
+    keys: NDArray[np.uint64],
+    start: int,
+    index: NDArray[np.int32],
+    held: NDArray[np.uint64],
+    used: int,
+    newcomers: NDArray[np.int64],
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Give strangers rows, from ``start`` on, until all rows are taken.
+
+    ``newcomers`` gets the place in ``keys`` of each new row. Returns where it stopped and how many
+    rows are used then.
+    """
+    first = used
+    for k in range(start, keys.size):
+        at = _spot(keys[k], index, held)
+        if index[at] == 0:
+            if used == held.size:
+                return k, used
+            newcomers[used - first] = k
+            held[used] = keys[k]
+            used += 1
+            index[at] = used
+    return keys.size, used
+
+
+@njit(cache=True, nogil=True)
+def count_rows(
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.int8],
+    start: int,
+    number: int,
+    index: NDArray[np.int32],
+    held: NDArray[np.uint64],
+    used: int,
+    numbers: NDArray[np.float64],
+    active: NDArray[np.int64],
+    newcomers: NDArray[np.int64],
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Count requests into x1 and x2 of their users, from ``start`` on; strangers get rows.
+
+    Stops where a stranger finds no row. Returns where, and how many rows are used then.
+    """
+    first = used
+    for k in range(start, keys.size):
+        if kinds[k] == UNCOUNTED:
+            continue
+        at = _spot(keys[k], index, held)
+        if index[at] == 0:
+            if used == held.size:
+                return k, used
+            newcomers[used - first] = k
+            held[used] = keys[k]
+            used += 1
+            index[at] = used
+        row = index[at] - 1
+        numbers[row, NEW if kinds[k] == REGISTERS else DELETED] += 1.0
+        active[row] = number
+    return keys.size, used
+
+
+@njit(cache=True, nogil=True)
+def judge_rows(
+    keys: NDArray[np.uint64],
+    position: int,
+    index: NDArray[np.int32],
+    held: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    events: NDArray[np.int64],
+    states: NDArray[np.bool_],
+    admitted: NDArray[np.bool_],
+    refused: NDArray[np.int64],
+    counted: int,
+) -> None:  # pragma: no cover - compiled
+    """Admit or refuse: the last event before a row's position decides.
+
+    Rows from position ``counted`` on are added to their user's number of refusals.
+    """
+    for k in range(keys.size):
+        admitted[k] = True
+        user = index[_spot(keys[k], index, held)] - 1
+        if user < 0:
+            continue
+        at = position + k
+        for event in range(starts[user + 1] - 1, starts[user] - 1, -1):
+            if events[event] < at:
+                admitted[k] = not states[event]
+                break
+        if not admitted[k] and at >= counted:
+            refused[user] += 1
+
+
+@njit(cache=True, nogil=True)
+def sense(
+    bounds: NDArray[Any],
+    rects: NDArray[Any],
+    codes: NDArray[np.int32],
+    ages: NDArray[np.int64],
+    present: NDArray[np.bool_],
+    by_age: NDArray[np.int64],
+    places: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Count the queries that touch a rectangle by user and age; and sum up where they lie.
+
+    A place is the weighted sum of the middles, and of their squares with the query's own extent;
+    the weights are those of x12.
+    """
+    rounds = by_age.shape[1]
+    for k in range(codes.size):
+        for r in range(rects.shape[0]):
+            wide = bounds[k, 0] < rects[r, 2] and bounds[k, 2] >= rects[r, 0]
+            if not (wide and bounds[k, 1] < rects[r, 3] and bounds[k, 3] >= rects[r, 1]):
+                continue
+            user = codes[k]
+            present[user] = True
+            age = max(ages[k], 0)
+            if age < rounds:
+                by_age[user, age] += 1
+                weight = 0.5**age
+                x, y = (bounds[k, 0] + bounds[k, 2]) / 2.0, (bounds[k, 1] + bounds[k, 3]) / 2.0
+                half_x, half_y = bounds[k, 2] - x, bounds[k, 3] - y
+                places[user, 0] += weight * x
+                places[user, 1] += weight * y
+                places[user, 2] += weight * (x * x + y * y + half_x * half_x + half_y * half_y)
+            break
