@@ -1,0 +1,468 @@
+"""Attacks and crowds for tests and measurements: who requests what, tick by tick, from a seed.
+
+A world is made of parties. Normal users register queries where the data is, their activity falls
+off by rank so that a fifth of them does four fifths, and end as many as they register. An attack
+moves a fixed stock of queries from one target to the next, by turns of registering there and
+ending its oldest; targets are drawn from the data, so that its queries meet many points. A rate of
+600 means that 600 queries are moved a second: so many registrations, and as many endings.
+
+Three parties look like attacks and are none: a crowd (many users, one place, one time), a newcomer
+who brings many queries at once, and a user who moves house.
+
+Places lie in the unit square. Nothing here knows of the guard: blocked users go on sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.space import Rect
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Random = np.random.Generator
+
+# The next target must be elsewhere, or the attack would not move.
+_TARGET_APART = 0.1
+_TARGET_TRIES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Requests in the order in which they come.
+
+    Parameters
+    ----------
+    codes
+        User of each, as a place in the world's names.
+    registers
+        Whether it registers a query; otherwise it ends one.
+    queries
+        Number of the query.
+    boxes
+        ``x0, y0, x1, y1`` in the unit square; not a number where a query ends.
+    """
+
+    codes: NDArray[np.int32]
+    registers: NDArray[np.bool_]
+    queries: Ids
+    boxes: Floats
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def table(self, names: Sequence[str], bounds: Rect) -> pa.Table:
+        """As a block for the query log, over other bounds than the unit square."""
+        low = np.array([bounds.x0, bounds.y0] * 2)
+        size = np.array([bounds.x1 - bounds.x0, bounds.y1 - bounds.y0] * 2)
+        boxes = low + self.boxes * size
+        gone = ~self.registers
+        return pa.table(
+            {
+                "op": pa.array(np.where(self.registers, "register", "terminate")),
+                "query_id": pa.array([f"q{number}" for number in self.queries.tolist()]),
+                "user_id": pa.array(names).take(pa.array(self.codes)),
+                **{
+                    name: pa.array(np.ascontiguousarray(boxes[:, k]), mask=gone)
+                    for k, name in enumerate(("x0", "y0", "x1", "y1"))
+                },
+            }
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a party does in a tick: users and places of new queries, and how many end."""
+
+    owners: Ids
+    places: Floats
+    ended: int = 0
+
+
+class Party(Protocol):
+    """A group of users. Its queries end oldest first or, where ``mixed``, by chance."""
+
+    users: int
+    name: str
+    malicious: bool
+    mixed: bool
+
+    def scaled(self, factor: float) -> Party:
+        """The same with fewer requests and queries, by as many users."""
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """Queries that are there before the first tick."""
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """One tick; ``held`` of its queries are live."""
+
+
+@dataclass
+class Normal:
+    """Users who register queries where the data is."""
+
+    users: int = 100
+    rate: float = 600.0
+    queries: int = 900_000
+    name: str = "normal"
+    malicious = False
+    mixed = True
+
+    def scaled(self, factor: float) -> Normal:
+        """Fewer requests and queries."""
+        return replace(self, rate=self.rate * factor, queries=int(self.queries * factor))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """All queries, over the users by rank."""
+        return Step(self._owners(random, self.queries), drawn(random, data, self.queries))
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Register and end as many."""
+        count = int(random.poisson(self.rate * tick_s))
+        return Step(self._owners(random, count), drawn(random, data, count), min(count, held))
+
+    def _owners(self, random: Random, count: int) -> Ids:
+        weights = rank_weights(self.users)
+        return random.choice(self.users, count, p=weights)
+
+
+@dataclass
+class Attack:
+    """Users who make hotspots, one after the other.
+
+    Parameters
+    ----------
+    users
+        Who share the work evenly.
+    rate
+        Queries moved a second.
+    queries
+        Stock that is moved to each target.
+    start, stop
+        Ticks, the second exclusive.
+    stagger
+        Ticks between one user's first request and the next one's.
+    normal_part
+        Part of the registrations that are made as normal users make them.
+    pause
+        Ticks of rest after each target.
+    side
+        Of the square around a target.
+    """
+
+    users: int = 10
+    rate: float = 600.0
+    queries: int = 100_000
+    start: int = 20
+    stop: int = 1 << 30
+    stagger: int = 0
+    normal_part: float = 0.0
+    pause: int = 0
+    side: float = 0.02
+    name: str = "attacker"
+    malicious = True
+    mixed = False
+
+    def __post_init__(self) -> None:
+        """Begin without a target."""
+        self.targets: list[tuple[int, Floats]] = []
+        self._placed = 0
+        self._rest_until = 0
+
+    def scaled(self, factor: float) -> Attack:
+        """Fewer requests and queries."""
+        return replace(self, rate=self.rate * factor, queries=int(self.queries * factor))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """The stock, as if it were normal."""
+        owners = random.integers(0, self.users, self.queries)
+        return Step(owners, drawn(random, data, self.queries))
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Move queries to the target."""
+        if not self.start <= tick < self.stop or tick < self._rest_until:
+            return nothing()
+        if not self.targets or self._placed >= self.queries:
+            self.targets.append((tick, self._next_target(random, data)))
+            self._placed = 0
+        joined = self.users
+        if self.stagger:
+            joined = min(1 + (tick - self.start) // self.stagger, self.users)
+        count = int(random.poisson(self.rate * tick_s * joined / self.users))
+        self._placed += count
+        if self._placed >= self.queries and self.pause:
+            self._rest_until = tick + 1 + self.pause
+        places = around(random, self.targets[-1][1], self.side, count)
+        normal = random.random(count) < self.normal_part
+        places[normal] = drawn(random, data, int(normal.sum()))
+        return Step(random.integers(0, joined, count), places, min(count, held))
+
+    def _next_target(self, random: Random, data: Floats) -> Floats:
+        target = drawn(random, data, 1)[0]
+        for _ in range(_TARGET_TRIES):
+            if not self.targets or np.hypot(*(target - self.targets[-1][1])) > _TARGET_APART:
+                break
+            target = drawn(random, data, 1)[0]
+        return target
+
+
+@dataclass
+class Crowd:
+    """Many users at one place for some time: they come within ``rise`` ticks and go again."""
+
+    users: int = 400
+    queries_each: int = 25
+    start: int = 20
+    stop: int = 80
+    rise: int = 12
+    side: float = 0.02
+    name: str = "crowd"
+    malicious = False
+    mixed = False
+
+    def __post_init__(self) -> None:
+        """Begin without a place."""
+        self._place: Floats | None = None
+
+    def scaled(self, factor: float) -> Crowd:
+        """As many users with fewer queries."""
+        return replace(self, queries_each=max(round(self.queries_each * factor), 1))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """Nothing; the place is drawn."""
+        self._place = drawn(random, data, 1)[0]
+        return nothing()
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Come, stay or go."""
+        assert self._place is not None, "a party begins before its first tick"
+        if tick >= self.stop:
+            return Step(np.empty(0, np.int64), np.empty((0, 2)), min(held, held // 4 + 1))
+        if not self.start <= tick < self.start + self.rise:
+            return nothing()
+        turn = tick - self.start
+        coming = np.arange(turn * self.users // self.rise, (turn + 1) * self.users // self.rise)
+        owners = np.repeat(coming, self.queries_each)
+        return Step(owners, around(random, self._place, self.side, len(owners)))
+
+
+@dataclass
+class Newcomer:
+    """One new user who registers many queries, in a town of his own or all over.
+
+    ``town`` is the side of the square that he is interested in; 1 is everywhere.
+    """
+
+    rate: float = 300.0
+    queries: int = 50_000
+    start: int = 20
+    town: float = 0.05
+    name: str = "newcomer"
+    users = 1
+    malicious = False
+    mixed = False
+
+    def __post_init__(self) -> None:
+        """Begin without a place."""
+        self._place: Floats | None = None
+        self._placed = 0
+
+    def scaled(self, factor: float) -> Newcomer:
+        """Fewer requests and queries."""
+        return replace(self, rate=self.rate * factor, queries=int(self.queries * factor))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """Nothing; the town is drawn."""
+        self._place = drawn(random, data, 1)[0]
+        return nothing()
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Register until all are there."""
+        assert self._place is not None, "a party begins before its first tick"
+        wanted = int(random.poisson(self.rate * tick_s)) if tick >= self.start else 0
+        count = min(wanted, self.queries - self._placed)
+        self._placed += count
+        if self.town >= 1.0:
+            return Step(np.zeros(count, np.int64), drawn(random, data, count))
+        return Step(np.zeros(count, np.int64), around(random, self._place, self.town, count))
+
+
+@dataclass
+class Mover:
+    """One user whose queries are all at home, and who moves house."""
+
+    rate: float = 300.0
+    queries: int = 20_000
+    start: int = 20
+    side: float = 0.02
+    name: str = "mover"
+    users = 1
+    malicious = False
+    mixed = False
+
+    def __post_init__(self) -> None:
+        """Begin without a house."""
+        self._houses: Floats = np.empty((0, 2))
+        self._moved = 0
+
+    def scaled(self, factor: float) -> Mover:
+        """Fewer requests and queries."""
+        return replace(self, rate=self.rate * factor, queries=int(self.queries * factor))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """All queries at home."""
+        self._houses = drawn(random, data, 2)
+        places = around(random, self._houses[0], self.side, self.queries)
+        return Step(np.zeros(self.queries, np.int64), places)
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Move until all are there."""
+        wanted = int(random.poisson(self.rate * tick_s)) if tick >= self.start else 0
+        count = min(wanted, self.queries - self._moved)
+        self._moved += count
+        places = around(random, self._houses[1], self.side, count)
+        return Step(np.zeros(count, np.int64), places, min(count, held))
+
+
+def nothing() -> Step:
+    """Return a tick without requests."""
+    return Step(np.empty(0, np.int64), np.empty((0, 2)))
+
+
+def drawn(random: Random, data: Floats, count: int) -> Floats:
+    """Places where the data is."""
+    places: Floats = data[random.integers(0, len(data), count)]
+    return places
+
+
+def around(random: Random, place: Floats, side: float, count: int) -> Floats:
+    """Places in a square."""
+    return place + side * (random.random((count, 2)) - 0.5)
+
+
+def rank_weights(users: int, top: float = 0.2, part: float = 0.8) -> Floats:
+    """Weights that fall off as a power of the rank, such that the top fifth has four fifths.
+
+    Examples
+    --------
+    >>> weights = rank_weights(100)
+    >>> round(float(weights[:20].sum()), 3), round(float(weights.sum()), 3)
+    (0.8, 1.0)
+    """
+    ranks = np.arange(1, users + 1, dtype=np.float64)
+    first = max(int(top * users), 1)
+    low, high = 0.0, 4.0
+    for _ in range(40):
+        power = (low + high) / 2
+        weights = ranks**-power
+        if weights[:first].sum() < part * weights.sum():
+            low = power
+        else:
+            high = power
+    weights = ranks**-low
+    scaled: Floats = weights / weights.sum()
+    return scaled
+
+
+class World:
+    """Parties together, tick by tick.
+
+    Parameters
+    ----------
+    parties
+        Who is there.
+    data
+        A sample of the data in the unit square, ``(n, 2)``.
+    seed
+        Where all chance comes from.
+    tick_s
+        Seconds of stream time in a tick.
+    query_side
+        Side of a query's box.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        data: Floats,
+        seed: int,
+        tick_s: float = 15.0,
+        query_side: float = 0.0016,
+    ) -> None:
+        self._parties = parties
+        self._data = data
+        self._random = np.random.default_rng([seed, 77])
+        self._tick_s = tick_s
+        self._query_side = query_side
+        self._next = 0
+        self.tick = 0
+        sizes = [party.users for party in parties]
+        self._first = np.concatenate([[0], np.cumsum(sizes)])
+        self.names = tuple(f"{party.name}-{k}" for party in parties for k in range(party.users))
+        self.malicious = np.repeat([party.malicious for party in parties], sizes)
+        # Numbers and users of each party's live queries, oldest first.
+        self._held: list[tuple[Ids, NDArray[np.int32]]] = []
+
+    def begin(self) -> Requests:
+        """Return what is registered before the first tick."""
+        blocks = []
+        for k, party in enumerate(self._parties):
+            self._held.append((np.empty(0, np.int64), np.empty(0, np.int32)))
+            blocks.append(self._registered(k, party.begin(self._random, self._data)))
+        return _joined(blocks)
+
+    def next(self) -> Requests:
+        """Return the requests of the next tick; those of the parties are mixed."""
+        blocks = []
+        for k, party in enumerate(self._parties):
+            held = len(self._held[k][0])
+            step = party.step(self.tick, self._tick_s, held, self._random, self._data)
+            blocks.append(self._ended(k, step.ended))
+            blocks.append(self._registered(k, step))
+        self.tick += 1
+        return _shuffled(_joined(blocks), self._random)
+
+    def _registered(self, k: int, step: Step) -> Requests:
+        count = len(step.owners)
+        numbers = np.arange(self._next, self._next + count)
+        self._next += count
+        codes = (step.owners + self._first[k]).astype(np.int32)
+        old_numbers, old_codes = self._held[k]
+        self._held[k] = (np.append(old_numbers, numbers), np.append(old_codes, codes))
+        half = self._query_side / 2
+        low, high = np.clip(step.places - half, 0, 1), np.clip(step.places + half, 0, 1)
+        return Requests(codes, np.ones(count, np.bool_), numbers, np.hstack([low, high]))
+
+    def _ended(self, k: int, count: int) -> Requests:
+        numbers, codes = self._held[k]
+        gone = np.zeros(len(numbers), np.bool_)
+        if self._parties[k].mixed:
+            gone[self._random.choice(len(numbers), count, replace=False)] = True
+        else:
+            gone[:count] = True
+        self._held[k] = (numbers[~gone], codes[~gone])
+        boxes = np.full((count, 4), np.nan)
+        return Requests(codes[gone], np.zeros(count, np.bool_), numbers[gone], boxes)
+
+
+def _joined(blocks: Sequence[Requests]) -> Requests:
+    return Requests(
+        np.concatenate([block.codes for block in blocks]),
+        np.concatenate([block.registers for block in blocks]),
+        np.concatenate([block.queries for block in blocks]),
+        np.concatenate([block.boxes for block in blocks]),
+    )
+
+
+def _shuffled(block: Requests, random: Random) -> Requests:
+    """Mix what different parties send; a query that ends was registered in an earlier tick."""
+    order = random.permutation(len(block))
+    return Requests(
+        block.codes[order], block.registers[order], block.queries[order], block.boxes[order]
+    )

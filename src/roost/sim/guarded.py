@@ -1,0 +1,420 @@
+"""A simulated cluster whose queries come from users, some of them malicious, with a guard or not.
+
+The cluster and the policies are those of ``cluster.py`` and ``policies.py``, unchanged. A driver
+around the strategy's own plays the users: before each round of the balancer it lets a world of
+parties (``guard/attack.py``) make requests, takes those that the guard admits into the book of
+queries, and passes them on. When the strategy changes the plan it shows the guard the hot
+partition; every ``detection_rounds`` rounds it closes a round of detection.
+
+Under quarantine the queries of suspicious users are hidden from the strategy, although machines
+have to work for them all the same. A machine that is then far busier than the others shows that
+there is a hotspot which makes nobody rebalance; the guard is shown that, too.
+
+The hot partition is the costliest one of the machine that is relieved, by points times queries over
+their cells. A real driver knows as much. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.balance.changes import Change, Decision, Merge, Move, Rebalance, Split
+from roost.balance.plan import Plan
+from roost.guard import Block, Guard, LiveQueries, Settings, Suspect
+from roost.guard import Decision as Judgement
+from roost.guard.attack import Attack, Party, Requests, World
+from roost.sim.cluster import Scenario, Trace, simulate
+from roost.sim.faults import Network
+from roost.sim.policies import Driver, GlobalDriver, Seen, SwarmDriver
+from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
+
+_SAMPLE = 21
+_SAMPLE_SIZE = 20_000
+# So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
+HOT = 1.2
+
+
+@dataclass(frozen=True)
+class Defence:
+    """What is done against attacks.
+
+    Parameters
+    ----------
+    guard
+        Whether anybody is looked for at all.
+    quarantine
+        Whether queries of suspicious users stop counting as a reason to rebalance.
+    evict
+        Whether queries of blocked users are ended.
+    settings
+        How the detector judges.
+    """
+
+    guard: bool = True
+    quarantine: bool = False
+    evict: bool = True
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a guarded run leaves.
+
+    Parameters
+    ----------
+    trace
+        Of the cluster.
+    judgements
+        Of the guard, in order.
+    hotspots
+        Balancer's round of each hotspot, and whether malicious users had new queries in it.
+    malicious, blocked
+        Names.
+    detection_s
+        Seconds of each detection, where a clock was given.
+    places
+        First tick of each target of the attack.
+    detection_rounds
+        Balancer's rounds in a round of detection.
+    """
+
+    trace: Trace
+    judgements: tuple[Judgement, ...]
+    hotspots: tuple[tuple[int, bool], ...]
+    malicious: frozenset[str]
+    blocked: frozenset[str]
+    detection_s: tuple[float, ...]
+    places: tuple[int, ...]
+    detection_rounds: int
+
+    @property
+    def false_positives(self) -> int:
+        """Normal users who are blocked."""
+        return len(self.blocked - self.malicious)
+
+    @property
+    def false_negatives(self) -> int:
+        """Malicious users who are not."""
+        return len(self.malicious - self.blocked)
+
+    @property
+    def blocked_in(self) -> int | None:
+        """Round of detection in which the last malicious user was blocked, None if one is left."""
+        left = set(self.malicious)
+        for judgement in self.judgements:
+            if isinstance(judgement, Block):
+                left -= set(judgement.users)
+                if not left:
+                    return judgement.round
+        return None
+
+    @property
+    def suspected_in(self) -> int | None:
+        """Round of detection in which a malicious user was first suspected."""
+        for judgement in self.judgements:
+            if isinstance(judgement, Suspect | Block) and self.malicious & set(judgement.users):
+                return judgement.round
+        return None
+
+    def hotspot_rounds(self) -> list[int]:
+        """Round of detection of the first hotspot at each target of the attack."""
+        found = []
+        ends = [*self.places[1:], 1 << 60][: len(self.places)]
+        for start, stop in zip(self.places, ends, strict=True):
+            made = [tick for tick, theirs in self.hotspots if theirs and start <= tick < stop]
+            if made:
+                found.append(made[0] // self.detection_rounds)
+        return found
+
+    @property
+    def rounds_to_block(self) -> int | None:
+        """Rounds of detection from the second hotspot to the last block; None if it never came.
+
+        Zero is the round in which the second hotspot was made.
+        """
+        made = self.hotspot_rounds()
+        if self.blocked_in is None:
+            return None
+        return max(self.blocked_in - made[1], 0) if len(made) > 1 else 0
+
+
+def shares(trace: Trace) -> Floats:
+    """Points let in over points that came, by round; more than one where it catches up."""
+    return trace.column("admitted") / trace.column("offered")
+
+
+def availability(trace: Trace) -> Floats:
+    """Part of what came in each round that was let in without delay."""
+    return np.minimum(shares(trace), 1.0)
+
+
+def simulate_guarded(
+    scenario: Scenario,
+    parties: Sequence[Party],
+    defence: Defence = Defence(),  # noqa: B008 - immutable
+    *,
+    detection_rounds: int = 4,
+    clock: Callable[[], float] | None = None,
+    restart_at: int | None = None,
+) -> Outcome:
+    """Run a scenario whose queries come from users.
+
+    Parameters
+    ----------
+    scenario
+        The cluster and its points. Its load's queries are those that parties begin with; it must
+        have no churn and no hotspots with queries of its own.
+    parties
+        Who requests.
+    defence
+        What is done about it.
+    detection_rounds
+        Balancer's rounds in a round of detection.
+    clock
+        Measures detections, in seconds.
+    restart_at
+        Balancer's round before which the guard is saved and made again.
+    """
+    assert scenario.load.churn == 0, "requests come from parties"
+    source = LoadSource(scenario.load, scenario.columns, scenario.rows, scenario.seed)
+    data = _sample(source.usual_weights(), scenario.seed)
+    fresh = [party.scaled(1.0) for party in parties]
+    world = World(fresh, data, scenario.seed, scenario.round_s, scenario.load.query_side)
+    drivers: list[_GuardedDriver] = []
+
+    def make(plan: Plan, book: QueryBook, network: Network) -> Driver:
+        users = _Users(world, book, scenario.load.queries)
+        inner = _strategy(scenario, plan, book, network)
+        drivers.append(
+            _GuardedDriver(scenario, users, inner, defence, detection_rounds, clock, restart_at)
+        )
+        return drivers[-1]
+
+    trace = simulate(scenario, driver=make)
+    (driver,) = drivers
+    names = np.array(world.names)
+    targets = [tick for party in fresh if isinstance(party, Attack) for tick, _ in party.targets]
+    return Outcome(
+        trace,
+        tuple(driver.judgements),
+        tuple(driver.hotspots),
+        frozenset(names[world.malicious].tolist()),
+        driver.guard.blocked,
+        tuple(driver.detection_s),
+        tuple(targets),
+        detection_rounds,
+    )
+
+
+def _strategy(scenario: Scenario, plan: Plan, book: QueryBook, network: Network) -> Driver:
+    if scenario.strategy == "swarm":
+        return SwarmDriver(plan, book, network, scenario.fade)
+    assert scenario.strategy == "global", "an attack needs a strategy that rebalances"
+    return GlobalDriver(plan, book, network)
+
+
+def _sample(weights: Floats, seed: int) -> Floats:
+    """Draw points in the unit square by the weights of cells."""
+    random = np.random.default_rng([seed, _SAMPLE])
+    rows, columns = weights.shape
+    flat = weights.reshape(-1)
+    cells = random.choice(flat.size, _SAMPLE_SIZE, p=flat / flat.sum())
+    row, column = np.divmod(cells, columns)
+    within = random.random((2, _SAMPLE_SIZE))
+    return np.column_stack([(column + within[0]) / columns, (row + within[1]) / rows])
+
+
+class _Users:
+    """Whose each query of the book is, and since when; carries requests into the book."""
+
+    def __init__(self, world: World, book: QueryBook, scattered: int) -> None:
+        self.world = world
+        self.book = book
+        self.names = pa.array(world.names)
+        begun = world.begin()
+        # The first parties' queries are those that the cluster was laid out for.
+        placed = begun.boxes[scattered:]
+        assert len(begun) >= scattered == book.size, "the load's queries are the first parties'"
+        self._id_of = np.concatenate([np.arange(scattered), book.register(self._cells(placed))])
+        self.codes = begun.codes.copy()
+        # Before the first round, and long ago.
+        self.rounds = np.full(len(begun), -100, np.int64)
+
+    def _cells(self, boxes: Floats) -> NDArray[np.int32]:
+        sides = np.array([self.book.columns, self.book.rows] * 2)
+        return np.clip((boxes * sides).astype(np.int32), 0, sides - 1).astype(np.int32)
+
+    def take(self, requests: Requests, admitted: NDArray[np.bool_], number: int) -> tuple[Ids, Ids]:
+        """Do what is admitted of a block; returns the ids that begin and that end."""
+        new = requests.registers & admitted
+        ids = self.book.register(self._cells(requests.boxes[new]))
+        known = np.full(int(requests.queries.max(initial=-1)) + 1, -1)
+        known[: len(self._id_of)] = self._id_of[: len(known)]
+        self._id_of = known if len(known) > len(self._id_of) else self._id_of
+        self._id_of[requests.queries[new]] = ids
+        self.codes = np.append(self.codes, requests.codes[new])
+        self.rounds = np.append(self.rounds, np.full(len(ids), number))
+        # Queries that were refused never came to be, and evicted ones are gone.
+        gone = self._id_of[requests.queries[~requests.registers & admitted]]
+        gone = gone[gone >= 0]
+        gone = gone[self.book.live[gone]]
+        self.book.end(gone)
+        return ids, gone
+
+    def of(self, names: frozenset[str]) -> NDArray[np.bool_]:
+        """Whether each query ever registered is one of these users'."""
+        return np.isin(self.world.names, list(names))[self.codes]
+
+    def live(self) -> LiveQueries:
+        """All live queries, for the sensor."""
+        ids = self.book.live_ids()
+        return LiveQueries(self.names, self.codes[ids], self.rounds[ids], self.book.ranges[ids])
+
+
+class _GuardedDriver:
+    """A strategy's own driver, with users and a guard before it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        users: _Users,
+        inner: Driver,
+        defence: Defence,
+        detection_rounds: int,
+        clock: Callable[[], float] | None,
+        restart_at: int | None,
+    ) -> None:
+        self._users = users
+        self._inner = inner
+        self._defence = defence
+        self._detection_rounds = detection_rounds
+        self._clock = clock
+        self._restart_at = restart_at
+        self._position = 0
+        self._tick = 0
+        self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
+        self.guard = Guard(scenario.seed, defence.settings)
+        self.judgements: list[Judgement] = []
+        self.hotspots: list[tuple[int, bool]] = []
+        self.detection_s: list[float] = []
+
+    @property
+    def bytes_sent(self) -> int:
+        """Messages of the strategy."""
+        return self._inner.bytes_sent
+
+    @property
+    def error(self) -> float:
+        """Of the strategy's model."""
+        return self._inner.error
+
+    def lose_machine(self, machine: int) -> None:
+        """Pass on."""
+        self._inner.lose_machine(machine)
+
+    def lose_coordinator(self, plan: Plan) -> None:
+        """Pass on; the guard's state is in the state directory."""
+        self._inner.lose_coordinator(plan)
+
+    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
+        """Pass on."""
+        self._inner.changed(after, changes, per_query_s)
+
+    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
+        """Let the users make their requests, and pass on what the strategy may see of them."""
+        assert len(new) == len(gone) == 0, "requests come from parties"
+        self._tick += 1
+        if self._tick == self._restart_at:
+            self.guard = Guard.from_bytes(self.guard.to_bytes(), self._defence.settings)
+        requests = self._users.world.next()
+        admitted = np.ones(len(requests), np.bool_)
+        if self._defence.guard:
+            names = self._users.names.take(pa.array(requests.codes))
+            admitted = self.guard.on_requests(names, requests.registers, self._position)
+        self._position += len(requests)
+        begun, ended = self._users.take(requests, admitted, self.guard.round)
+        ended = np.concatenate([ended, self._evicted()])
+        self._pass_on(plan, begun, ended)
+
+    def _evicted(self) -> Ids:
+        """End the queries of blocked users."""
+        if not (self._defence.evict and self.guard.blocked):
+            return np.empty(0, np.int64)
+        ids = np.flatnonzero(self._users.of(self.guard.blocked) & self._users.book.live)
+        self._users.book.end(ids)
+        return ids
+
+    def _pass_on(self, plan: Plan, begun: Ids, ended: Ids) -> None:
+        """Hide and show what quarantine asks for."""
+        live = self._users.book.live
+        before = np.zeros(len(live), np.bool_)
+        before[: len(self._hidden)] = self._hidden
+        hidden = np.zeros(len(live), np.bool_)
+        if self._defence.quarantine and self.guard.quarantined:
+            hidden = self._users.of(self.guard.quarantined)
+        fresh = np.zeros(len(live), np.bool_)
+        fresh[begun] = True
+        over = np.zeros(len(live), np.bool_)
+        over[ended] = True
+        visible = (live | over) & ~fresh & ~before
+        shown = live & ~hidden
+        self._inner.requests(
+            plan, np.flatnonzero(shown & ~visible), np.flatnonzero(visible & ~shown)
+        )
+        self._hidden = hidden
+
+    def collect(self, seen: Seen) -> None:
+        """Pass on."""
+        self._inner.collect(seen)
+
+    def decide(self, seen: Seen) -> Decision:
+        """Pass on; show hotspots to the guard, and close its round when it is time."""
+        decision = self._inner.decide(seen)
+        if self._defence.guard:
+            machine = self._relieved(seen, decision)
+            if machine is not None:
+                self._show(seen, machine)
+            if (self._tick + 1) % self._detection_rounds == 0:
+                self._detect()
+        return decision
+
+    def _relieved(self, seen: Seen, decision: Decision) -> int | None:
+        """Find the machine with the hotspot, if there is one."""
+        busiest = int(seen.busy_s.argmax())
+        if not isinstance(decision, Rebalance):
+            hiding = self._defence.quarantine and bool(self._hidden.any())
+            hot = float(seen.busy_s[busiest]) > HOT * float(seen.busy_s.mean())
+            return busiest if hiding and hot else None
+        first = decision.changes[0]
+        if isinstance(first, Merge):
+            return None
+        if isinstance(first, Move | Split) and len(decision.changes) == 1:
+            owners = {p.partition_id: p.machines for p in seen.plan.partitions}
+            return owners[first.partition_id][0]
+        return busiest
+
+    def _show(self, seen: Seen, machine: int) -> None:
+        """Show the guard the costliest partition of a machine."""
+        dealt, book = seen.dealt, self._users.book
+        checks = dealt.counts * book.over.reshape(-1)[dealt.cells]
+        slots = np.repeat(np.arange(len(dealt.machine)), np.diff(dealt.starts))
+        costs = np.bincount(slots, weights=checks, minlength=len(dealt.machine))
+        slot = int(np.where(dealt.machine == machine, costs, -1.0).argmax())
+        p = seen.plan.partitions[dealt.partition[slot]]
+        rect = np.array([[p.column0, p.row0, p.column1, p.row1]])
+        self.guard.on_rebalance(rect, self._users.live())
+        within = book.within(p.column0, p.row0, p.column1, p.row1)
+        theirs = self._users.world.malicious[self._users.codes[within]]
+        recent = self._users.rounds[within] == self.guard.round
+        self.hotspots.append((self._tick, bool((theirs & recent).any())))
+
+    def _detect(self) -> None:
+        start_s = self._clock() if self._clock else 0.0
+        self.judgements += self.guard.close_round(self.guard.round, self._position)
+        if self._clock:
+            self.detection_s.append(self._clock() - start_s)
