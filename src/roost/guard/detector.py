@@ -13,11 +13,13 @@ not depend on how many hotspots there ever were; ALQR is taken of x14 before nor
 As published (:meth:`Settings.paper`), this blocks flash crowds and newcomers: their queries are
 all new, all in the same hotspots, and a hotspot that grows is rebalanced more than once. Splitting
 also always ends with somebody, be it one user with three queries that all fell into the hot
-partition. By default three more things are asked for, each of them with the sensor's numbers:
+partition. And a very active user, far from all others, falls into the attackers' half for that.
+By default four more things are asked for, all of them with numbers that are there anyway:
 
+* *Each.* Whoever is within ``beta`` by himself, or adds less than ``hanger_on`` of the cluster's
+  median to its hotspots, is not of the cluster.
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
-  ``share_min``: without that, the hotspot would be there without it. Users who add less than
-  ``hanger_on`` of the cluster's median are not counted among it.
+  ``share_min``: with less, the hotspot would be there without it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
   recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
@@ -56,8 +58,10 @@ class Settings:
     share_min
         Part of the recent queries in the round's hot partitions that a cluster must have; zero
         asks for none.
+    each
+        Whether ``beta`` is asked of each user of a cluster, and a contribution to its hotspots.
     hanger_on
-        Part of the median contribution below which a user does not belong to a cluster.
+        Part of the cluster's median contribution that ``each`` asks for.
     moved
         Whether the second finding must be at another place.
     exact
@@ -68,6 +72,7 @@ class Settings:
     deviation_max: float = 0.05
     removal_rounds: tuple[int, int] = (5, 30)
     share_min: float = 0.2
+    each: bool = True
     hanger_on: float = 0.1
     moved: bool = True
     exact: bool = False
@@ -75,7 +80,7 @@ class Settings:
     @classmethod
     def paper(cls) -> Settings:
         """Algorithm 4 and nothing else."""
-        return cls(share_min=0.0, hanger_on=0.0, moved=False, exact=True)
+        return cls(share_min=0.0, each=False, moved=False, exact=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +224,8 @@ def suspicious_cluster(
         return None, evidence, "within beta of normal users"
     if not raw[rows, X3].any():
         return None, evidence, "in no hotspot of this round"
-    if settings.hanger_on > 0.0:
+    if settings.each:
+        rows = rows[raw[rows, X14] > normal * settings.beta]
         rows = _without_hangers_on(raw, rows, settings.hanger_on)
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
@@ -259,7 +265,9 @@ def _alqr(raw: NDArray[np.float64], rows: Rows) -> float:
 
 def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Rows:
     added = raw[rows, X12]
-    return rows[(added >= part * np.median(added)) & (added > 0.0)]
+    least = part * float(np.median(added)) if len(added) else 0.0
+    kept: Rows = rows[(added >= least) & (added > 0.0)]
+    return kept
 
 
 def _share(raw: NDArray[np.float64], rows: Rows) -> float:

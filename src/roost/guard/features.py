@@ -132,4 +132,5 @@ def normalise(raw: Floats) -> Floats:
         return raw.copy()
     low = raw.min(axis=0)
     width = raw.max(axis=0) - low
-    return np.divide(raw - low, width, out=np.zeros_like(raw), where=width > 0.0)
+    scaled: Floats = np.divide(raw - low, width, out=np.zeros_like(raw), where=width > 0.0)
+    return scaled

@@ -87,7 +87,7 @@ class Guard:
         return self.gate.admit(users, registers, position, self.round)
 
     def rounds_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Round in which requests at log positions came; all that is long past is five rounds old."""
+        """Round in which requests at log positions came; what is long past is five rounds old."""
         behind = len(self._begins) - np.searchsorted(self._begins, positions, side="right")
         rounds: NDArray[np.int64] = self.round - behind
         return rounds

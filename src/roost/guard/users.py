@@ -87,6 +87,9 @@ class UserTable:
         self.used = 0
         self.forgotten = 0
         self.names: list[str] = []
+        self.keys: Keys = np.zeros(0, np.uint64)
+        self.numbers: NDArray[np.float64] = np.zeros((0, NUMBERS))
+        self.active: NDArray[np.int64] = np.zeros(0, np.int64)
         self._room(min(_ROWS_MIN, users_max))
 
     def _room(self, rows: int) -> None:
@@ -94,10 +97,9 @@ class UserTable:
         keys = np.zeros(rows, np.uint64)
         numbers = np.zeros((rows, NUMBERS))
         active = np.zeros(rows, np.int64)
-        if self.used:
-            keys[: self.used] = self.keys[: self.used]
-            numbers[: self.used] = self.numbers[: self.used]
-            active[: self.used] = self.active[: self.used]
+        keys[: self.used] = self.keys[: self.used]
+        numbers[: self.used] = self.numbers[: self.used]
+        active[: self.used] = self.active[: self.used]
         self.keys, self.numbers, self.active = keys, numbers, active
         self._index = np.zeros(1 << (2 * rows - 1).bit_length(), np.int32)
         rebuild(self._index, self.keys, self.used)

@@ -1,0 +1,97 @@
+"""The cases that a guard is measured by: a cluster under attack, and crowds that are none.
+
+Sizes are the dissertation's (section 6.4) times ``scale``: a million queries, 100 normal users with
+600 queries a second, attacks of 10 users with 100 thousand queries; 22 machines, a balancing round
+of 15 seconds, four of them in a round of detection. Three natural hotspots come and go, so
+that there is rebalancing that nobody is to blame for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party
+from roost.sim.scenario import Scenario
+from roost.sim.workloads import CellHotspot, Load
+
+QUERIES = 1_000_000
+ATTACK_QUERIES = 100_000
+RATES = (150, 300, 600, 1200)
+USERS = (2, 5, 10, 20, 50)
+ROUNDS_PER_MINUTE = 4
+ATTACK_MINUTE = 5
+SCALE = 0.1
+SIDE = 100
+_START = ATTACK_MINUTE * ROUNDS_PER_MINUTE
+_SPOTS = 31
+
+
+def cluster(
+    seed: int, minutes: int = 30, scale: float = SCALE, strategy: str = "global", side: int = SIDE
+) -> Scenario:
+    """Return the cluster and its points."""
+    random = np.random.default_rng([seed, _SPOTS])
+    rounds = minutes * ROUNDS_PER_MINUTE
+    starts = random.integers(ROUNDS_PER_MINUTE, rounds, 3)
+    spots = tuple(
+        CellHotspot(tuple(random.random(2).tolist()), int(start), int(start) + 20, share=0.08)
+        for start in starts
+    )
+    load = Load(
+        points_per_round=200_000,
+        queries=int(QUERIES * scale),
+        query_side=0.0016,
+        hotspots=spots,
+    )
+    return Scenario(
+        strategy=strategy,
+        columns=side,
+        rows=side,
+        rounds=rounds,
+        seed=seed,
+        load=load,
+        utilisation=0.85,
+    )
+
+
+def peace(scale: float = SCALE) -> list[Party]:
+    """Return normal users only, who have all the queries."""
+    return [Normal(queries=QUERIES).scaled(scale)]
+
+
+def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:
+    """Return normal users and an attack."""
+    rest = Normal(queries=QUERIES - attack.queries)
+    return [rest.scaled(scale), attack.scaled(scale)]
+
+
+def paper_attacks() -> dict[str, Attack]:
+    """Return the dissertation's attacks: by rate, and by number of users."""
+    by_rate = {f"{rate}/s": Attack(rate=rate, start=_START) for rate in RATES}
+    by_users = {f"{users} users": Attack(users=users, start=_START) for users in USERS}
+    return by_rate | by_users
+
+
+def other_attacks() -> dict[str, Attack]:
+    """Return attacks that try to be missed."""
+    return {
+        "one user": Attack(users=1, start=_START),
+        "staggered": Attack(rate=1200, start=_START, stagger=3),
+        "half normal": Attack(rate=1200, start=_START, normal_part=0.5),
+        "slow": Attack(rate=1200, start=_START, pause=6 * ROUNDS_PER_MINUTE),
+    }
+
+
+def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
+    """Return parties that look like attacks and are none, each with normal users."""
+    parties: dict[str, Party] = {
+        "flash crowd": Crowd(queries_each=100, start=_START),
+        "long flash crowd": Crowd(users=1000, queries_each=100, start=_START, stop=110, rise=40),
+        "newcomer in a town": Newcomer(start=_START),
+        "newcomer everywhere": Newcomer(start=_START, town=1.0, rate=600),
+        "mover": Mover(start=_START),
+    }
+    return {
+        name: [Normal(queries=QUERIES).scaled(scale), party.scaled(scale)]
+        for name, party in parties.items()
+    }
