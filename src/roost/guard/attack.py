@@ -94,13 +94,13 @@ class Party(Protocol):
     mixed: bool
 
     def scaled(self, factor: float) -> Party:
-        """The same with fewer requests and queries, by as many users."""
+        """Return the same with fewer requests and queries, by as many users."""
 
     def begin(self, random: Random, data: Floats) -> Step:
-        """Queries that are there before the first tick."""
+        """Return the queries that are there before the first tick."""
 
     def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
-        """One tick; ``held`` of its queries are live."""
+        """Act for one tick; ``held`` of its queries are live."""
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Attack:
         return replace(self, rate=self.rate * factor, queries=int(self.queries * factor))
 
     def begin(self, random: Random, data: Floats) -> Step:
-        """The stock, as if it were normal."""
+        """Place the stock as if it were normal."""
         owners = random.integers(0, self.users, self.queries)
         return Step(owners, drawn(random, data, self.queries))
 
@@ -204,7 +204,7 @@ class Attack:
         return Step(random.integers(0, joined, count), places, min(count, held))
 
     def _next_target(self, random: Random, data: Floats) -> Floats:
-        target = drawn(random, data, 1)[0]
+        target: Floats = drawn(random, data, 1)[0]
         for _ in range(_TARGET_TRIES):
             if not self.targets or np.hypot(*(target - self.targets[-1][1])) > _TARGET_APART:
                 break

@@ -247,7 +247,8 @@ class _Users:
 
     def _cells(self, boxes: Floats) -> NDArray[np.int32]:
         sides = np.array([self.book.columns, self.book.rows] * 2)
-        return np.clip((boxes * sides).astype(np.int32), 0, sides - 1).astype(np.int32)
+        cells: NDArray[np.int32] = np.clip(boxes * sides, 0, sides - 1).astype(np.int32)
+        return cells
 
     def take(self, requests: Requests, admitted: NDArray[np.bool_], number: int) -> tuple[Ids, Ids]:
         """Do what is admitted of a block; returns the ids that begin and that end."""
@@ -297,16 +298,12 @@ class _GuardedDriver:
         self._restart_at = restart_at
         self._position = 0
         self._tick = 0
+        self.bytes_sent = 0
         self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
         self.guard = Guard(scenario.seed, defence.settings)
         self.judgements: list[Judgement] = []
         self.hotspots: list[tuple[int, bool]] = []
         self.detection_s: list[float] = []
-
-    @property
-    def bytes_sent(self) -> int:
-        """Messages of the strategy."""
-        return self._inner.bytes_sent
 
     @property
     def error(self) -> float:
@@ -375,6 +372,7 @@ class _GuardedDriver:
     def decide(self, seen: Seen) -> Decision:
         """Pass on; show hotspots to the guard, and close its round when it is time."""
         decision = self._inner.decide(seen)
+        self.bytes_sent = self._inner.bytes_sent
         if self._defence.guard:
             machine = self._relieved(seen, decision)
             if machine is not None:
