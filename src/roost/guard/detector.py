@@ -66,6 +66,8 @@ class Settings:
         Whether the second finding must be at another place.
     exact
         Whether the same cluster must be found again, and not just the same users.
+    quarantine_rounds
+        Rounds after its first finding for which a cluster is quarantined.
     """
 
     beta: float = 3.0
@@ -76,6 +78,7 @@ class Settings:
     hanger_on: float = 0.1
     moved: bool = True
     exact: bool = False
+    quarantine_rounds: int = 2
 
     @classmethod
     def paper(cls) -> Settings:

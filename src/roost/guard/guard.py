@@ -7,9 +7,10 @@ blocked and who is quarantined. It is told the time as round numbers and reads n
 comes from one seed, which also makes the secret of the users' keys, so that a live system draws it.
 
 Quarantine comes before the block. The queries of a cluster on the suspicious list stop counting as
-a reason to rebalance, for as long as the cluster might be an attack: until it leaves the list, or
-is found again at the same place, as a crowd is. Their hotspots must still be shown to the sensor,
-also where they no longer make anybody rebalance, or quarantine would hide what comes next.
+a reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
+crowd is: load that stays is better balanced than suffered, whoever made it. Their hotspots must
+still be shown to the sensor, also where they no longer make anybody rebalance, or quarantine would
+hide what comes next.
 
 :meth:`Guard.to_bytes` is the whole state. A guard made from it goes on exactly as the one that was
 saved, random numbers included.
@@ -148,8 +149,11 @@ class Guard:
     @property
     def quarantined(self) -> frozenset[str]:
         """Names of those whose queries are no reason to rebalance, the blocked among them."""
-        waiting = (entry for entry in self._listed if not entry.stays)
+        waiting = (entry for entry in self._listed if self._in_quarantine(entry))
         return self.blocked | {name for entry in waiting for _, name in entry.users}
+
+    def _in_quarantine(self, entry: Listed) -> bool:
+        return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
 
     def block(self, user: str, position: int, reason: str = BY_OPERATOR) -> None:
         """Refuse a user's requests after a log position."""
@@ -183,7 +187,7 @@ class Guard:
                 "users": [name for _, name in entry.users],
                 "found": entry.found,
                 "until": entry.until,
-                "quarantined": not entry.stays,
+                "quarantined": self._in_quarantine(entry),
                 "evidence": entry.evidence,
             }
             for entry in self._listed

@@ -37,6 +37,8 @@ _SAMPLE = 21
 _SAMPLE_SIZE = 20_000
 # So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
 HOT = 1.2
+# A hotspot is said to be made by malicious users if they have this part of the round's new queries.
+MADE_BY = 0.2
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Outcome:
     judgements
         Of the guard, in order.
     hotspots
-        Balancer's round of each hotspot, and whether malicious users had new queries in it.
+        Balancer's round of each hotspot, and whether malicious users made it.
     malicious, blocked
         Names.
     detection_s
@@ -407,9 +409,10 @@ class _GuardedDriver:
         rect = np.array([[p.column0, p.row0, p.column1, p.row1]])
         self.guard.on_rebalance(rect, self._users.live())
         within = book.within(p.column0, p.row0, p.column1, p.row1)
-        theirs = self._users.world.malicious[self._users.codes[within]]
-        recent = self._users.rounds[within] == self.guard.round
-        self.hotspots.append((self._tick, bool((theirs & recent).any())))
+        recent = within[self._users.rounds[within] == self.guard.round]
+        theirs = self._users.world.malicious[self._users.codes[recent]]
+        made = len(recent) > 0 and float(theirs.mean()) >= MADE_BY
+        self.hotspots.append((self._tick, made))
 
     def _detect(self) -> None:
         start_s = self._clock() if self._clock else 0.0
