@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release, Suspect
 from roost.guard.features import X3, X11, X12, X14, Features, normalise
@@ -210,7 +211,10 @@ def suspicious_cluster(
         return None, {"users": len(raw)}, "fewer than two users"
     if not raw[:, X3].any():
         return None, {"users": len(raw)}, "no hotspot in this round"
-    rows, splits = _split(raw, random, settings.deviation_max)
+    # One thread: sums come out the same on every machine, and where the cores are busy with a
+    # batch, threads that wait for each other take twenty times as long.
+    with threadpool_limits(1):
+        rows, splits = _split(raw, random, settings.deviation_max)
     others = np.ones(len(raw), np.bool_)
     others[rows] = False
     own = _alqr(raw, rows)

@@ -39,6 +39,8 @@ _SAMPLE_SIZE = 20_000
 HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
 MADE_BY = 0.2
+# Rounds of detection after its second hotspot in which an attack is to be blocked.
+BLOCK_WITHIN = 2
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,20 @@ class Outcome:
         return len(self.blocked - self.malicious)
 
     @property
-    def false_negatives(self) -> int:
-        """Malicious users who are not."""
+    def missed(self) -> int:
+        """Malicious users who are not blocked, whether they did any harm or not."""
         return len(self.malicious - self.blocked)
+
+    @property
+    def false_negatives(self) -> int:
+        """Malicious users who are not blocked although they had made two hotspots in time.
+
+        An attack that is too weak to make two of them is not to be told from normal users, and
+        makes nobody rebalance.
+        """
+        last = len(self.trace.rows) // self.detection_rounds - 1
+        made = self.hotspot_rounds()
+        return self.missed if len(made) > 1 and made[1] + BLOCK_WITHIN <= last else 0
 
     @property
     def blocked_in(self) -> int | None:

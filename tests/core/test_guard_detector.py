@@ -1,0 +1,211 @@
+"""Algorithm 4 on made-up features: who is found, what is asked for, what is blocked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from roost.guard.decisions import Block, NoFinding, Release, Suspect
+from roost.guard.detector import Finding, Listed, Place, Settings, detect
+from roost.guard.features import Features
+
+PAPER = Settings.paper()
+NORMAL, BAD = 60, 8
+
+
+def made_up(
+    seed: int = 0,
+    rate: float = 0.9,
+    place: tuple[float, float] = (10.0, 10.0),
+    involved: bool = True,
+    bad: int = BAD,
+    contribution: float = 200.0,
+    spread: float = 1.0,
+) -> Features:
+    """Normal users with few queries in hotspots, and ``bad`` ones at the end with many."""
+    random = np.random.default_rng(seed)
+    users = NORMAL + bad
+    raw = np.zeros((users, 14))
+    raw[:, 0] = random.integers(20, 400, users)
+    raw[NORMAL:, 0] = 220.0
+    raw[:, 1] = raw[:, 0]
+    raw[:, 5:7] = 1.8 * raw[:, :2]
+    raw[:, 2] = 1.0
+    raw[:, 4] = 5.0
+    raw[:NORMAL, 10] = random.integers(0, 40, NORMAL)
+    raw[:NORMAL, 11] = random.integers(1, 20, NORMAL)
+    raw[:NORMAL, 12:] = 0.05 + 0.02 * random.random((NORMAL, 1))
+    raw[NORMAL:, 10] = 30.0
+    raw[NORMAL:, 11] = contribution
+    raw[NORMAL:, 12:] = rate
+    raw[:, 3] = raw[:, 11]
+    raw[:, 7:10] = raw[:, 2:5]
+    if not involved:
+        raw[NORMAL:, 2] = 0.0
+    places = np.zeros((users, 3))
+    x, y = place
+    weight = raw[:, 11]
+    places[:, 0], places[:, 1] = x * weight, y * weight
+    places[:, 2] = (x * x + y * y + spread * spread) * weight
+    names = [f"normal-{k}" for k in range(NORMAL)] + [f"bad-{k}" for k in range(bad)]
+    return Features(np.arange(1, users + 1).astype(np.uint64), names, raw, places)
+
+
+def bad_names(bad: int = BAD) -> set[str]:
+    return {f"bad-{k}" for k in range(bad)}
+
+
+def judge(
+    features: Features,
+    listed: tuple[Listed, ...] = (),
+    number: int = 7,
+    settings: Settings = Settings(),  # noqa: B008
+    seed: int = 1,
+) -> Finding:
+    return detect(features, listed, number, 1_000, np.random.default_rng(seed), settings)
+
+
+@pytest.mark.parametrize("settings", [PAPER, Settings()], ids=["paper", "default"])
+@pytest.mark.parametrize("seed", range(5))
+def test_found_once_is_suspicious_found_twice_is_blocked(settings: Settings, seed: int) -> None:
+    first = judge(made_up(seed), settings=settings, seed=seed)
+    (suspect,) = first.decisions
+    assert isinstance(suspect, Suspect) and set(suspect.users) == bad_names()
+    assert 7 + 5 <= suspect.until <= 7 + 30
+    assert first.blocked == ()
+    there = made_up(seed + 50, place=(70.0, 20.0))
+    second = judge(there, first.listed, 8, settings, seed)
+    (block,) = second.decisions
+    assert isinstance(block, Block) and set(block.users) == bad_names()
+    assert block.position == 1_000
+    assert {name for _, name in second.blocked} == bad_names()
+    assert second.listed == ()
+
+
+def test_one_user_alone_is_found() -> None:
+    found = judge(made_up(bad=1, contribution=900.0))
+    assert isinstance(found.decisions[0], Suspect) and found.decisions[0].users == ("bad-0",)
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        pytest.param(made_up(rate=0.1), "within beta of normal users", id="beta"),
+        pytest.param(made_up(involved=False), "in no hotspot of this round", id="involvement"),
+        pytest.param(made_up(contribution=2.0), "not the cause of the hotspots", id="cause"),
+        pytest.param(made_up().taken(np.arange(1)), "fewer than two users", id="one user"),
+        pytest.param(
+            Features(
+                np.arange(3).astype(np.uint64), list("abc"), np.zeros((3, 14)), np.zeros((3, 3))
+            ),
+            "no hotspot in this round",
+            id="quiet",
+        ),
+    ],
+)
+def test_nobody_is_found_without_every_test(features: Features, reason: str) -> None:
+    found = judge(features)
+    assert found.listed == () and found.blocked == ()
+    (decision,) = found.decisions
+    assert isinstance(decision, NoFinding) and decision.reason == reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_of_it_is_never_less_suspicious(seed: int) -> None:
+    rates = [0.06, 0.1, 0.15, 0.25, 0.4, 0.7, 1.0]
+    found = [isinstance(judge(made_up(seed, rate)).decisions[0], Suspect) for rate in rates]
+    assert found == sorted(found) and not found[0] and found[-1]
+    betas = [1.5, 3.0, 6.0, 12.0, 24.0]
+    kept = [
+        isinstance(judge(made_up(seed), settings=Settings(beta=beta)).decisions[0], Suspect)
+        for beta in betas
+    ]
+    assert kept == sorted(kept, reverse=True) and kept[0] and not kept[-1]
+
+
+def test_at_the_same_place_nobody_is_blocked() -> None:
+    listed: tuple[Listed, ...] = ()
+    for number in range(7, 20):
+        found = judge(made_up(number, place=(10.5, 9.5)), listed, number)
+        listed = found.listed
+        assert found.blocked == ()
+        assert isinstance(found.decisions[-1], Suspect)
+    assert all(entry.stays for entry in listed)
+    assert listed[0].until >= 19 + 5
+    # Staying is no excuse for what comes then.
+    moved = judge(made_up(place=(40.0, 9.5)), listed, 20)
+    assert {name for _, name in moved.blocked} == bad_names()
+
+
+def test_the_paper_blocks_at_the_same_place() -> None:
+    first = judge(made_up(), settings=PAPER)
+    second = judge(made_up(3), first.listed, 8, PAPER)
+    assert {name for _, name in second.blocked} == bad_names()
+
+
+def test_the_paper_asks_for_the_same_cluster() -> None:
+    first = judge(made_up(bad=8), settings=PAPER)
+    again = judge(made_up(bad=9, place=(70.0, 20.0)), first.listed, 8, PAPER)
+    assert again.blocked == () and len(again.listed) == 2
+    by_user = judge(made_up(bad=9, place=(70.0, 20.0)), judge(made_up(bad=8)).listed, 8)
+    # Rows are keys: of the nine, eight were there before.
+    assert {name for _, name in by_user.blocked} == bad_names(8)
+    assert {name for entry in by_user.listed for _, name in entry.users} == {"bad-8"}
+
+
+def test_a_very_active_user_is_not_taken_along() -> None:
+    features = made_up()
+    features.raw[0, [0, 1, 3, 5, 6, 8, 11]] *= 40.0
+    features.raw[0, 10] = 30.0
+    first = judge(features)
+    assert {name for entry in first.listed for _, name in entry.users} <= bad_names()
+
+
+def test_who_is_not_found_again_in_time_is_released() -> None:
+    first = judge(made_up())
+    (entry,) = first.listed
+    quiet = made_up(rate=0.05)
+    assert judge(quiet, first.listed, entry.until).listed == first.listed
+    later = judge(quiet, first.listed, entry.until + 1)
+    assert later.listed == ()
+    release = later.decisions[0]
+    assert isinstance(release, Release) and set(release.users) == bad_names()
+
+
+def test_times_on_the_list_are_random_within_their_limits() -> None:
+    features = made_up()
+    until = {judge(features, seed=seed).listed[0].until - 7 for seed in range(60)}
+    assert min(until) >= 5 and max(until) <= 30 and len(until) > 15
+
+
+def test_the_same_seed_decides_the_same() -> None:
+    one, two = (judge(made_up(4), seed=9) for _ in range(2))
+    assert one.decisions == two.decisions and one.listed == two.listed
+
+
+def test_evidence_is_plain_data() -> None:
+    first = judge(made_up())
+    second = judge(made_up(place=(70.0, 20.0)), first.listed, 8)
+    for decision in (*first.decisions, *second.decisions):
+        again = json.loads(json.dumps(asdict(decision), allow_nan=False))
+        assert again["evidence"]["features"]["x14"] == pytest.approx(0.9)
+        assert again["evidence"]["splits"][0]["sizes"]
+        assert again["evidence"]["alqr"] > 3 * again["evidence"]["alqr_others"]
+    assert second.decisions[0].evidence["earlier"][0]["place"]["x"] == pytest.approx(10.0)
+    (entry,) = first.listed
+    assert Listed.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+
+
+def test_places_are_apart_beyond_their_spread() -> None:
+    here = Place(0.0, 0.0, 1.0)
+    assert not here.apart_from(Place(1.9, 0.0, 1.0))
+    assert here.apart_from(Place(2.1, 0.0, 1.0))
+    assert not here.apart_from(replace(here))
+    features = made_up(spread=2.0)
+    place = Place.of(features, np.arange(NORMAL, NORMAL + BAD))
+    assert place is not None and place.spread == pytest.approx(2.0)
+    features.raw[:, 11] = 0.0
+    assert Place.of(features, np.arange(3)) is None
