@@ -152,6 +152,8 @@ class Attack:
         Part of the registrations that are made as normal users make them.
     pause
         Ticks of rest after each target.
+    uneven
+        Whether users share the work as normal users do, and not evenly.
     side
         Of the square around a target.
     """
@@ -164,6 +166,7 @@ class Attack:
     stagger: int = 0
     normal_part: float = 0.0
     pause: int = 0
+    uneven: bool = False
     side: float = 0.02
     name: str = "attacker"
     malicious = True
@@ -181,8 +184,9 @@ class Attack:
 
     def begin(self, random: Random, data: Floats) -> Step:
         """Place the stock as if it were normal."""
-        owners = random.integers(0, self.users, self.queries)
-        return Step(owners, drawn(random, data, self.queries))
+        return Step(
+            self._owners(random, self.queries, self.users), drawn(random, data, self.queries)
+        )
 
     def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
         """Move queries to the target."""
@@ -201,7 +205,12 @@ class Attack:
         places = around(random, self.targets[-1][1], self.side, count)
         normal = random.random(count) < self.normal_part
         places[normal] = drawn(random, data, int(normal.sum()))
-        return Step(random.integers(0, joined, count), places, min(count, held))
+        return Step(self._owners(random, count, joined), places, min(count, held))
+
+    def _owners(self, random: Random, count: int, joined: int) -> Ids:
+        if self.uneven:
+            return random.choice(joined, count, p=rank_weights(joined))
+        return random.integers(0, joined, count)
 
     def _next_target(self, random: Random, data: Floats) -> Floats:
         target: Floats = drawn(random, data, 1)[0]
