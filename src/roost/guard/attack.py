@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -66,7 +67,9 @@ class Requests:
         return pa.table(
             {
                 "op": pa.array(np.where(self.registers, "register", "terminate")),
-                "query_id": pa.array([f"q{number}" for number in self.queries.tolist()]),
+                "query_id": pa.array(
+                    [f"q{number}" for number in self.queries.tolist()], pa.string()
+                ),
                 "user_id": pa.array(names).take(pa.array(self.codes)),
                 **{
                     name: pa.array(np.ascontiguousarray(boxes[:, k]), mask=gone)
@@ -78,11 +81,22 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What a party does in a tick: users and places of new queries, and how many end."""
+    """What a party does in a tick.
+
+    Parameters
+    ----------
+    owners, places
+        Users and middles of new queries.
+    ended
+        How many queries end, at most.
+    enders
+        Only queries of the first so many users end; of all users if None.
+    """
 
     owners: Ids
     places: Floats
     ended: int = 0
+    enders: int | None = None
 
 
 class Party(Protocol):
@@ -125,7 +139,7 @@ class Normal:
     def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
         """Register and end as many."""
         count = int(random.poisson(self.rate * tick_s))
-        return Step(self._owners(random, count), drawn(random, data, count), min(count, held))
+        return Step(self._owners(random, count), drawn(random, data, count), count)
 
     def _owners(self, random: Random, count: int) -> Ids:
         weights = rank_weights(self.users)
@@ -205,7 +219,7 @@ class Attack:
         places = around(random, self.targets[-1][1], self.side, count)
         normal = random.random(count) < self.normal_part
         places[normal] = drawn(random, data, int(normal.sum()))
-        return Step(self._owners(random, count, joined), places, min(count, held))
+        return Step(self._owners(random, count, joined), places, count, joined)
 
     def _owners(self, random: Random, count: int, joined: int) -> Ids:
         if self.uneven:
@@ -252,7 +266,7 @@ class Crowd:
         """Come, stay or go."""
         assert self._place is not None, "a party begins before its first tick"
         if tick >= self.stop:
-            return Step(np.empty(0, np.int64), np.empty((0, 2)), min(held, held // 4 + 1))
+            return Step(np.empty(0, np.int64), np.empty((0, 2)), held // 4 + 1)
         if not self.start <= tick < self.start + self.rise:
             return nothing()
         turn = tick - self.start
@@ -336,7 +350,7 @@ class Mover:
         count = min(wanted, self.queries - self._moved)
         self._moved += count
         places = around(random, self._houses[1], self.side, count)
-        return Step(np.zeros(count, np.int64), places, min(count, held))
+        return Step(np.zeros(count, np.int64), places, count)
 
 
 def nothing() -> Step:
@@ -355,6 +369,7 @@ def around(random: Random, place: Floats, side: float, count: int) -> Floats:
     return place + side * (random.random((count, 2)) - 0.5)
 
 
+@lru_cache(maxsize=8)
 def rank_weights(users: int, top: float = 0.2, part: float = 0.8) -> Floats:
     """Weights that fall off as a power of the rank, such that the top fifth has four fifths.
 
@@ -432,7 +447,7 @@ class World:
         for k, party in enumerate(self._parties):
             held = len(self._held[k][0])
             step = party.step(self.tick, self._tick_s, held, self._random, self._data)
-            blocks.append(self._ended(k, step.ended))
+            blocks.append(self._ended(k, step))
             blocks.append(self._registered(k, step))
         self.tick += 1
         return _shuffled(_joined(blocks), self._random)
@@ -448,13 +463,16 @@ class World:
         low, high = np.clip(step.places - half, 0, 1), np.clip(step.places + half, 0, 1)
         return Requests(codes, np.ones(count, np.bool_), numbers, np.hstack([low, high]))
 
-    def _ended(self, k: int, count: int) -> Requests:
+    def _ended(self, k: int, step: Step) -> Requests:
         numbers, codes = self._held[k]
-        gone = np.zeros(len(numbers), np.bool_)
+        own = np.arange(len(numbers))
+        if step.enders is not None:
+            own = np.flatnonzero(codes < self._first[k] + step.enders)
+        count = min(step.ended, len(own))
         if self._parties[k].mixed:
-            gone[self._random.choice(len(numbers), count, replace=False)] = True
-        else:
-            gone[:count] = True
+            own = self._random.choice(own, count, replace=False)
+        gone = np.zeros(len(numbers), np.bool_)
+        gone[own[:count]] = True
         self._held[k] = (numbers[~gone], codes[~gone])
         boxes = np.full((count, 4), np.nan)
         return Requests(codes[gone], np.zeros(count, np.bool_), numbers[gone], boxes)
