@@ -1,0 +1,42 @@
+"""The guard benchmark, on one case: what it writes and what it sums up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roost.bench import guard
+
+
+def test_it_writes_rows_a_summary_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "QUICK_CASES", ("1200/s",))
+    monkeypatch.setattr(guard, "MINUTES", 9)
+    monkeypatch.setattr(guard, "GATE_USERS", (110, 500))
+    monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
+    monkeypatch.setattr(guard, "other_attacks", dict)
+    monkeypatch.setattr(guard, "crowds", lambda: {"nobody": guard.peace()})
+    path = tmp_path / "guard.json"
+    result = guard.run(True, path)
+    written = json.loads(path.read_text())
+    assert written["rows"] == json.loads(json.dumps(result["rows"]))
+    (row,) = written["rows"]
+    named = {"throughput_gain", "availability_gain", "min_availability_gain", "rounds_to_block"}
+    assert named | {"fp", "fn"} <= row.keys()
+    assert (row["fp"], row["fn"]) == (0, 0) and row["rounds_to_block"] <= 2
+    assert written["summary"].keys() == {
+        "fp",
+        "fn",
+        "rounds_to_block",
+        "us_per_request",
+        "throughput_with_guard",
+        "throughput_with_quarantine",
+        "detection_ms",
+    }
+    assert written["summary"]["throughput_with_guard"] == row["throughput_with_guard"]
+    assert [case["case"] for case in written["others"]] == ["nobody"]
+    assert [gate["users"] for gate in written["gate"]] == [110, 500]
+    assert path.with_suffix(".png").stat().st_size > 1_000
