@@ -433,6 +433,12 @@ class World:
         # Numbers and users of each party's live queries, oldest first.
         self._held: list[tuple[Ids, NDArray[np.int32]]] = []
 
+    @property
+    def targets(self) -> list[Floats]:
+        """Places of all attacks so far, in the order in which they came to be."""
+        found = [t for party in self._parties if isinstance(party, Attack) for t in party.targets]
+        return [place for _, place in sorted(found, key=lambda target: target[0])]
+
     def begin(self) -> Requests:
         """Return what is registered before the first tick."""
         blocks = []

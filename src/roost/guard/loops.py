@@ -111,6 +111,26 @@ def rebuild(
 
 
 @njit(cache=True, nogil=True)
+def compact(
+    kept: NDArray[np.bool_],
+    held: NDArray[np.uint64],
+    numbers: NDArray[np.float64],
+    active: NDArray[np.int64],
+) -> int:  # pragma: no cover - compiled
+    """Move the rows that are kept to the front, in their order; returns how many there are."""
+    to = 0
+    for row in range(kept.size):
+        if kept[row]:
+            held[to], active[to] = held[row], active[row]
+            numbers[to] = numbers[row]
+            to += 1
+    held[to : kept.size] = 0
+    active[to : kept.size] = 0
+    numbers[to : kept.size] = 0.0
+    return to
+
+
+@njit(cache=True, nogil=True)
 def find_rows(
     keys: NDArray[np.uint64],
     index: NDArray[np.int32],

@@ -15,8 +15,11 @@ Two numbers of table 5.1 never fade, x11 and x14. Forgetting is what bounds them
 
 from __future__ import annotations
 
+from itertools import compress
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.guard.loops import (
@@ -27,6 +30,7 @@ from roost.guard.loops import (
     SEQUENCE_NEW,
     WEIGHTED,
     add_rows,
+    compact,
     count_rows,
     find_rows,
     hash_names,
@@ -39,6 +43,7 @@ FORGET_ROUNDS = 64
 NAME_MAX = 200
 _ROWS_MIN = 1024
 _FREED = 4
+_GROWTH = 4
 
 Keys = NDArray[np.uint64]
 
@@ -155,14 +160,17 @@ class UserTable:
         """Write down the names of new rows."""
         fresh = used - self.used
         if fresh:
-            texts = names.take(pa.array(newcomers[:fresh])).to_pylist()
-            self.names.extend(shown(text) for text in texts)
+            texts = names.take(pa.array(newcomers[:fresh]))
+            if pa.types.is_dictionary(texts.type):
+                texts = texts.dictionary_decode()
+            long = (pc.max(pc.utf8_length(texts)).as_py() or 0) > NAME_MAX
+            self.names.extend(map(shown, texts.to_pylist()) if long else texts.to_pylist())
             self.used = used
 
     def _widen(self) -> None:
-        """Double the rows; at the cap, free a quarter of them."""
+        """Make more rows; at the cap, free a quarter of them."""
         if len(self.keys) < self.users_max:
-            self._room(min(2 * len(self.keys), self.users_max))
+            self._room(min(_GROWTH * len(self.keys), self.users_max))
             return
         rows = self.numbers[: self.used]
         hot = (rows[:, RATE_ROUNDS] > 0) | (rows[:, INVOLVED] > 0) | (rows[:, SEQUENCE_NEW] > 0)
@@ -178,13 +186,9 @@ class UserTable:
             self._keep(kept)
 
     def _keep(self, kept: NDArray[np.bool_]) -> None:
-        rows = np.flatnonzero(kept)
-        self.forgotten += self.used - len(rows)
-        self.names = [self.names[row] for row in rows.tolist()]
-        for column in (self.keys, self.numbers, self.active):
-            column[: len(rows)] = column[rows]
-            column[len(rows) : self.used] = 0
-        self.used = len(rows)
+        self.names = list(compress(self.names, kept.tolist()))
+        self.forgotten += self.used - len(self.names)
+        self.used = compact(kept, self.keys, self.numbers, self.active)
         rebuild(self._index, self.keys, self.used)
 
     def start_round(self) -> None:
@@ -200,7 +204,7 @@ class UserTable:
         assert self.used == 0, "a table is restored once"
         rows = len(self.keys)
         while rows < len(keys):
-            rows = min(2 * rows, self.users_max)
+            rows = min(_GROWTH * rows, self.users_max)
             assert rows >= len(keys) or rows < self.users_max, "more users than there is room for"
         self._room(rows)
         self.used = len(keys)

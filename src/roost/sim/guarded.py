@@ -24,10 +24,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, Merge, Move, Rebalance, Split
-from roost.balance.plan import Plan
+from roost.balance.plan import Partition, Plan
 from roost.guard import Block, Guard, LiveQueries, Settings, Suspect
 from roost.guard import Decision as Judgement
-from roost.guard.attack import Attack, Party, Requests, World
+from roost.guard.attack import Party, Requests, World
 from roost.sim.cluster import Scenario, Trace, simulate
 from roost.sim.faults import Network
 from roost.sim.policies import Driver, GlobalDriver, Seen, SwarmDriver
@@ -39,6 +39,7 @@ _SAMPLE_SIZE = 20_000
 HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
 MADE_BY = 0.2
+NEAR = 0.02
 # Rounds of detection after its second hotspot in which an attack is to be blocked.
 BLOCK_WITHIN = 2
 
@@ -76,24 +77,22 @@ class Outcome:
     judgements
         Of the guard, in order.
     hotspots
-        Balancer's round of each hotspot, and whether malicious users made it.
+        Balancer's round of each hotspot, and at which target of the attack it is; None where
+        malicious users did not make it.
     malicious, blocked
         Names.
     detection_s
         Seconds of each detection, where a clock was given.
-    places
-        First tick of each target of the attack.
     detection_rounds
         Balancer's rounds in a round of detection.
     """
 
     trace: Trace
     judgements: tuple[Judgement, ...]
-    hotspots: tuple[tuple[int, bool], ...]
+    hotspots: tuple[tuple[int, int | None], ...]
     malicious: frozenset[str]
     blocked: frozenset[str]
     detection_s: tuple[float, ...]
-    places: tuple[int, ...]
     detection_rounds: int
 
     @property
@@ -138,13 +137,11 @@ class Outcome:
 
     def hotspot_rounds(self) -> list[int]:
         """Round of detection of the first hotspot at each target of the attack."""
-        found = []
-        ends = [*self.places[1:], 1 << 60][: len(self.places)]
-        for start, stop in zip(self.places, ends, strict=True):
-            made = [tick for tick, theirs in self.hotspots if theirs and start <= tick < stop]
-            if made:
-                found.append(made[0] // self.detection_rounds)
-        return found
+        first: dict[int, int] = {}
+        for tick, target in self.hotspots:
+            if target is not None:
+                first.setdefault(target, tick // self.detection_rounds)
+        return list(first.values())
 
     @property
     def rounds_to_block(self) -> int | None:
@@ -213,7 +210,6 @@ def simulate_guarded(
     trace = simulate(scenario, driver=make)
     (driver,) = drivers
     names = np.array(world.names)
-    targets = [tick for party in fresh if isinstance(party, Attack) for tick, _ in party.targets]
     return Outcome(
         trace,
         tuple(driver.judgements),
@@ -221,7 +217,6 @@ def simulate_guarded(
         frozenset(names[world.malicious].tolist()),
         driver.guard.blocked,
         tuple(driver.detection_s),
-        tuple(targets),
         detection_rounds,
     )
 
@@ -317,7 +312,7 @@ class _GuardedDriver:
         self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
         self.guard = Guard(scenario.seed, defence.settings)
         self.judgements: list[Judgement] = []
-        self.hotspots: list[tuple[int, bool]] = []
+        self.hotspots: list[tuple[int, int | None]] = []
         self.detection_s: list[float] = []
 
     @property
@@ -421,11 +416,24 @@ class _GuardedDriver:
         p = seen.plan.partitions[dealt.partition[slot]]
         rect = np.array([[p.column0, p.row0, p.column1, p.row1]])
         self.guard.on_rebalance(rect, self._users.live())
+        self.hotspots.append((self._tick, self._maker(p)))
+
+    def _maker(self, p: Partition) -> int | None:
+        """Tell the target of the attack in a partition, if malicious users made it hot."""
+        book, world = self._users.book, self._users.world
         within = book.within(p.column0, p.row0, p.column1, p.row1)
         recent = within[self._users.rounds[within] == self.guard.round]
-        theirs = self._users.world.malicious[self._users.codes[recent]]
-        made = len(recent) > 0 and float(theirs.mean()) >= MADE_BY
-        self.hotspots.append((self._tick, made))
+        theirs = world.malicious[self._users.codes[recent]]
+        if not len(recent) or float(theirs.mean()) < MADE_BY:
+            return None
+        # Queries lie around a target, so that it may be in the partition beside.
+        sides = np.array([book.columns, book.rows])
+        low, high = np.array([p.column0, p.row0]), np.array([p.column1, p.row1])
+        near = NEAR * sides
+        for number, place in reversed(list(enumerate(world.targets))):
+            if ((place * sides >= low - near) & (place * sides <= high + near)).all():
+                return number
+        return None
 
     def _detect(self) -> None:
         start_s = self._clock() if self._clock else 0.0
