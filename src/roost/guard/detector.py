@@ -25,6 +25,9 @@ By default four more things are asked for, all of them with numbers that are the
   balanced once, however heavy it is; to do harm again and again an attack has to move.
 * *Users, not clusters,* are found again: those who were on the list before, if they are cause
   enough by themselves. One more or one fewer in the cluster than the last time is no way out.
+
+And the list is longer. The paper's 5 to 30 rounds can be over before a slow attack has moved its
+queries to the next place. Being on the list costs nothing, as long as one stays where one is.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ class Settings:
     deviation_max
         Standard deviation of normalised x11 that counts as near zero.
     removal_rounds
-        Least and most rounds that a cluster stays on the suspicious list.
+        Least and most rounds that a cluster stays on the suspicious list; users are forgotten
+        after ``FORGET_ROUNDS``, which is more.
     share_min
         Part of the recent queries in the round's hot partitions that a cluster must have; zero
         asks for none.
@@ -73,7 +77,7 @@ class Settings:
 
     beta: float = 3.0
     deviation_max: float = 0.05
-    removal_rounds: tuple[int, int] = (5, 30)
+    removal_rounds: tuple[int, int] = (20, 60)
     share_min: float = 0.2
     each: bool = True
     hanger_on: float = 0.1
@@ -84,7 +88,7 @@ class Settings:
     @classmethod
     def paper(cls) -> Settings:
         """Algorithm 4 and nothing else."""
-        return cls(share_min=0.0, each=False, moved=False, exact=True)
+        return cls(removal_rounds=(5, 30), share_min=0.0, each=False, moved=False, exact=True)
 
 
 @dataclass(frozen=True, slots=True)
