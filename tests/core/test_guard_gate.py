@@ -83,7 +83,7 @@ def test_judgement_is_that_of_the_last_event_before_a_position(seed: int) -> Non
     random = np.random.default_rng(seed)
     gate, users, blocks = make_gate()
     history: dict[str, list[tuple[int, bool]]] = {}
-    for position in np.sort(random.choice(2_000, 60, replace=False)).tolist():
+    for position in random.choice(2_000, 60, replace=False).tolist():
         name = f"user-{random.integers(0, 12)}"
         blocked = bool(random.random() < 0.6)
         key = int(keys_of(pa.array([name]), users.secret)[0])
@@ -92,8 +92,8 @@ def test_judgement_is_that_of_the_last_event_before_a_position(seed: int) -> Non
     names = names_drawn(random, 2_000, 20)
     right = []
     for at, name in enumerate(names.to_pylist()):
-        before = [blocked for position, blocked in history.get(name, []) if position < at]
-        right.append(not (before and before[-1]))
+        before = [event for event in history.get(name, []) if event[0] < at]
+        right.append(not (before and max(before)[1]))
     registers = random.random(2_000) < 0.5
     assert gate.admit(names, registers, 0, 0).tolist() == right
     for start in random.integers(0, 2_000, 5).tolist():
@@ -167,6 +167,17 @@ def test_one_request_gets_an_answer_that_says_so() -> None:
         True,
         True,
     ]
+
+
+def test_an_operator_changes_nothing_that_was_judged() -> None:
+    guard = Guard(1)
+    names, registers = pa.array(["eve"] * 10), np.ones(10, np.bool_)
+    assert guard.on_requests(names, registers, 0).all()
+    guard.block("eve", 3)
+    assert guard.gate.judge(names, 0).all()
+    assert not guard.gate.judge(names, 10).any()
+    assert guard.blocked_mask(pa.array(["ann", "eve"])).tolist() == [False, True]
+    assert guard.quarantined_mask(pa.array(["ann", "eve"])).tolist() == [False, True]
 
 
 def test_memory_is_bounded_over_a_million_users() -> None:

@@ -10,6 +10,7 @@ decisions of the detector and of operators, not with requests.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -89,21 +90,27 @@ class BlockList:
         return last if last is not None and last.blocked else None
 
     def add(self, users: Iterable[tuple[int, str]], event: Event) -> None:
-        """Add an event for users, as keys and names. It must not lie before one they have."""
+        """Add an event for users, as keys and names; at the same position, the new one holds.
+
+        Operators write at the end of the log and the detector where it is folded, so an event may
+        come before one that is known.
+        """
         for key, name in users:
-            record = self._records.setdefault(key, Record(key, name))
-            last = record.events[-1] if record.events else None
-            assert last is None or last.position <= event.position, "an event in the past"
-            if last is not None and last.position == event.position:
-                record.events[-1] = event
-            elif event.blocked != (last is not None and last.blocked):
-                record.events.append(event)
+            events = self._records.setdefault(key, Record(key, name)).events
+            at = bisect_left(events, event.position, key=lambda known: known.position)
+            if at < len(events) and events[at].position == event.position:
+                del events[at]
+            events.insert(at, event)
         self._lay_out(self._refusals())
 
     def keys_blocked(self) -> Keys:
         """Keys of those who are blocked now, ascending."""
         keys = [key for key in self._records if self.now(key) is not None]
         return np.array(sorted(keys), np.uint64)
+
+    def names_blocked(self) -> frozenset[str]:
+        """Names of those who are blocked now."""
+        return frozenset(r.name for key, r in self._records.items() if self.now(key) is not None)
 
     def named(self, name: str) -> int | None:
         """Key of a user by the name that listings show."""

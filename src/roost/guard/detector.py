@@ -32,7 +32,7 @@ queries to the next place. Being on the list costs nothing, as long as one stays
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -127,6 +127,10 @@ class Listed:
     place: Place | None = None
     stays: bool = False
     evidence: Evidence = field(default_factory=dict)
+
+    def without(self, keys: Collection[int]) -> Listed:
+        """Return the same without some users."""
+        return replace(self, users=tuple(user for user in self.users if user[0] not in keys))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the state directory."""
@@ -325,9 +329,9 @@ class _Case:
         for k, entry in enumerate(listed):
             if k in found and k not in again:
                 entry = replace(entry, stays=True, until=self._removal(random))
-            left = tuple(user for user in entry.users if user[0] not in blocked)
-            if left:
-                kept.append(replace(entry, users=left))
+            left = entry.without(blocked)
+            if left.users:
+                kept.append(left)
         rest = [key for key in self._row_of if key not in known]
         if rest:
             decisions.append(self._suspect(rest, random, kept))

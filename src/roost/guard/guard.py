@@ -144,7 +144,7 @@ class Guard:
     @property
     def blocked(self) -> frozenset[str]:
         """Names of those who are blocked now."""
-        return frozenset(item["user"] for item in self._blocks.listing() if item["blocked"])
+        return self._blocks.names_blocked()
 
     @property
     def quarantined(self) -> frozenset[str]:
@@ -152,12 +152,22 @@ class Guard:
         waiting = (entry for entry in self._listed if self._in_quarantine(entry))
         return self.blocked | {name for entry in waiting for _, name in entry.users}
 
+    def blocked_mask(self, users: pa.Array) -> Mask:
+        """Whether each of some users is blocked now."""
+        return np.isin(keys_of(users, self._users.secret), self._blocks.keys_blocked())
+
+    def quarantined_mask(self, users: pa.Array) -> Mask:
+        """Whether the queries of each of some users are no reason to rebalance."""
+        keys = [key for e in self._listed if self._in_quarantine(e) for key, _ in e.users]
+        waiting = np.isin(keys_of(users, self._users.secret), np.array(keys, np.uint64))
+        return waiting | self.blocked_mask(users)
+
     def _in_quarantine(self, entry: Listed) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
 
     def block(self, user: str, position: int, reason: str = BY_OPERATOR) -> None:
-        """Refuse a user's requests after a log position."""
-        event = Event(position, True, self.round, reason)
+        """Refuse a user's requests after a log position, but none that was judged before."""
+        event = Event(self._not_before(position), True, self.round, reason)
         self._blocks.add([(self._key(user), shown(user))], event)
 
     def unblock(self, user: str, position: int, reason: str = BY_OPERATOR) -> bool:
@@ -168,10 +178,16 @@ class Guard:
         key = self._key(user)
         if self._blocks.now(key) is None:
             return False
-        self._blocks.add([(key, shown(user))], Event(position, False, self.round, reason))
+        event = Event(self._not_before(position), False, self.round, reason)
+        self._blocks.add([(key, shown(user))], event)
         rows = self._users.find(np.array([key], np.uint64))
         self._users.numbers[rows[rows >= 0]] = 0.0
+        self._listed = tuple(left for e in self._listed if (left := e.without({key})).users)
         return True
+
+    def _not_before(self, position: int) -> int:
+        """Last position that was judged, if that is later: a replay must judge the same."""
+        return max(position, self.gate.counted - 1)
 
     def _key(self, user: str) -> int:
         """Key of a user by name, or by the shortened name that listings show."""
