@@ -16,8 +16,8 @@ also always ends with somebody, be it one user with three queries that all fell 
 partition. And a very active user, far from all others, falls into the attackers' half for that.
 By default four more things are asked for, all of them with numbers that are there anyway:
 
-* *Each.* Whoever is within ``beta`` by himself, or adds less than ``hanger_on`` of the cluster's
-  median to its hotspots, is not of the cluster.
+* *Each.* Whoever is within ``beta`` by himself and clearly below the cluster's ALQR, or adds less
+  than ``hanger_on`` of the cluster's median to its hotspots, is not of the cluster.
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
   ``share_min``: with less, the hotspot would be there without it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
@@ -45,6 +45,9 @@ from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release,
 from roost.guard.features import X3, X11, X12, X14, Features, normalise
 
 Rows = NDArray[np.int64]
+
+# A user with this part of the cluster's ALQR is like the rest of it.
+ALIKE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,7 @@ def suspicious_cluster(
     if not raw[rows, X3].any():
         return None, evidence, "in no hotspot of this round"
     if settings.each:
-        rows = rows[raw[rows, X14] > normal * settings.beta]
+        rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
         rows = _without_hangers_on(raw, rows, settings.hanger_on)
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
