@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from roost.guard.decisions import Block, NoFinding, Release, Suspect
-from roost.guard.detector import Finding, Listed, Place, Settings, detect
+from roost.guard.detector import Finding, detect
 from roost.guard.features import Features
+from roost.guard.suspicion import Listed, Place, Settings
 
 PAPER = Settings.paper()
 NORMAL, BAD = 60, 8

@@ -9,8 +9,9 @@ import pytest
 
 from roost.guard import Block, Settings, Suspect
 from roost.guard.attack import Attack
-from roost.sim.guarded import BLOCK_WITHIN, Defence, shares, simulate_guarded
+from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import attacked, cluster, crowds, other_attacks, paper_attacks, peace
+from roost.sim.guarded_outcome import BLOCK_WITHIN, shares
 
 SEEDS = range(20)
 

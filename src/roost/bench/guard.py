@@ -28,7 +28,7 @@ import pyarrow as pa
 from roost.bench.common import environment, save_panels_plot, write_json
 from roost.guard import Guard
 from roost.guard.attack import Attack
-from roost.sim.guarded import Defence, Outcome, availability, shares, simulate_guarded
+from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import (
     ATTACK_MINUTE,
     RATES,
@@ -41,6 +41,7 @@ from roost.sim.guarded_cases import (
     paper_attacks,
     peace,
 )
+from roost.sim.guarded_outcome import Outcome, availability, shares
 from roost.sim.workloads import Floats
 
 SEEDS = tuple(range(3))

@@ -9,9 +9,9 @@ leaves crowds alone. ``gate.py`` admits and counts, ``sensor.py`` looks into hot
 from __future__ import annotations
 
 from roost.guard.decisions import Block, Decision, NoFinding, Release, Suspect
-from roost.guard.detector import Settings
 from roost.guard.guard import Guard
 from roost.guard.sensor import LiveQueries
+from roost.guard.suspicion import Settings
 
 __all__ = [
     "Block",

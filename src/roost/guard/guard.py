@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from roost.errors import StateError
 from roost.guard.blocks import BlockList, Event
 from roost.guard.decisions import Decision
-from roost.guard.detector import Listed, Settings, detect
+from roost.guard.detector import detect
 from roost.guard.features import Features, add_hotspot, close_features
 from roost.guard.gate import Gate, Mask
 from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
+from roost.guard.suspicion import Listed, Settings
 from roost.guard.users import USERS_MAX, UserTable, keys_of, make_secret, shown
 
 _FORMAT = 1

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, Merge, Move, Rebalance, Split
 from roost.balance.plan import Partition, Plan
-from roost.guard import Block, Guard, LiveQueries, Settings, Suspect
 from roost.guard import Decision as Judgement
+from roost.guard import Guard, LiveQueries, Settings
 from roost.guard.attack import Party, Requests, World
-from roost.sim.cluster import Scenario, Trace, simulate
+from roost.sim.cluster import Scenario, simulate
 from roost.sim.faults import Network
+from roost.sim.guarded_outcome import Outcome
 from roost.sim.policies import Driver, GlobalDriver, Seen, SwarmDriver
 from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
 
@@ -40,8 +41,6 @@ HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
 MADE_BY = 0.2
 NEAR = 0.02
-# Rounds of detection after its second hotspot in which an attack is to be blocked.
-BLOCK_WITHIN = 2
 
 
 @dataclass(frozen=True)
@@ -64,105 +63,6 @@ class Defence:
     quarantine: bool = False
     evict: bool = True
     settings: Settings = field(default_factory=Settings)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a guarded run leaves.
-
-    Parameters
-    ----------
-    trace
-        Of the cluster.
-    judgements
-        Of the guard, in order.
-    hotspots
-        Balancer's round of each hotspot, and at which target of the attack it is; None where
-        malicious users did not make it.
-    malicious, blocked
-        Names.
-    detection_s
-        Seconds of each detection, where a clock was given.
-    detection_rounds
-        Balancer's rounds in a round of detection.
-    """
-
-    trace: Trace
-    judgements: tuple[Judgement, ...]
-    hotspots: tuple[tuple[int, int | None], ...]
-    malicious: frozenset[str]
-    blocked: frozenset[str]
-    detection_s: tuple[float, ...]
-    detection_rounds: int
-
-    @property
-    def false_positives(self) -> int:
-        """Normal users who are blocked."""
-        return len(self.blocked - self.malicious)
-
-    @property
-    def missed(self) -> int:
-        """Malicious users who are not blocked, whether they did any harm or not."""
-        return len(self.malicious - self.blocked)
-
-    @property
-    def false_negatives(self) -> int:
-        """Malicious users who are not blocked although they had made two hotspots in time.
-
-        An attack that is too weak to make two of them is not to be told from normal users, and
-        makes nobody rebalance.
-        """
-        last = len(self.trace.rows) // self.detection_rounds - 1
-        made = self.hotspot_rounds()
-        return self.missed if len(made) > 1 and made[1] + BLOCK_WITHIN <= last else 0
-
-    @property
-    def blocked_in(self) -> int | None:
-        """Round of detection in which the last malicious user was blocked, None if one is left."""
-        left = set(self.malicious)
-        for judgement in self.judgements:
-            if isinstance(judgement, Block):
-                left -= set(judgement.users)
-                if not left:
-                    return judgement.round
-        return None
-
-    @property
-    def suspected_in(self) -> int | None:
-        """Round of detection in which a malicious user was first suspected."""
-        for judgement in self.judgements:
-            if isinstance(judgement, Suspect | Block) and self.malicious & set(judgement.users):
-                return judgement.round
-        return None
-
-    def hotspot_rounds(self) -> list[int]:
-        """Round of detection of the first hotspot at each target of the attack."""
-        first: dict[int, int] = {}
-        for tick, target in self.hotspots:
-            if target is not None:
-                first.setdefault(target, tick // self.detection_rounds)
-        return list(first.values())
-
-    @property
-    def rounds_to_block(self) -> int | None:
-        """Rounds of detection from the second hotspot to the last block; None if it never came.
-
-        Zero is the round in which the second hotspot was made.
-        """
-        made = self.hotspot_rounds()
-        if self.blocked_in is None:
-            return None
-        return max(self.blocked_in - made[1], 0) if len(made) > 1 else 0
-
-
-def shares(trace: Trace) -> Floats:
-    """Points let in over points that came, by round; more than one where it catches up."""
-    return trace.column("admitted") / trace.column("offered")
-
-
-def availability(trace: Trace) -> Floats:
-    """Part of what came in each round that was let in without delay."""
-    return np.minimum(shares(trace), 1.0)
 
 
 def simulate_guarded(
