@@ -33,6 +33,7 @@ def test_it_writes_rows_a_summary_and_a_plot(
         "rounds_to_block",
         "us_per_request",
         "throughput_with_guard",
+        "throughput_with_guard_worst",
         "throughput_with_quarantine",
         "detection_ms",
     }

@@ -149,9 +149,13 @@ class Guard:
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """Names of those whose queries are no reason to rebalance, the blocked among them."""
+        """Names of those whose queries are no reason to rebalance, for the time being.
+
+        The blocked are not among them: what is left of their queries stays for good, and load that
+        stays has to be balanced.
+        """
         waiting = (entry for entry in self._listed if self._in_quarantine(entry))
-        return self.blocked | {name for entry in waiting for _, name in entry.users}
+        return frozenset(name for entry in waiting for _, name in entry.users)
 
     def blocked_mask(self, users: pa.Array) -> Mask:
         """Whether each of some users is blocked now."""
@@ -160,8 +164,7 @@ class Guard:
     def quarantined_mask(self, users: pa.Array) -> Mask:
         """Whether the queries of each of some users are no reason to rebalance."""
         keys = [key for e in self._listed if self._in_quarantine(e) for key, _ in e.users]
-        waiting = np.isin(keys_of(users, self._users.secret), np.array(keys, np.uint64))
-        return waiting | self.blocked_mask(users)
+        return np.isin(keys_of(users, self._users.secret), np.array(keys, np.uint64))
 
     def _in_quarantine(self, entry: Listed) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
