@@ -35,7 +35,9 @@ CROWDS = with_seeds(crowds(), crowds())
 
 
 @pytest.mark.parametrize(("name", "seed"), PAPER)
-def test_the_papers_attacks_are_blocked_and_nobody_else(name: str, seed: int, full: bool) -> None:
+def test_the_papers_attacks_are_blocked_and_nobody_else(
+    name: str, seed: int, full: bool, request: pytest.FixtureRequest
+) -> None:
     if (name, seed) in LATE:
         request.applymarker(pytest.mark.xfail(reason=LATE[name, seed], strict=True))
     # The faster ones are over soon.
