@@ -37,6 +37,7 @@ class Reason(StrEnum):
     OUT_OF_BOUNDS = "out_of_bounds"  # only where the space refuses what is outside
     NULL_ID = "null_id"
     NULL_TIME = "null_time"
+    LATE = "late"  # older than the window's watermark
     UNKNOWN_OP = "unknown_op"
     INVERTED_BOX = "inverted_box"
     BAD_RADIUS = "bad_radius"

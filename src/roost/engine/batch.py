@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import pyarrow as pa
 from roost.balance import Plan
 from roost.engine.balancer import Balancer
 from roost.engine.decode import DeadRow, PointSchema
-from roost.engine.messages import BatchTask, MachineResult
+from roost.engine.messages import BatchTask, MachineResult, WindowTask
 from roost.engine.sinks import Sink
 from roost.engine.writers import write_dead
 from roost.predicate import parse
@@ -37,6 +37,7 @@ from roost.space import Space
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog
 from roost.state.store import Commit, Intent, SegmentRef, Store
+from roost.state.windows import WindowKeeper
 
 STAGING = "_staging"
 MACHINE_FIGURES = ("machine", "points", "checks", "matches", "busy_s", "rows", "dead", "load_s")
@@ -69,6 +70,8 @@ class BatchRunner:
         What changes it while the stream runs; None leaves it as it is.
     sinks
         Further sinks.
+    windows
+        The window that the batches fill; None keeps none.
     on_step
         Called with the name of each step just before it begins, and with ``end``.
     """
@@ -85,9 +88,11 @@ class BatchRunner:
     keep_matches: bool = True
     publish_matches: bool = True
     sinks: Sequence[Sink] = ()
+    windows: WindowKeeper | None = None
     on_step: Callable[[str, int], None] = lambda step, batch_id: None
     clock: Callable[[], float] = time.perf_counter
     _kept_from: int = -1
+    _reached: int | None = None
     _plans: dict[int, Plan] = field(default_factory=dict)
     _wanted: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -99,6 +104,7 @@ class BatchRunner:
         if last is not None:
             self._publish(last)
         self._clear_staging()
+        self._reached = self.store.reached()
 
     def run(self, batch_id: int, offsets: dict[str, Any], job: Job) -> Commit:
         """Run a batch, or finish it, or find that it has happened."""
@@ -120,7 +126,7 @@ class BatchRunner:
             sink.deliver(batch_id, staged)
         commit = self._commit_of(intent, results, refused, self.clock() - started)
         self.on_step("commit", batch_id)
-        self.store.put_commit(commit)
+        self._put_commit(intent, commit, results)
         self.on_step("publish", batch_id)
         self._publish(commit)
         self.on_step("forget", batch_id)
@@ -129,6 +135,21 @@ class BatchRunner:
         self._balance(intent, results)
         self.on_step("end", batch_id)
         return commit
+
+    def _put_commit(self, intent: Intent, commit: Commit, results: Sequence[MachineResult]) -> None:
+        """Write the commit, and in the same transaction what it does to the window."""
+        newest = commit.figures["time_max"]
+        if newest is not None and (self._reached is None or newest > self._reached):
+            self._reached = newest
+        windows = self.windows
+        if windows is None:
+            self.store.put_commit(commit)
+            return
+        ordered = sorted(results, key=lambda result: result.machine)
+        files = [result.window for result in ordered if result.window is not None]
+        after = windows.preview(intent.batch_id, self._plan(intent.epoch), files)
+        self.store.put_commit(commit, windows.change(after))
+        windows.committed(after)
 
     def _plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
@@ -155,11 +176,15 @@ class BatchRunner:
             match_folder=str(self.out / "matches" / STAGING) if self.keep_matches else None,
             dead_folder=str(self.out / "dead" / STAGING),
         )
+        if self.windows is not None:
+            late = self.windows.spec.watermark(self._reached)
+            window = WindowTask(str(self.windows.folder), self.windows.stored, self.windows.aliases)
+            task = replace(task, window=window, late_before=late)
         adaptive = self.balancer is not None and intent.epoch == self.epoch
         return self.balancer.prepared(task) if self.balancer and adaptive else task
 
     def _attributes(self, segments: tuple[SegmentRef, ...]) -> tuple[str, ...]:
-        """Attributes that some predicate of these segments asks for."""
+        """Attributes that some predicate of these segments, or the window, asks for."""
         for ref in segments:
             if ref.file not in self._wanted:
                 texts = self.queries.predicates(ref.file)
@@ -167,7 +192,8 @@ class BatchRunner:
                 self._wanted[ref.file] = frozenset(names)
         live = {ref.file for ref in segments}
         self._wanted = {file: names for file, names in self._wanted.items() if file in live}
-        return tuple(sorted(frozenset().union(*self._wanted.values())))
+        kept = () if self.windows is None else self.windows.stored
+        return tuple(sorted(frozenset(kept).union(*self._wanted.values())))
 
     def _refused(self, intent: Intent) -> list[DeadRow]:
         """Find the requests refused since the batch before this one."""
@@ -228,6 +254,8 @@ class BatchRunner:
 
     def _forget(self, intent: Intent) -> None:
         self._clear_staging()
+        if self.windows is not None:
+            self.windows.sweep()
         if intent.position > self._kept_from:
             self.store.drop_versions_before(intent.position)
             self._kept_from = intent.position

@@ -39,16 +39,30 @@ from roost.engine.report import build_report
 from roost.engine.schema import message_schema, point_schema, space_for
 from roost.engine.session import make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
+from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
 from roost.errors import ConfigError, SourceError
-from roost.model import TIME_MIN, TIMESTAMP, Request, id_type_of, request_record
+from roost.model import (
+    TIME_MIN,
+    TIMESTAMP,
+    Box,
+    Circle,
+    Instant,
+    Polygon,
+    Request,
+    id_type_of,
+    request_record,
+)
 from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.columns import convert
 from roost.state.lock import RunLock
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
+from roost.state.snapshot import Question
 from roost.state.store import Commit, Intent, Store
+from roost.state.windows import WindowKeeper
+from roost.window import AggregateSpec, Alias
 
 POLL_S = 0.2
 IDLE_S = 0.002
@@ -67,6 +81,40 @@ def open_log(config: RunConfig) -> QueryLog:
     from roost.state.kafka_log import KafkaQueryLog  # an optional extra
 
     return KafkaQueryLog(*kafka_address(config.query_log, "queries.log"))
+
+
+def time_unit(points: PointSchema) -> int:
+    """Event time of a second, or 1 where times are plain numbers."""
+    return 1_000_000 if points.time_type == TIMESTAMP else 1
+
+
+def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
+    """Attributes that the window keeps: the usual four and those that were named, or all."""
+    known = points.attributes
+    if config.window_attributes is None:
+        return known
+    for name in config.window_attributes:
+        if name not in known.names:
+            takes = f"attributes of the points: {', '.join(known.names)}"
+            raise ConfigError("window.attributes", name, takes)
+    kept = {points.x, points.y, points.time, points.point_id, *config.window_attributes}
+    return pa.schema([field for field in known if field.name in kept])
+
+
+def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
+    """Attributes that are coordinates, times or identifiers just as the window has them anyway."""
+    moment = points.time_type == TIMESTAMP
+    own = [
+        (points.x, pa.float64(), Alias.X),
+        (points.y, pa.float64(), Alias.Y),
+        (points.time, points.time_type, Alias.MOMENT if moment else Alias.NUMBER),
+        (points.point_id, points.id_type, Alias.ID),
+    ]
+    return {
+        name: alias
+        for name, kind, alias in own
+        if name is not None and kept.field(name).type == kind
+    }
 
 
 def give_back_memory() -> None:
@@ -141,6 +189,7 @@ class Pipeline:
         self.store = Store(config.state_folder)
         self.log = open_log(config)
         self.source = source
+        self._snapshots: Snapshots | None = None
 
     def __enter__(self) -> Pipeline:
         """Use the pipeline in a ``with`` block."""
@@ -153,6 +202,8 @@ class Pipeline:
         trace: TracebackType | None,
     ) -> None:
         """Release the state; a session that was passed in stays open."""
+        if self._snapshots is not None:
+            self._snapshots.close()
         self.store.close()
         self.log.close()
         if self._lock is not None:
@@ -177,6 +228,49 @@ class Pipeline:
     def report(self) -> dict[str, Any]:
         """Sum up all batches of the state directory."""
         return build_report(self.store.commits(), self.store.rounds())
+
+    def snapshot(
+        self,
+        shape: Box | Circle | Polygon | None = None,
+        *,
+        where: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        aggregate: AggregateSpec | None = None,
+        nearest: int | None = None,
+    ) -> DataFrame:
+        """Ask about the window as it is now; may be called while the stream runs.
+
+        Parameters
+        ----------
+        shape
+            Where to look; None looks everywhere.
+        where
+            Condition on the attributes, as in queries.
+        since, until
+            Only points whose event time is in ``[since, until)``.
+        aggregate
+            Aggregates of the points, instead of the points.
+        nearest
+            Only so many points, nearest to the centre of the shape, which then is a circle; with
+            an infinite radius wherever they are.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            Points with all columns that the window keeps, or one row of aggregates. The column
+            ``at_batch`` has the batch of which the answer is true; so has its metadata, where
+            there is no row.
+        """
+        question = Question(shape, where, since, until, aggregate, nearest)
+        return self.snapshots.frame(question)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """What answers questions about the window."""
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self.store.folder, self.spark)
+        return self._snapshots
 
     # -- Roost's own sources
 
@@ -349,8 +443,14 @@ class Pipeline:
                 "types": [str(points.id_type), str(points.time_type)],
                 "attributes": [[f.name, str(f.type)] for f in points.attributes],
                 "polygon_vertices_max": config.polygon_vertices_max,
+                **self._window_meta(points),
             }
         )
+        spec = config.window_spec(time_unit(points))
+        windows = None
+        if spec is not None:
+            kept = window_attributes(config, points)
+            windows = WindowKeeper(self.store, spec, kept, aliases_of(points, kept))
         rules = Rules(
             space, id_type, points.time_type, points.attributes, config.polygon_vertices_max
         )
@@ -372,7 +472,8 @@ class Pipeline:
             query_id_type=id_type,
             out=config.out.absolute(),
             epoch=epoch,
-            balancer=self._balancer(strategy, space, queries, points),
+            balancer=self._balancer(strategy, space, queries, points, windows),
+            windows=windows,
             keep_matches=config.sink != "count" or bool(self._sinks),
             publish_matches=config.sink == "parquet",
             sinks=[*self._sinks, *self._configured_sinks()],
@@ -380,20 +481,34 @@ class Pipeline:
             clock=self._clock,
         )
 
+    def _window_meta(self, points: PointSchema) -> dict[str, Any]:
+        """Name the settings of the window that its points depend on, if there is one."""
+        spec = self.config.window_spec(time_unit(points))
+        if spec is None:
+            return {}
+        return {
+            "window": spec.to_json(),
+            "window_attributes": window_attributes(self.config, points).names,
+        }
+
     def _balancer(
-        self, strategy: Strategy, space: Space, queries: QuerySet, points: PointSchema
+        self,
+        strategy: Strategy,
+        space: Space,
+        queries: QuerySet,
+        points: PointSchema,
+        windows: WindowKeeper | None,
     ) -> Balancer | None:
         """Make what changes plans while the stream runs; it goes on from the last round."""
         if not strategy.adaptive:
             return None
-        unit = 1_000_000 if points.time_type == TIMESTAMP else 1
-        length = int(self.config.round_length * unit)
+        length = int(self.config.round_length * time_unit(points))
         saved = self.store.last_round()
         if saved is not None and saved["strategy"] != strategy.value:
             saved = {"round": saved["round"]}
         reached = self.store.reached()
         now = TIME_MIN if reached is None else reached
-        setup = RoundSetup(self.store, queries, length, saved, now, self._clock)
+        setup = RoundSetup(self.store, queries, length, saved, now, windows, self._clock)
         if strategy is Strategy.SWARM:
             return SwarmBalancer(setup)
         return GlobalBalancer(setup, space, GlobalPlanner(tolerance=self.config.tolerance))

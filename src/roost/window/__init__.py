@@ -13,7 +13,7 @@ from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
 from roost.window.evaluate import Live, live_parts, select
 from roost.window.lineage import Lineage
 from roost.window.nearest import merge_nearest, nearest
-from roost.window.segment import WindowSegment, build
+from roost.window.segment import Alias, WindowSegment, build, row_order
 from roost.window.spec import (
     BatchFacts,
     Cut,
@@ -27,6 +27,7 @@ from roost.window.spec import (
 
 __all__ = [
     "AggregateSpec",
+    "Alias",
     "BatchFacts",
     "Cut",
     "Extent",
@@ -46,5 +47,6 @@ __all__ = [
     "merge_nearest",
     "nearest",
     "partial",
+    "row_order",
     "select",
 ]

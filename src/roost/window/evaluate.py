@@ -25,7 +25,7 @@ from roost.kernel.segment import circle_images
 from roost.kernel.shapes import in_circle
 from roost.model import Box, Circle, Instant, Polygon, Query, Reason
 from roost.predicate import PredicateSet
-from roost.space import Coordinates
+from roost.space import Coordinates, Space
 from roost.window.segment import Bounds, Rows, WindowSegment
 from roost.window.spec import Extent
 
@@ -175,12 +175,12 @@ def time_of(instant: Instant) -> int:
     return (aware - EPOCH) // MICROSECOND
 
 
-def shape_bounds(shape: Box | Circle | Polygon, segment: WindowSegment) -> list[Bounds]:
+def shape_bounds(shape: Box | Circle | Polygon, space: Space) -> list[Bounds]:
     """Boxes that together hold every point of a shape."""
     if isinstance(shape, Box):
         return [(shape.x0, shape.y0, shape.x1, shape.y1)]
     if isinstance(shape, Circle):
-        images = circle_images(shape.cx, shape.cy, shape.radius, segment.space)
+        images = circle_images(shape.cx, shape.cy, shape.radius, space)
         return [(x0, y0, x1, y1) for x0, y0, x1, y1 in images]
     return [_polygon(shape.text).bounds]
 
@@ -222,7 +222,7 @@ def _rows_in_shape(
 ) -> Rows:
     found = [
         segment.rows_in(bounds, time_after, partition_ids)
-        for bounds in shape_bounds(shape, segment)
+        for bounds in shape_bounds(shape, segment.space)
     ]
     # Images of a circle that reaches around the earth may overlap.
     rows = found[0] if len(found) == 1 else np.unique(np.concatenate([*found, _NO_ROWS]))

@@ -97,7 +97,10 @@ class Lineage:
         self._present = tuple(p.partition_id for p in plan.partitions)
 
     def _overlapped(self, p: Partition) -> tuple[int, ...]:
-        cells = (p.column0, p.row0, p.column1 - 1, p.row1 - 1)
+        return self.present_in((p.column0, p.row0, p.column1 - 1, p.row1 - 1))
+
+    def present_in(self, cells: CellRange) -> tuple[int, ...]:
+        """Partitions of the present plan that have a cell of a range."""
         return tuple(number for number in self._present if self._known[number].touches(cells))
 
     def needed(

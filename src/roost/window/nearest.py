@@ -178,7 +178,7 @@ def nearest(
             kept = distances <= limit
             distances, rows = distances[kept], rows[kept]
         begin, step = end, 2 * step
-    order = _ranked(distances, segment.ids.take(as_arrow(rows)))[:k]
+    order = ranked(distances, segment.ids.take(as_arrow(rows)))[:k]
     return distances[order], rows[order]
 
 
@@ -193,7 +193,7 @@ def _wanted(
     return distances[places], kept
 
 
-def _ranked(distances: Distances, ids: pa.Array) -> NDArray[np.int64]:
+def ranked(distances: Distances, ids: pa.Array) -> NDArray[np.int64]:
     """Order by distance and then identifier; what is alike in both stays as it is."""
     table = pa.table({"distance": as_arrow(distances), "id": ids})
     keys = [("distance", "ascending"), ("id", "ascending")]
@@ -230,5 +230,5 @@ def merge_nearest(
         return owners, np.empty(0, np.int64)
     places = np.concatenate([np.arange(size) for size in sizes])
     distances = np.concatenate([part for part, _ in parts])
-    order = _ranked(distances, pa.concat_arrays([ids for _, ids in parts]))[:k]
+    order = ranked(distances, pa.concat_arrays([ids for _, ids in parts]))[:k]
     return owners[order], places[order]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +25,12 @@ from numpy.typing import NDArray
 
 from roost.kernel.arrays import as_arrow
 from roost.kernel.cells import IndexGrid, Whole, code_points, sort_codes
-from roost.model import TIME_MAX, TIME_MIN, PointBlock
+from roost.model import TIME_MAX, TIME_MIN, TIMESTAMP, PointBlock
 from roost.space import Space
 from roost.workload.cells import CellCounts
 
 ZONE_ROWS = 512
+NO_ALIASES: Mapping[str, Any] = {}
 PLACES_MAX_16 = 1 << 16
 
 Arrays = dict[str, NDArray[Any]]
@@ -134,12 +136,38 @@ def _find_rows(
     return rows[:found]
 
 
+class Alias(StrEnum):
+    """What an attribute may be another name of, so that it need not be kept twice."""
+
+    X = "x"
+    Y = "y"
+    NUMBER = "number"  # the event time, as a number
+    MOMENT = "moment"  # the event time, as a timestamp
+    ID = "id"
+
+
+def row_order(
+    block: PointBlock, places: NDArray[np.int32], partitions: int, space: Space
+) -> NDArray[np.int32]:
+    """Tell which point becomes which row: by partition, and along the curve within it."""
+    grid = IndexGrid.over(space.bounds)
+    codes = np.empty(block.size, np.uint32)
+    order = np.empty(block.size, np.int32)
+    code_points(block.x, block.y, grid.edges_x, grid.edges_y, codes)
+    sort_codes(codes, order)
+    # numpy sorts 16-bit numbers in linear time.
+    narrow = np.uint16 if partitions <= PLACES_MAX_16 else np.int32
+    return order[np.argsort(places[order].astype(narrow), kind="stable")]
+
+
 def build(
     block: PointBlock,
     cells: NDArray[np.int32],
     places: NDArray[np.int32],
     partition_ids: NDArray[np.int64],
     space: Space,
+    order: NDArray[np.int32] | None = None,
+    aliases: Mapping[str, Alias] = NO_ALIASES,
 ) -> Arrays:
     """Arrange the points of one machine and batch.
 
@@ -155,20 +183,18 @@ def build(
         Identifiers of the plan's partitions.
     space
         Where points are.
+    order
+        What :func:`row_order` says, where it is known already.
+    aliases
+        Further attributes, which are other names of what is kept anyway.
 
     Returns
     -------
     dict
         Arrays for a segment file; :meth:`WindowSegment.open` takes them back.
     """
-    grid = IndexGrid.over(space.bounds)
-    codes = np.empty(block.size, np.uint32)
-    order = np.empty(block.size, np.int32)
-    code_points(block.x, block.y, grid.edges_x, grid.edges_y, codes)
-    sort_codes(codes, order)
-    # numpy sorts 16-bit numbers in linear time.
-    narrow = np.uint16 if partition_ids.size <= PLACES_MAX_16 else np.int32
-    order = order[np.argsort(places[order].astype(narrow), kind="stable")]
+    if order is None:
+        order = row_order(block, places, partition_ids.size, space)
     x, y, time = block.x[order], block.y[order], block.time[order]
     zones = -(-block.size // ZONE_ROWS)
     boxes, times = np.empty((zones, 4)), np.empty((zones, 2), np.int64)
@@ -188,6 +214,7 @@ def build(
         "cells": touched.astype(np.int32),
         "cell_counts": per_cell.astype(np.int64),
         "columns": _pack_columns(block, order),
+        "aliases": np.frombuffer(json.dumps(dict(aliases)).encode(), np.uint8),
     }
 
 
@@ -230,6 +257,7 @@ class WindowSegment:
     counts: CellCounts
     _space: NDArray[np.uint8]
     _columns: NDArray[np.uint8]
+    _aliases: NDArray[np.uint8]
 
     @classmethod
     def open(cls, arrays: Mapping[str, NDArray[Any]]) -> WindowSegment:
@@ -245,6 +273,7 @@ class WindowSegment:
             CellCounts(arrays["cells"], arrays["cell_counts"]),
             arrays["space"],
             arrays["columns"],
+            arrays["aliases"],
         )
 
     @property
@@ -270,7 +299,17 @@ class WindowSegment:
     def attributes(self) -> dict[str, pa.Array]:
         """Attributes by name."""
         names = self._batch.schema.names[1:]
-        return {name[2:]: self._batch.column(k) for k, name in enumerate(names, 1)}
+        stored = {name[2:]: self._batch.column(k) for k, name in enumerate(names, 1)}
+        aliases = json.loads(self._aliases.tobytes())
+        return stored | {name: self._same_as(Alias(alias)) for name, alias in aliases.items()}
+
+    def _same_as(self, alias: Alias) -> pa.Array:
+        if alias is Alias.ID:
+            return self.ids
+        if alias in (Alias.X, Alias.Y):
+            return as_arrow(self.x if alias is Alias.X else self.y)
+        time = as_arrow(self.time)
+        return time if alias is Alias.NUMBER else time.cast(TIMESTAMP)
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -1,0 +1,211 @@
+"""Questions about the window, answered by Spark jobs.
+
+A question is cut into parts (:mod:`roost.state.snapshot`), the parts are dealt to a few tasks, and
+what the tasks bring back is merged. A job is as small as its question: one about a street corner is
+one task that looks into a few zones of a few files.
+
+The files of the batch that the answer is about are held until it is there, so a question may be
+asked while the stream runs, from another thread or another process. A large answer does not pass
+through the driver: tasks leave it in files beside the state, which are read by whoever reads the
+DataFrame, and deleted when the pipeline is closed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from roost.errors import StateError
+from roost.model import TIMESTAMP
+from roost.state.admission import Rules
+from roost.state.operations import rules_of
+from roost.state.snapshot import (
+    AT_BATCH,
+    Columns,
+    Part,
+    Question,
+    answer_parts,
+    check_question,
+    merge_answers,
+    needed_parts,
+    with_batch,
+)
+from roost.state.store import Store
+from roost.state.windows import WindowView, pinned_view
+from roost.window import State
+
+POINTS_PER_TASK = 500_000
+ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
+ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a question came to.
+
+    Parameters
+    ----------
+    batch_id
+        The batch of which it is true: the window was that of this batch.
+    small
+        Points, or one row of aggregates.
+    files
+        Parquet files with the rest of the points, where they are many.
+    parts
+        Segment files that were looked into.
+    """
+
+    batch_id: int
+    small: pa.Table
+    files: tuple[str, ...]
+    parts: int
+
+    @property
+    def table(self) -> pa.Table:
+        """The whole answer."""
+        return pa.concat_tables([self.small, *(pq.read_table(path) for path in self.files)])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a task must know of a question."""
+
+    question: Question
+    columns: Columns
+    batch_id: int
+    folder: str
+
+    def __call__(self, groups: Iterable[Sequence[Part]]) -> Iterator[bytes | str]:
+        for group in groups:
+            answer = answer_parts(self.question, self.columns, group)
+            if isinstance(answer, State):
+                yield answer.to_bytes()
+            elif self.question.nearest is None and answer.nbytes > ANSWER_BYTES_MAX:
+                yield self._leave(answer)
+            else:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, answer.schema) as writer:
+                    writer.write_table(answer)
+                yield sink.getvalue().to_pybytes()
+
+    def _leave(self, answer: pa.Table) -> str:
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{uuid.uuid4().hex}.parquet"
+        pq.write_table(with_batch(answer, self.batch_id), path, compression="lz4")
+        return str(path)
+
+
+def _dealt(parts: Sequence[Part], tasks: int) -> list[list[Part]]:
+    """Deal parts, the largest first, each to the task that has the fewest points."""
+    groups: list[list[Part]] = [[] for _ in range(tasks)]
+    loads = [0] * tasks
+    for part in parts:
+        least = loads.index(min(loads))
+        groups[least].append(part)
+        loads[least] += part.points
+    return [group for group in groups if group]
+
+
+class Snapshots:
+    """Answers questions about the window of a state directory.
+
+    Parameters
+    ----------
+    folder
+        The state directory; whoever runs the stream may be another process.
+    spark
+        Session that runs the jobs.
+    """
+
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        if not (folder / "state.db").exists():
+            raise StateError(f"{folder} is not a state directory: it has no state.db")
+        self._spark = spark
+        self._store = Store(folder, durable=False)
+        self._known: tuple[Rules, Columns] | None = None
+        self._answers = self._store.folder / "answers" / uuid.uuid4().hex
+
+    def close(self) -> None:
+        """Release the state, and delete large answers."""
+        self._store.close()
+        shutil.rmtree(self._answers, ignore_errors=True)
+
+    def ask(self, question: Question) -> Answer:
+        """Answer a question about the window of the newest batch.
+
+        Raises
+        ------
+        RequestError, ConfigError
+            If the question makes no sense.
+        StateError
+            If there is no window.
+        """
+        with pinned_view(self._store) as view:
+            batch_id = view.batch_id
+            if batch_id is None:
+                raise StateError(f"the window in {self._store.folder} is of no batch yet")
+            rules, columns = self._schema(view)
+            check_question(question, rules)
+            folder = self._store.window_folder
+            parts = needed_parts(view, folder, rules.space, question)
+            asked = _Asked(question, columns, batch_id, str(self._answers))
+            answers = self._run(asked, parts)
+        small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
+        files = tuple(answer for answer in answers if isinstance(answer, str))
+        table = merge_answers(question, columns, small, batch_id)
+        return Answer(batch_id, table, files, len(parts))
+
+    def frame(self, question: Question) -> DataFrame:
+        """Answer a question as a DataFrame.
+
+        Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
+        so, the column's metadata does.
+        """
+        answer = self.ask(question)
+        frame = self._spark.createDataFrame(answer.small)
+        if answer.files:
+            frame = frame.union(self._spark.read.parquet(*answer.files))
+        return frame.withMetadata(AT_BATCH, {"batch_id": answer.batch_id})
+
+    def _schema(self, view: WindowView) -> tuple[Rules, Columns]:
+        if self._known is None:
+            meta = self._store.meta()
+            assert meta is not None, "a window without settings"
+            x, y, time, point_id = meta["points"]
+            id_type = pa.int64() if meta["types"][0] == "int64" else pa.string()
+            time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
+            known = rules_of(self._store)
+            rules = Rules(
+                known.space,
+                pa.string(),
+                time_type,
+                view.attributes,
+                known.polygon_vertices_max,
+            )
+            names = (x, y, time, point_id or ROW_NUMBER)
+            self._known = rules, Columns(*names, id_type, time_type, view.attributes)
+        return self._known
+
+    def _run(self, asked: _Asked, parts: Sequence[Part]) -> list[bytes | str]:
+        if not parts:
+            return []
+        context = self._spark.sparkContext
+        points = sum(part.points for part in parts)
+        tasks = min(context.defaultParallelism, len(parts), 1 + points // POINTS_PER_TASK)
+        groups = _dealt(parts, tasks)
+        placed = context.parallelize(groups, len(groups))
+        return placed.mapPartitions(asked).collect()
+
+
+def _read(asked: _Asked, answer: bytes) -> State | pa.Table:
+    if asked.question.aggregate is not None:
+        return State.from_bytes(answer)
+    return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
