@@ -87,7 +87,8 @@ class Lineage:
         new: dict[int, Ancestor] = {}
         for p in plan.partitions:
             if p.partition_id not in self._known:
-                parents = p.parents or self._overlapped(p)
+                # Nothing was stored before the first plan, whatever it was made from.
+                parents = () if self._epoch < 0 else p.parents or self._overlapped(p)
                 strangers = [number for number in parents if number not in self._known]
                 if strangers:
                     raise ValueError(f"partition {p.partition_id} has unknown parents {strangers}")
