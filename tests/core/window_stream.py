@@ -54,6 +54,8 @@ def random_batches(
         first += size
         for point in points:
             point["time"] = batch_id * 10 + rng.randrange(-8, 10)
+            if rng.random() < 0.4:  # several in the same place
+                point |= {"x": float(round(point["x"])), "y": float(round(point["y"]))}
         times = [point["time"] for point in points]
         facts = BatchFacts(
             batch_id, size, size * BYTES_A_POINT, min(times, default=None), max(times, default=None)
