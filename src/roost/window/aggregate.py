@@ -19,6 +19,7 @@ import pyarrow.types as pt
 
 from roost.errors import ConfigError
 from roost.kernel.arrays import as_arrow
+from roost.predicate.ast import quote_name
 from roost.window.accumulators import (
     Accumulator,
     Count,
@@ -102,9 +103,9 @@ class AggregateSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each result."""
+        """Name of each result; a column that is no identifier is backquoted, as in predicates."""
         return tuple(
-            name if column is None else f"{name}({column}{_suffix(parameter)})"
+            name if column is None else f"{name}({quote_name(column)}{_suffix(parameter)})"
             for name, column, parameter in self.functions
         )
 
