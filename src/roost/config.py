@@ -17,7 +17,7 @@ from typing import Any
 from roost.balance import Strategy
 from roost.errors import ConfigError
 from roost.space import Coordinates, Grid, Outside, Rect
-from roost.window import WindowKind, WindowSpec
+from roost.window import JoinSpec, WindowKind, WindowSpec
 
 SINKS = ("parquet", "count", "console", "kafka")
 
@@ -64,6 +64,11 @@ class RunConfig:
     window_lateness: float | None = None
     window_attributes: tuple[str, ...] | None = None
 
+    join_left: str | None = None
+    join_right: str | None = None
+    join_distance: float | None = None
+    join_within: float | None = None
+
     out: Path = Path("roost-out")
     state: Path | None = None
     sink: str = "parquet"
@@ -91,6 +96,13 @@ class RunConfig:
         # What may still be in the window is not too late for it.
         late = length if self.window_lateness is None else round(self.window_lateness * scale)
         return WindowSpec(self.window, length, self.window_tumbling, late if by_time else 0)
+
+    def join_spec(self, unit: int) -> JoinSpec | None:
+        """Make the join, None where the run has none; ``unit`` is the event time of a second."""
+        if self.join_distance is None or self.join_within is None:
+            return None
+        within = round(self.join_within * unit)
+        return JoinSpec(self.join_left, self.join_right, self.join_distance, within)
 
 
 def parse_bounds(value: Any) -> Rect:
@@ -249,6 +261,10 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "window.tumbling": ("window_tumbling", _flag("window.tumbling")),
     "window.lateness": ("window_lateness", _at_least("window.lateness", 0.0)),
     "window.attributes": ("window_attributes", _names("window.attributes")),
+    "join.left": ("join_left", _text("join.left")),
+    "join.right": ("join_right", _text("join.right")),
+    "join.distance": ("join_distance", _at_least("join.distance", 0.0)),
+    "join.within": ("join_within", _at_least("join.within", 0.0)),
     "out.dir": ("out", _path("out.dir")),
     "out.state": ("state", _path("out.state")),
     "out.sink": ("sink", _one_of("out.sink", *SINKS)),
@@ -306,6 +322,21 @@ def check_together(config: RunConfig) -> None:
     if config.sink == "kafka" and config.sink_topic is None:
         raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")
     _check_window(config)
+    _check_join(config)
+
+
+def _check_join(config: RunConfig) -> None:
+    given = {
+        name: getattr(config, f"join_{name}") for name in ("left", "right", "distance", "within")
+    }
+    if all(value is None for value in given.values()):
+        return
+    for name in ("distance", "within"):
+        if given[name] is None:
+            raise ConfigError(f"join.{name}", None, "a number where there is a join")
+    if config.window is None:
+        takes = "window.kind, too: a join is of points in a window"
+        raise ConfigError("join.distance", config.join_distance, takes)
 
 
 def _check_window(config: RunConfig) -> None:

@@ -118,9 +118,7 @@ class Story:
     def window(self) -> list[Point]:
         """Points that count now, by the words of the documentation."""
         ordered = [
-            p
-            for points in self.batches
-            for p in sorted(points, key=lambda p: (p["time"], p["id"]))
+            p for points in self.batches for p in sorted(points, key=lambda p: (p["time"], p["id"]))
         ]
         spec, everything = self.spec, len(ordered)
         if not ordered:
@@ -206,7 +204,9 @@ def test_a_snapshot_is_the_window_at_its_batch(tmp_path: Path, spec: WindowSpec,
         everything = story.ask(Question()).sort_by("id").to_pylist()
         assert [p["id"] for p in everything] == sorted(p["id"] for p in window)
         some = {p["id"]: p for p in window}
-        assert all(row[name] == some[row["id"]][name] for row in everything for name in COLUMNS_KEPT)
+        assert all(
+            row[name] == some[row["id"]][name] for row in everything for name in COLUMNS_KEPT
+        )
 
         rich = [p for p in inside if p["fare"] is not None and p["fare"] > 0 and p["x"] < 9]
         asked = Question(shape, "fare > 0 and x < 9", since=20, until=80)

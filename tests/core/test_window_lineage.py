@@ -8,9 +8,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_changes import random_change
 
-from layouts import cells_of, layouts, random_layout
+from layouts import cells_of, layouts, random_change, random_layout
 from roost.balance import Partition, Plan
 from roost.balance.changes import Replan, Split, apply_changes, overlap_cells
 from roost.window import Lineage

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from window_points import EARTH, PLANE, Point, random_places, random_points, seg
 
 from oracle import haversine
 from roost.space import Rect, Space
-from roost.window import Cut, Extent, Live, WindowSegment, live_parts, merge_nearest, nearest
+from roost.window import Cut, Extent, Live, WindowSegment, live_parts, nearest
 from roost.window.nearest import _least_arc
 
 TURNED = Space(Rect(0.0, -90.0, 360.0, 90.0), 36, 18)
@@ -157,21 +156,3 @@ def test_no_point_of_a_box_is_nearer_than_its_least_arc(data: st.DataObject) -> 
     # And it is not far below either: the box is sampled every twelfth of its sides.
     reach = math.radians(math.hypot(x1 - x0, y1 - y0)) / 12
     assert 2 * math.asin(math.sqrt(min(arcs))) - 2 * math.asin(math.sqrt(least)) <= reach + 1e-6
-
-
-@given(st.integers(0, 2**32), st.integers(0, 5), st.integers(1, 12))
-@settings(max_examples=50)
-def test_what_segments_found_is_merged(seed: int, count: int, k: int) -> None:
-    rng = random.Random(seed)
-    parts = []
-    for _ in range(count):
-        size = rng.randrange(6)
-        ids = rng.sample(range(1_000), size)
-        parts.append((np.array([float(rng.randrange(4)) for _ in ids]), pa.array(ids, pa.int64())))
-    owners, places = merge_nearest(parts, k)
-    found = [
-        (parts[owner][0][place], parts[owner][1][place].as_py())
-        for owner, place in zip(owners.tolist(), places.tolist(), strict=True)
-    ]
-    every = [pair for d, ids in parts for pair in zip(d.tolist(), ids.to_pylist(), strict=True)]
-    assert found == sorted(every)[:k]

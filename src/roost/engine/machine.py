@@ -76,12 +76,15 @@ def _match(task: BatchTask, blocks: Iterable[Block], result: MachineResult) -> N
         oldest, newest = int(block.time.min()), int(block.time.max())
         result.time_min = oldest if result.time_min is None else min(result.time_min, oldest)
         result.time_max = newest if result.time_max is None else max(result.time_max, newest)
-        for pairs in index.match(block):
-            result.matches += pairs.slots.size
-            if writer is not None:
-                writer.add(pairs, block)
         if window is not None:
             window.add(block, cells)
+        for pairs in index.match(block):
+            if pairs.segment.wants is not None:
+                assert window is not None, "who wants something of the window needs one"
+                pairs = window.take_standing(pairs)
+            result.matches += pairs.slots.size
+            if writer is not None and pairs.slots.size:
+                writer.add(pairs, block)
     result.checks = index.checks - checks
     if writer is not None:
         result.match_files = writer.close()

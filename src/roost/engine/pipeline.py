@@ -30,21 +30,29 @@ from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import History, default_strategy
 from roost.config import RunConfig, check_together
 from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
-from roost.engine.batch import BatchRunner
+from roost.engine.batch import STAGING, Answerer, BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
 from roost.engine.jobs import run_frame, run_slices
+from roost.engine.joins import Joins
 from roost.engine.kafka import VALUE, Topic, kafka_address
 from roost.engine.report import build_report
-from roost.engine.schema import message_schema, point_schema, space_for
+from roost.engine.schema import (
+    aliases_of,
+    message_schema,
+    point_schema,
+    space_for,
+    time_unit,
+    window_attributes,
+)
 from roost.engine.session import make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
 from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
+from roost.engine.standing import StandingAnswers
 from roost.errors import ConfigError, SourceError
 from roost.model import (
     TIME_MIN,
-    TIMESTAMP,
     Box,
     Circle,
     Instant,
@@ -62,7 +70,7 @@ from roost.state.querylog import QueryLog, SqliteQueryLog
 from roost.state.snapshot import Question
 from roost.state.store import Commit, Intent, Store
 from roost.state.windows import WindowKeeper
-from roost.window import AggregateSpec, Alias
+from roost.window.wants import parse_aggregates
 
 POLL_S = 0.2
 IDLE_S = 0.002
@@ -81,40 +89,6 @@ def open_log(config: RunConfig) -> QueryLog:
     from roost.state.kafka_log import KafkaQueryLog  # an optional extra
 
     return KafkaQueryLog(*kafka_address(config.query_log, "queries.log"))
-
-
-def time_unit(points: PointSchema) -> int:
-    """Event time of a second, or 1 where times are plain numbers."""
-    return 1_000_000 if points.time_type == TIMESTAMP else 1
-
-
-def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
-    """Attributes that the window keeps: the usual four and those that were named, or all."""
-    known = points.attributes
-    if config.window_attributes is None:
-        return known
-    for name in config.window_attributes:
-        if name not in known.names:
-            takes = f"attributes of the points: {', '.join(known.names)}"
-            raise ConfigError("window.attributes", name, takes)
-    kept = {points.x, points.y, points.time, points.point_id, *config.window_attributes}
-    return pa.schema([field for field in known if field.name in kept])
-
-
-def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
-    """Attributes that are coordinates, times or identifiers just as the window has them anyway."""
-    moment = points.time_type == TIMESTAMP
-    own = [
-        (points.x, pa.float64(), Alias.X),
-        (points.y, pa.float64(), Alias.Y),
-        (points.time, points.time_type, Alias.MOMENT if moment else Alias.NUMBER),
-        (points.point_id, points.id_type, Alias.ID),
-    ]
-    return {
-        name: alias
-        for name, kind, alias in own
-        if name is not None and kept.field(name).type == kind
-    }
 
 
 def give_back_memory() -> None:
@@ -236,7 +210,7 @@ class Pipeline:
         where: str | None = None,
         since: Instant | None = None,
         until: Instant | None = None,
-        aggregate: AggregateSpec | None = None,
+        aggregate: str | None = None,
         nearest: int | None = None,
     ) -> DataFrame:
         """Ask about the window as it is now; may be called while the stream runs.
@@ -250,7 +224,7 @@ class Pipeline:
         since, until
             Only points whose event time is in ``[since, until)``.
         aggregate
-            Aggregates of the points, instead of the points.
+            Aggregates of the points, instead of the points, such as ``count, avg(fare)``.
         nearest
             Only so many points, nearest to the centre of the shape, which then is a circle; with
             an infinite radius wherever they are.
@@ -262,7 +236,8 @@ class Pipeline:
             ``at_batch`` has the batch of which the answer is true; so has its metadata, where
             there is no row.
         """
-        question = Question(shape, where, since, until, aggregate, nearest)
+        spec = None if aggregate is None else parse_aggregates(aggregate)
+        question = Question(shape, where, since, until, spec, nearest)
         return self.snapshots.frame(question)
 
     @property
@@ -452,7 +427,14 @@ class Pipeline:
             kept = window_attributes(config, points)
             windows = WindowKeeper(self.store, spec, kept, aliases_of(points, kept))
         rules = Rules(
-            space, id_type, points.time_type, points.attributes, config.polygon_vertices_max
+            space,
+            id_type,
+            points.time_type,
+            points.attributes,
+            config.polygon_vertices_max,
+            spec is not None,
+            None if windows is None else windows.attributes,
+            points.id_type,
         )
         queries = QuerySet(self.store, self.log, rules)
         pending = self.store.last_intent()
@@ -474,6 +456,7 @@ class Pipeline:
             epoch=epoch,
             balancer=self._balancer(strategy, space, queries, points, windows),
             windows=windows,
+            answerers=self._answerers(points, id_type, windows),
             keep_matches=config.sink != "count" or bool(self._sinks),
             publish_matches=config.sink == "parquet",
             sinks=[*self._sinks, *self._configured_sinks()],
@@ -486,10 +469,32 @@ class Pipeline:
         spec = self.config.window_spec(time_unit(points))
         if spec is None:
             return {}
+        join = self.config.join_spec(time_unit(points))
         return {
+            "join": None if join is None else join.to_json(),
             "window": spec.to_json(),
             "window_attributes": window_attributes(self.config, points).names,
         }
+
+    def _answerers(
+        self, points: PointSchema, query_id_type: pa.DataType, windows: WindowKeeper | None
+    ) -> list[Answerer]:
+        """Make what tells more of the window than single matches."""
+        config = self.config
+        if windows is None or config.sink == "count":
+            return []
+        out, types = config.out.absolute(), (points.id_type, points.time_type)
+        staging = {kind: out / kind / STAGING for kind in (*StandingAnswers.kinds, *Joins.kinds)}
+        queries = self.store.segment_folder
+        found: list[Answerer] = [
+            StandingAnswers(queries, windows.folder, staging, query_id_type, *types)
+        ]
+        spec = config.join_spec(time_unit(points))
+        if spec is not None:
+            spec.check(windows.attributes)
+            context = self.spark.sparkContext
+            found.append(Joins(context, spec, windows.folder, staging["pairs"], *types))
+        return found
 
     def _balancer(
         self,

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from roost.engine.jobs import deal
 from roost.errors import StateError
 from roost.model import TIMESTAMP
 from roost.state.admission import Rules
@@ -81,13 +82,14 @@ class _Asked:
     columns: Columns
     batch_id: int
     folder: str
+    inline_max: int
 
     def __call__(self, groups: Iterable[Sequence[Part]]) -> Iterator[bytes | str]:
         for group in groups:
             answer = answer_parts(self.question, self.columns, group)
             if isinstance(answer, State):
                 yield answer.to_bytes()
-            elif self.question.nearest is None and answer.nbytes > ANSWER_BYTES_MAX:
+            elif self.question.nearest is None and answer.nbytes > self.inline_max:
                 yield self._leave(answer)
             else:
                 sink = pa.BufferOutputStream()
@@ -101,17 +103,6 @@ class _Asked:
         path = folder / f"{uuid.uuid4().hex}.parquet"
         pq.write_table(with_batch(answer, self.batch_id), path, compression="lz4")
         return str(path)
-
-
-def _dealt(parts: Sequence[Part], tasks: int) -> list[list[Part]]:
-    """Deal parts, the largest first, each to the task that has the fewest points."""
-    groups: list[list[Part]] = [[] for _ in range(tasks)]
-    loads = [0] * tasks
-    for part in parts:
-        least = loads.index(min(loads))
-        groups[least].append(part)
-        loads[least] += part.points
-    return [group for group in groups if group]
 
 
 class Snapshots:
@@ -156,7 +147,8 @@ class Snapshots:
             check_question(question, rules)
             folder = self._store.window_folder
             parts = needed_parts(view, folder, rules.space, question)
-            asked = _Asked(question, columns, batch_id, str(self._answers))
+            where = str(self._answers)
+            asked = _Asked(question, columns, batch_id, where, ANSWER_BYTES_MAX)
             answers = self._run(asked, parts)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
         files = tuple(answer for answer in answers if isinstance(answer, str))
@@ -199,8 +191,8 @@ class Snapshots:
             return []
         context = self._spark.sparkContext
         points = sum(part.points for part in parts)
-        tasks = min(context.defaultParallelism, len(parts), 1 + points // POINTS_PER_TASK)
-        groups = _dealt(parts, tasks)
+        tasks = min(context.defaultParallelism, 1 + points // POINTS_PER_TASK)
+        groups = deal(parts, tasks, lambda part: part.points)
         placed = context.parallelize(groups, len(groups))
         return placed.mapPartitions(asked).collect()
 

@@ -64,13 +64,24 @@ def rules_of(store: Store) -> Rules:
         return Rules(space, pa.string(), TIMESTAMP)
     id_type = pa.int64() if meta["query_id_type"] == "int64" else pa.string()
     time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
+    attributes = attribute_schema(meta["attributes"])
     return Rules(
         Space.from_json(meta["space"]),
         id_type,
         time_type,
-        attribute_schema(meta["attributes"]),
+        attributes,
         meta.get("polygon_vertices_max", POLYGON_VERTICES_MAX),
+        "window" in meta,
+        _kept(meta, attributes),
+        pa.int64() if meta["types"][0] == "int64" else pa.string(),
     )
+
+
+def _kept(meta: dict[str, Any], attributes: pa.Schema | None) -> pa.Schema | None:
+    """Attributes that the window keeps, as far as that is known."""
+    if "window" not in meta or attributes is None:
+        return None
+    return pa.schema([attributes.field(name) for name in meta["window_attributes"]])
 
 
 def plain_console() -> Console:

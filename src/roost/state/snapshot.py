@@ -40,7 +40,6 @@ from roost.window import (
     State,
     WindowSegment,
     finish,
-    live_parts,
     merge,
     nearest,
     partial,
@@ -197,11 +196,7 @@ def needed_parts(view: WindowView, folder: Path, space: Space, question: Questio
         needed = [(number, f) for number, f in enumerate(batch.files) if _touches(f, boxes, wanted)]
         if not needed:
             continue
-        lives = [Live(extent.time_after)] * len(batch.files)
-        if extent.cut is not None and extent.cut.batch_id == batch.batch_id:
-            # Which points of the batch are live depends on all of them.
-            segments = [open_window_file(folder, file.file) for file in batch.files]
-            lives = live_parts(extent, batch.batch_id, segments)
+        lives = view.lives(batch, folder)
         for number, file in needed:
             if extent.time_after is None or file.time_max > extent.time_after:
                 own = _own(file, wanted)
@@ -245,7 +240,7 @@ def _own(file: WindowFile, wanted: set[int] | None) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=SEGMENTS_KEPT)
-def _segment(path: str) -> WindowSegment:
+def window_segment(path: str) -> WindowSegment:
     """Map a file; a process keeps it mapped from question to question."""
     where = Path(path)
     return open_window_file(where.parent, where.name)
@@ -256,7 +251,7 @@ def answer_parts(question: Question, columns: Columns, parts: Sequence[Part]) ->
     if question.aggregate is not None:
         states = [State(question.aggregate, {})]
         for part in parts:
-            segment = _segment(part.path)
+            segment = window_segment(part.path)
             rows = select(segment, question.query, part.live, part.partitions)
             if rows.size:
                 states.append(partial(segment, rows, question.aggregate))
@@ -280,7 +275,7 @@ def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) ->
 
 def _rows(question: Question, columns: Columns, parts: Iterable[Part]) -> Iterable[pa.RecordBatch]:
     for part in parts:
-        segment = _segment(part.path)
+        segment = window_segment(part.path)
         rows = select(segment, question.query, part.live, part.partitions)
         if rows.size:
             yield pa.RecordBatch.from_arrays(_taken(segment, rows, columns), schema=columns.schema)
@@ -293,7 +288,7 @@ def _near(question: Question, columns: Columns, parts: Iterable[Part]) -> pa.Tab
     best: pa.Table = schema.empty_table()
     limit = circle.radius
     for part in parts:
-        segment = _segment(part.path)
+        segment = window_segment(part.path)
         distances, rows = nearest(
             segment,
             circle.cx,

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ from roost.window import (
     BatchFacts,
     Extent,
     Lineage,
+    Live,
     Past,
     WindowSegment,
     WindowSpec,
     expired,
     extent,
+    live_parts,
 )
 
 PIN_S = 600.0
@@ -116,7 +119,7 @@ class WindowView:
         """Batch of which this is the window; None before the first."""
         return self.batches[-1].batch_id if self.batches else None
 
-    @property
+    @cached_property
     def extent(self) -> Extent:
         """What of it is live."""
         return extent(self.spec, [batch.facts for batch in self.batches], self.past)
@@ -125,6 +128,15 @@ class WindowView:
         """Batches that may have live points."""
         held = self.extent
         return [batch for batch in self.batches if held.holds(batch.batch_id)]
+
+    def lives(self, batch: WindowBatch, folder: Path) -> list[Live]:
+        """Tell what of each file of a live batch is live; folder is where the files are."""
+        held = self.extent
+        if held.cut is None or held.cut.batch_id != batch.batch_id:
+            return [Live(held.time_after)] * len(batch.files)
+        # Which points of the batch are live depends on all of them.
+        segments = [open_window_file(folder, file.file) for file in batch.files]
+        return live_parts(held, batch.batch_id, segments)
 
     def live_partitions(self) -> set[int]:
         """Partitions that have points in a live batch."""

@@ -10,9 +10,12 @@ settings.
 from __future__ import annotations
 
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
+from roost.window.answers import answers
 from roost.window.evaluate import Live, live_parts, select
+from roost.window.join import JoinSpec, join_schema, join_segment
 from roost.window.lineage import Lineage
-from roost.window.nearest import merge_nearest, nearest
+from roost.window.nearest import nearest
+from roost.window.panes import Pane, build_pane
 from roost.window.segment import Alias, WindowSegment, build, row_order
 from roost.window.spec import (
     BatchFacts,
@@ -31,20 +34,25 @@ __all__ = [
     "BatchFacts",
     "Cut",
     "Extent",
+    "JoinSpec",
     "Lineage",
     "Live",
+    "Pane",
     "Past",
     "State",
     "WindowKind",
     "WindowSegment",
     "WindowSpec",
+    "answers",
     "build",
+    "build_pane",
     "expired",
     "extent",
     "finish",
+    "join_schema",
+    "join_segment",
     "live_parts",
     "merge",
-    "merge_nearest",
     "nearest",
     "partial",
     "row_order",

@@ -9,7 +9,7 @@ other side of a pole is as near as it really is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
@@ -198,37 +198,3 @@ def ranked(distances: Distances, ids: pa.Array) -> NDArray[np.int64]:
     table = pa.table({"distance": as_arrow(distances), "id": ids})
     keys = [("distance", "ascending"), ("id", "ascending")]
     return np.asarray(pc.sort_indices(table, sort_keys=keys), np.int64)
-
-
-def merge_nearest(
-    parts: Sequence[tuple[Distances, pa.Array]], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose the nearest of what several segments found.
-
-    Parameters
-    ----------
-    parts
-        Distances and identifiers of each part.
-    k
-        How many at most.
-
-    Returns
-    -------
-    parts, places
-        Which part each of the chosen is from, and its place there; nearest first and then by
-        identifier.
-
-    Examples
-    --------
-    >>> parts = [(np.array([1.0, 3.0]), pa.array([7, 8])), (np.array([1.0]), pa.array([6]))]
-    >>> [numbers.tolist() for numbers in merge_nearest(parts, 2)]
-    [[1, 0], [0, 0]]
-    """
-    sizes = [len(ids) for _, ids in parts]
-    owners = np.repeat(np.arange(len(parts)), sizes)
-    if not owners.size:
-        return owners, np.empty(0, np.int64)
-    places = np.concatenate([np.arange(size) for size in sizes])
-    distances = np.concatenate([part for part, _ in parts])
-    order = ranked(distances, pa.concat_arrays([ids for _, ids in parts]))[:k]
-    return owners[order], places[order]
