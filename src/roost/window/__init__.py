@@ -3,16 +3,23 @@
 Points of a window stay where they were written, one immutable segment for each machine and batch,
 whatever becomes of the plan. :mod:`~roost.window.spec` says what is live,
 :mod:`~roost.window.lineage` which partitions to ask, :mod:`~roost.window.segment` holds the points,
-and the other modules ask one segment and merge the answers. Nothing here knows files, Spark or
-settings.
+and the other modules ask one segment and merge the answers. Standing queries that want aggregates
+or nearest points are read by :mod:`~roost.window.wants`; :mod:`~roost.window.panes` keeps what
+each batch adds to them, and :mod:`~roost.window.answers` merges that.
+:mod:`~roost.window.join` finds points that are near each other. Nothing here knows files, Spark
+or settings.
 """
 
 from __future__ import annotations
 
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
+from roost.window.answers import answers
 from roost.window.evaluate import Live, live_parts, select
+from roost.window.join import JoinSpec, join_schema, join_segment
 from roost.window.lineage import Lineage
+from roost.window.near import near_pairs
 from roost.window.nearest import merge_nearest, nearest
+from roost.window.panes import Pane, build_pane
 from roost.window.segment import WindowSegment, build
 from roost.window.spec import (
     BatchFacts,
@@ -24,27 +31,37 @@ from roost.window.spec import (
     expired,
     extent,
 )
+from roost.window.wants import Wants, parse_aggregates
 
 __all__ = [
     "AggregateSpec",
     "BatchFacts",
     "Cut",
     "Extent",
+    "JoinSpec",
     "Lineage",
     "Live",
+    "Pane",
     "Past",
     "State",
+    "Wants",
     "WindowKind",
     "WindowSegment",
     "WindowSpec",
+    "answers",
     "build",
+    "build_pane",
     "expired",
     "extent",
     "finish",
+    "join_schema",
+    "join_segment",
     "live_parts",
     "merge",
     "merge_nearest",
+    "near_pairs",
     "nearest",
+    "parse_aggregates",
     "partial",
     "select",
 ]

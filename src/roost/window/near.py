@@ -34,6 +34,7 @@ Found = tuple[Whole, Whole, Doubles]
 CHUNK = 1 << 18  # pairs that are found before they are handed on
 ROWS_MAX = 1 << 19
 SLABS_MAX = 1 << 12
+CACHED = 1 << 15  # points that a processor's cache holds anyway
 RANK_BITS = 32
 SAMPLE = 4096  # points by which rows and slabs are laid
 # A square that is too small for a double is 0: points this near are in any circle on a plane.
@@ -212,8 +213,10 @@ def near_chunks(
     by_key = by_x[keys & ((1 << RANK_BITS) - 1)]
     by_rank = bx[by_x]
     turns = turns_near(ax, ax, reach.beside, float(by_rank[0]), float(by_rank[-1]), lonlat)
-    # Neighbours one after the other find what they need in the processor's cache.
-    order = np.lexsort((ax, _cells(ay, frozen(first_slab), *grid)))
+    order = np.arange(ax.size)
+    if bx.size > CACHED:
+        # Neighbours one after the other find what they need in the processor's cache.
+        order = np.lexsort((ax, _cells(ay, frozen(first_slab), *grid)))
     limits = (*reach, low_t, high_t, first_slab, last_slab, *turns)
     others = (keys, bx[by_key], by[by_key], bt[by_key], by_rank)
     read = (order, ax, ay, *limits, *others)
