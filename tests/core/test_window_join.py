@@ -249,6 +249,22 @@ def test_no_zone_with_a_pair_is_skipped(space: Space) -> None:
     assert not list(join_rows(one, Live(), after, Live(), far, same_batch=False))
 
 
+@pytest.mark.parametrize("space", [EARTH, TURNED], ids=["earth", "turned"])
+def test_segments_on_either_side_of_a_seam_or_a_pole_are_near(space: Space) -> None:
+    b = space.bounds
+    spec = JoinSpec(None, None, 200_000.0, 10**6)
+    for here, there in (((b.x0 + 0.2, 10.0), (b.x1 - 0.2, 10.0)), ((20.0, 89.8), (200.0, 89.8))):
+        pair = []
+        for x, y in (here, there):
+            points = random_points(random.Random(2), 20, space)
+            for number, point in enumerate(points):
+                point |= {"x": x + number / 1e3, "y": y}
+            pair.append(segment_of(points, space))
+        for one, two in (pair, pair[::-1]):
+            (found,) = join_rows(one, Live(), two, Live(), spec, same_batch=True)
+            assert found.left.size == 400
+
+
 def test_a_point_joins_others_in_its_place_but_not_itself() -> None:
     points = random_points(random.Random(2), 5, PLANE)
     for point in points:

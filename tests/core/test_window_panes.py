@@ -20,10 +20,21 @@ from roost.errors import ConfigError
 from roost.model import Box, Circle, PointBlock, Query, request_record
 from roost.space import Coordinates, Space
 from roost.state.segments import map_arrays, write_arrays
-from roost.window import Live, WindowSegment, WindowSpec, build, finish, nearest, partial, select
-from roost.window.answers import answers
-from roost.window.panes import Pane, build_pane, is_whole
-from roost.window.wants import Wants
+from roost.window import (
+    Live,
+    Pane,
+    Wants,
+    WindowSegment,
+    WindowSpec,
+    answers,
+    build,
+    build_pane,
+    finish,
+    nearest,
+    partial,
+    select,
+)
+from roost.window.panes import is_whole
 
 TEXTS = [
     "aggregate count",

@@ -1,12 +1,12 @@
 """All pairs of points that are near each other in space and time.
 
-Points of one set are sorted by slab of time, row of latitude (or y), and longitude (or x), all
-three in one integer. For each point of the other set the few rows and slabs that its reach
-touches are searched, each from the first place that can be near. Rows and slabs are as high as
-the reach, so three of each are searched at most; points far away, or very many in one place, do
-no harm to the order along x.
+Points of one set are sorted by slab of time, row of latitude (or y), and rank by longitude (or
+x), all three in one integer. For each point of the other set the few rows and slabs that its
+reach touches are searched, each from the first place that can be near. Rows and slabs are as high
+as the reach, so three of each are searched at most. They are laid where most points are; all that
+lie beyond share the outermost ones, and a few points far away make no row too high.
 
-Which cell a coordinate is in is a monotone function of it, and reaches are a little too large
+Which row a coordinate is in is a monotone function of it, and reaches are a little too large
 rather than too small. So no pair is missed, and the circle test of matching decides the rest: on
 lon/lat across the antimeridian and around the poles too.
 """
@@ -34,8 +34,9 @@ Found = tuple[Whole, Whole, Doubles]
 CHUNK = 1 << 18  # pairs that are found before they are handed on
 ROWS_MAX = 1 << 19
 SLABS_MAX = 1 << 12
-COLUMN_BITS = 32
-COLUMN_MAX = float((1 << COLUMN_BITS) - 1)
+CACHED = 1 << 15  # points that a processor's cache holds anyway
+RANK_BITS = 32
+SAMPLE = 4096  # points by which rows and slabs are laid
 # A square that is too small for a double is 0: points this near are in any circle on a plane.
 UNDERFLOW = 1e-161
 # Nearly around the earth rounding moves a circle's edge by metres; nothing is left out then.
@@ -99,31 +100,22 @@ def turns_near(
 
 
 @njit(cache=True, nogil=True)
-def _cell(
-    value: float, origin: float, scale: float, most: float
-) -> int:  # pragma: no cover - compiled
-    """Which of the cells 0 to ``most`` a coordinate is in; monotone, whatever the rounding."""
+def _row_of(y: float, origin: float, scale: float, rows: int) -> int:  # pragma: no cover - compiled
+    """Which of the rows a coordinate is in; monotone, whatever the rounding."""
     if scale == 0.0:
         return 0
-    return int(min(max((value - origin) * scale, 0.0), most))
+    return int(min(max((y - origin) * scale, 0.0), rows - 1.0))
 
 
 @njit(cache=True, nogil=True)
-def _keys(
-    x: Doubles,
-    y: Doubles,
-    slabs: Whole,
-    origin_x: float,
-    scale_x: float,
-    origin_y: float,
-    scale_y: float,
-    rows: int,
+def _cells(
+    y: Doubles, slabs: Whole, origin: float, scale: float, rows: int
 ) -> Whole:  # pragma: no cover - compiled
-    keys = np.empty(x.size, np.int64)
-    for i in range(x.size):
-        row = slabs[i] * rows + _cell(y[i], origin_y, scale_y, rows - 1.0)
-        keys[i] = (row << COLUMN_BITS) | _cell(x[i], origin_x, scale_x, COLUMN_MAX)
-    return keys
+    """Slab and row of each point in one number."""
+    cells = np.empty(y.size, np.int64)
+    for i in range(y.size):
+        cells[i] = slabs[i] * rows + _row_of(y[i], origin, scale, rows)
+    return cells
 
 
 @njit(cache=True, nogil=True)
@@ -145,10 +137,9 @@ def _sweep(
     bx: Doubles,
     by: Doubles,
     bt: Whole,
-    origin_x: float,
-    scale_x: float,
-    origin_y: float,
-    scale_y: float,
+    by_rank: Doubles,
+    origin: float,
+    scale: float,
     rows: int,
     distance: float,
     lonlat: bool,
@@ -162,23 +153,20 @@ def _sweep(
         i = order[place]
         before = found
         x, y = ax[i], ay[i]
-        bottom = _cell(low_y[i], origin_y, scale_y, rows - 1.0)
-        top = _cell(high_y[i], origin_y, scale_y, rows - 1.0)
+        bottom = _row_of(low_y[i], origin, scale, rows)
+        top = _row_of(high_y[i], origin, scale, rows)
         for turn in range(first_turn[i], last_turn[i] + 1):
-            left = x - beside[i] + 360.0 * turn
-            right = x + beside[i] + 360.0 * turn
-            begin = _cell(left, origin_x, scale_x, COLUMN_MAX)
-            end = _cell(right, origin_x, scale_x, COLUMN_MAX)
+            begin = np.searchsorted(by_rank, x - beside[i] + 360.0 * turn)
+            end = np.searchsorted(by_rank, x + beside[i] + 360.0 * turn, "right")
+            if begin == end:
+                continue
             for slab in range(first_slab[i], last_slab[i] + 1):
                 for row in range(slab * rows + bottom, slab * rows + top + 1):
-                    until = (row << COLUMN_BITS) | end
-                    j = np.searchsorted(keys, (row << COLUMN_BITS) | begin)
-                    while j < keys.size and keys[j] <= until:
-                        # The columns of two turns may share an end; a point is in one of them.
-                        if (
-                            left <= bx[j] <= right
-                            and low_t[i] <= bt[j] <= high_t[i]
-                            and in_circle(bx[j], by[j], x, y, distance, lonlat)
+                    until = (row << RANK_BITS) | end
+                    j = np.searchsorted(keys, (row << RANK_BITS) | begin)
+                    while j < keys.size and keys[j] < until:
+                        if low_t[i] <= bt[j] <= high_t[i] and in_circle(
+                            bx[j], by[j], x, y, distance, lonlat
                         ):
                             if found == out_a.size:
                                 return place, before
@@ -206,30 +194,33 @@ def near_chunks(
         return
     reach = reach_of(ay, ay, distance, lonlat)
     low_t, high_t = times_near(at, at, within)
-    grid, rows = _grid(bx, by, distance, lonlat)
-    # Times are compared as distances from the first one, which fit into unsigned integers.
-    first_time, last_time = int(bt.min()), int(bt.max())
-    width = max(within, (last_time - first_time) // SLABS_MAX + 1)
+    grid = _rows_over(by, distance, lonlat)
+    # Times are compared as distances from the first slab, which fit into unsigned integers.
+    start, stop = (int(time) for time in _where_most_are(bt))
+    width = np.uint64(max(within, (stop - start) // SLABS_MAX + 1))
 
     def slabs_of(times: Whole) -> Whole:
-        since = np.clip(times, first_time, last_time).view(np.uint64)
-        since = since - np.int64(first_time).view(np.uint64)
-        return (since // np.uint64(width)).astype(np.int64)
+        since = np.clip(times, start, stop).view(np.uint64) - np.int64(start).view(np.uint64)
+        return (since // width).astype(np.int64)
 
     first_slab, last_slab = slabs_of(low_t), slabs_of(high_t)
-    # A point whose times are all before or after the others has no slab to search.
-    last_slab[(high_t < first_time) | (low_t > last_time)] = -1
     ax, ay, bx, by = frozen(ax), frozen(ay), frozen(bx), frozen(by)
-    keys = _keys(bx, by, frozen(slabs_of(bt)), *grid, rows)
-    by_key = np.argsort(keys)
-    left, right = float(bx.min()), float(bx.max())
-    first_turn, last_turn = turns_near(ax, ax, reach.beside, left, right, lonlat)
-    # Neighbours one after the other find what they need in the processor's cache.
-    order = np.argsort(_keys(ax, ay, frozen(first_slab), *grid, rows))
-    limits = (*reach, low_t, high_t, first_slab, last_slab, first_turn, last_turn)
-    others = (keys[by_key], bx[by_key], by[by_key], bt[by_key])
-    fixed = (float(distance), lonlat)
-    asked = (frozen(order), ax, ay, *map(frozen, limits), *map(frozen, others), *grid, rows, *fixed)
+    by_x = np.argsort(bx)
+    ranks = np.empty(bx.size, np.int64)
+    ranks[by_x] = np.arange(bx.size)
+    # One sort of plain integers brings points in order of slab, row and x.
+    keys = np.sort((_cells(by, frozen(slabs_of(bt)), *grid) << RANK_BITS) | ranks)
+    by_key = by_x[keys & ((1 << RANK_BITS) - 1)]
+    by_rank = bx[by_x]
+    turns = turns_near(ax, ax, reach.beside, float(by_rank[0]), float(by_rank[-1]), lonlat)
+    order = np.arange(ax.size)
+    if bx.size > CACHED:
+        # Neighbours one after the other find what they need in the processor's cache.
+        order = np.lexsort((ax, _cells(ay, frozen(first_slab), *grid)))
+    limits = (*reach, low_t, high_t, first_slab, last_slab, *turns)
+    others = (keys, bx[by_key], by[by_key], bt[by_key], by_rank)
+    read = (order, ax, ay, *limits, *others)
+    asked = (*map(frozen, read), *grid, float(distance), lonlat)
     room = CHUNK
     begin = 0
     while begin < order.size:
@@ -243,22 +234,24 @@ def near_chunks(
             room *= 2  # one point has more neighbours than there is room for
 
 
-def _grid(
-    x: Doubles, y: Doubles, distance: float, lonlat: bool
-) -> tuple[tuple[float, float, float, float], int]:
-    """Origin and scale of columns and rows, and the number of rows."""
+def _where_most_are(values: NDArray[Any]) -> tuple[Any, Any]:
+    """Tell between which of some values nearly all of them are, from a sample."""
+    sample = np.sort(values[:: -(-values.size // SAMPLE)])
+    few = sample.size // 100
+    return sample[few], sample[-1 - few]
+
+
+def _rows_over(y: Doubles, distance: float, lonlat: bool) -> tuple[float, float, int]:
+    """Lay rows over most points: origin, scale and number."""
     height = math.degrees(distance / EARTH_RADIUS_M) if lonlat else distance
-    origin_x, origin_y = float(x.min()), float(y.min())
-    wide, high = float(x.max()) - origin_x, float(y.max()) - origin_y
+    low, high = (float(value) for value in _where_most_are(y))
+    span = high - low
     rows = ROWS_MAX
-    if high < height * ROWS_MAX:
-        rows = max(int(high / height), 1)
-    scale_x = COLUMN_MAX / wide if wide > 0.0 else 0.0
-    scale_y = rows / high if high > 0.0 else 0.0
-    # Differences that are too small or too large to be divided leave a single cell.
-    scale_x = scale_x if math.isfinite(scale_x) else 0.0
-    scale_y = scale_y if math.isfinite(scale_y) else 0.0
-    return (origin_x, scale_x, origin_y, scale_y), rows
+    if span < height * ROWS_MAX:
+        rows = max(int(span / height), 1)
+    scale = rows / span if span > 0.0 else 0.0
+    # Differences that are too small or too large to be divided leave a single row.
+    return low, scale if math.isfinite(scale) else 0.0, rows
 
 
 def near_pairs(
