@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,9 +20,11 @@ from pyspark.sql import SparkSession
 from window_story import BATCHES, Record, WindowStory
 
 from layouts import random_change
-from roost import Box, Circle, Pipeline, Query
+from roost import Box, Circle, Pipeline, Query, RunConfig
 from roost.balance import Plan, Strategy
 from roost.balance.changes import Change, Decision, Rebalance, apply_changes
+from roost.cli import main
+from roost.config import with_settings
 from roost.engine.balancer import Balancer
 from roost.engine.messages import MachineResult
 from roost.errors import RequestError, StateError
@@ -228,3 +233,75 @@ def test_an_empty_answer_says_its_batch(spark: SparkSession, tmp_path: Path) -> 
         assert frame.schema["at_batch"].metadata == {"batch_id": 0}
         with pytest.raises(RequestError, match="x0 is greater"):
             pipeline.snapshot(Box(3, 0, 1, 1))
+
+
+def test_killed_for_real_it_goes_on_and_others_may_ask(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = WindowStory(6, "count", 150)
+
+    def drive(step: str, batch_id: int) -> int:
+        words = [tmp_path, story.seed, story.kind, story.length, step, batch_id]
+        driver = Path(__file__).with_name("window_driver.py")
+        command = [sys.executable, str(driver), *map(str, words)]
+        return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
+
+    state = tmp_path / "out" / "state"
+    assert drive("answer", 3) == -signal.SIGKILL
+    assert main(["snapshot", str(state), "--aggregate", "count"]) == 0
+    assert "true at batch 2" in capsys.readouterr().out
+    assert drive("commit", 6) == -signal.SIGKILL
+    assert drive("never", 0) == 0
+    check_outputs(story, tmp_path / "out")
+
+    answer = tmp_path / "answer.parquet"
+    words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(answer)]
+    assert main(["snapshot", str(state), *words]) == 0
+    assert f"true at batch {BATCHES - 1}" in capsys.readouterr().err
+    window = [p for _, p in story.window(BATCHES - 1)]
+    inside = [p for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
+    wanted = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)
+    assert sorted(pq.read_table(answer)["id"].to_pylist()) == wanted
+    assert main(["snapshot", str(state), "--at", "50,50", "--nearest", "2"]) == 0
+    near = sorted(window, key=lambda p: (math.dist((50, 50), (p["x"], p["y"])), p["id"]))[:2]
+    printed = capsys.readouterr().out
+    assert all(f" {p['id']} " in printed for p in near)
+    assert main(["snapshot", str(state), "--box", "1,0,0,1"]) == 3
+    assert main(["snapshot", str(state), "--at", "1,1"]) == 2
+    assert main(["snapshot", str(tmp_path)]) == 2
+    assert main(["inspect", str(state)]) == 0
+    assert "sliding by count, 150" in capsys.readouterr().out
+
+
+def test_an_endless_stream_needs_no_more_disk_than_its_window(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Two hundred windows' worth of points, three windows' worth of disk at most."""
+    rows, windows = 400, 200
+    config = with_settings(
+        RunConfig(),
+        {
+            "points.path": f"generate:rows={rows * windows},rate=100,seed=3",
+            "space.bounds": [0, 0, 100, 100],
+            "engine.batch_rows": rows // 2,
+            "engine.available_now": True,
+            "engine.machines": 2,
+            "engine.strategy": "uniform",
+            "window.kind": "count",
+            "window.length": rows,
+            "out.dir": str(tmp_path / "out"),
+            "out.sink": "count",
+        },
+    )
+    folder = tmp_path / "out" / "state" / "window"
+    sizes: list[int] = []
+
+    def measure(commit: Commit) -> None:
+        sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+
+    with Pipeline(config, spark=spark, on_batch=measure) as pipeline:
+        pipeline.run()
+        one = [file.nbytes for batch in pipeline.snapshots.view().batches for file in batch.files]
+        assert pipeline.snapshot(aggregate="count").collect()[0]["count"] == rows
+    assert len(sizes) == 2 * windows
+    assert max(sizes[4:]) <= 3 * sum(one)

@@ -39,7 +39,7 @@ from roost.state.snapshot import (
     with_batch,
 )
 from roost.state.store import Store
-from roost.state.windows import WindowView, pinned_view
+from roost.state.windows import WindowView, pinned_view, read_view
 from roost.window import State
 
 POINTS_PER_TASK = 500_000
@@ -154,6 +154,10 @@ class Snapshots:
         files = tuple(answer for answer in answers if isinstance(answer, str))
         table = merge_answers(question, columns, small, batch_id)
         return Answer(batch_id, table, files, len(parts))
+
+    def view(self) -> WindowView:
+        """Return the window of the newest batch: its batches, files and extent."""
+        return read_view(self._store)
 
     def frame(self, question: Question) -> DataFrame:
         """Answer a question as a DataFrame.
