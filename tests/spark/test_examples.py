@@ -113,7 +113,8 @@ def check_recent_points(example: Any, spark: Any, out: Path) -> None:
 
     def held(number: int) -> np.ndarray:
         newest = seconds[batch == number].max()
-        return near & (batch <= number) & (seconds > newest - 10)
+        there: np.ndarray = near & (batch <= number) & (seconds > newest - 10)
+        return there
 
     windows = {number: int(held(number).sum()) for number in range(4)}
     later = {number: int((held(number) & (batch >= 2)).sum()) for number in (2, 3)}
