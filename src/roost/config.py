@@ -75,6 +75,12 @@ class RunConfig:
     sink_topic: str | None = None
     report: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Take the name of a kind of window for the kind."""
+        if self.window is not None:
+            kind = _choice(WindowKind, "window.kind")(self.window)
+            object.__setattr__(self, "window", kind)
+
     @property
     def state_folder(self) -> Path:
         """State directory; beside the output unless told otherwise."""

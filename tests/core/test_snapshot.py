@@ -31,7 +31,13 @@ from roost.state.snapshot import (
     needed_parts,
 )
 from roost.state.store import Commit, Intent, Store
-from roost.state.windows import WindowFile, WindowKeeper, pinned_view, read_view
+from roost.state.windows import (
+    SegmentCache,
+    WindowFile,
+    WindowKeeper,
+    pinned_view,
+    read_view,
+)
 from roost.window import AggregateSpec, Alias, WindowKind, WindowSpec
 
 MACHINES = 3
@@ -68,6 +74,7 @@ class Story:
         """What a new driver finds."""
         self.store = Store(self.folder)
         self.keeper = WindowKeeper(self.store, self.spec, ATTRIBUTES, ALIASES)
+        self.cache = SegmentCache()
 
     def _files(self, batch_id: int, points: list[Point]) -> list[WindowFile]:
         block = block_of(points)
@@ -150,8 +157,9 @@ class Story:
         with pinned_view(self.store) as view:
             assert view.batch_id == len(self.batches) - 1
             parts = needed_parts(view, self.keeper.folder, self.space, question)
+            self.cache.forget_before(str(self.keeper.folder), view.oldest)
             dealt = [parts[k::2] for k in range(2)]
-            answers = [answer_parts(question, COLUMNS, group) for group in dealt]
+            answers = [answer_parts(question, COLUMNS, group, self.cache) for group in dealt]
             table = merge_answers(question, COLUMNS, answers, view.batch_id)
         assert set(table["at_batch"].to_pylist()) <= {view.batch_id}
         return table
@@ -231,6 +239,7 @@ def test_a_snapshot_is_the_window_at_its_batch(tmp_path: Path, spec: WindowSpec,
     listed = {f.file for b in story.keeper.view.batches for f in b.files}
     listed |= {file.file for file in story.keeper.gone}
     assert {path.name for path in story.keeper.folder.iterdir()} == listed
+    assert len(story.cache) <= sum(len(batch.files) for batch in story.keeper.view.batches)
 
 
 COLUMNS_KEPT = ("x", "y", "time", "fare", "seats", "base", "ok")

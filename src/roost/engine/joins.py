@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pyspark import SparkContext
 
 from roost.engine.jobs import deal
+from roost.engine.snapshot import SEGMENTS
 from roost.engine.writers import flush_file
-from roost.state.snapshot import window_segment
 from roost.state.store import SegmentRef
 from roost.state.windows import WindowBatch, WindowView
 from roost.window import JoinSpec, Live, join_schema, join_segment
@@ -46,8 +46,11 @@ class _Task:
     staging: str
     id_type: pa.DataType
     time_type: pa.DataType
+    window: str
+    oldest: int
 
     def __call__(self, groups: Iterable[Sequence[tuple[_Half, _Half, bool]]]) -> Iterator[str]:
+        SEGMENTS.forget_before(self.window, self.oldest)
         for group in groups:
             yield from self._join(group)
 
@@ -56,9 +59,9 @@ class _Task:
         writer: pq.ParquetWriter | None = None
         for new, other, same_batch in group:
             found = join_segment(
-                window_segment(new.path),
+                SEGMENTS.segment(new.path),
                 new.live,
-                window_segment(other.path),
+                SEGMENTS.segment(other.path),
                 other.live,
                 self.spec,
                 same_batch=same_batch,
@@ -122,7 +125,8 @@ class Joins:
             return {}
         pieces = PIECES_PER_CORE * self.context.defaultParallelism
         groups = deal(pairs, pieces, lambda pair: pair[0].points + pair[1].points)
-        task = _Task(self.spec, batch_id, str(self.staging), self.id_type, self.time_type)
+        types, folder = (self.id_type, self.time_type), str(self.window_folder)
+        task = _Task(self.spec, batch_id, str(self.staging), *types, folder, view.oldest)
         files = self.context.parallelize(groups, len(groups)).mapPartitions(task).collect()
         return {"pairs": files}
 

@@ -13,6 +13,7 @@ DataFrame, and deleted when the pipeline is closed.
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,11 +40,13 @@ from roost.state.snapshot import (
     with_batch,
 )
 from roost.state.store import Store
-from roost.state.windows import WindowView, pinned_view, read_view
+from roost.state.windows import SegmentCache, WindowView, pinned_view, read_view
 from roost.window import State
 
 POINTS_PER_TASK = 500_000
 ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
+ANSWERS_KEPT_S = 86_400.0  # of a process that died; one that lives deletes its own
+SEGMENTS = SegmentCache()  # of a worker, from question to question and batch to batch
 ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
 
 
@@ -83,10 +86,13 @@ class _Asked:
     batch_id: int
     folder: str
     inline_max: int
+    window: str
+    oldest: int
 
     def __call__(self, groups: Iterable[Sequence[Part]]) -> Iterator[bytes | str]:
+        SEGMENTS.forget_before(self.window, self.oldest)
         for group in groups:
-            answer = answer_parts(self.question, self.columns, group)
+            answer = answer_parts(self.question, self.columns, group, SEGMENTS)
             if isinstance(answer, State):
                 yield answer.to_bytes()
             elif self.question.nearest is None and answer.nbytes > self.inline_max:
@@ -122,7 +128,11 @@ class Snapshots:
         self._spark = spark
         self._store = Store(folder, durable=False)
         self._known: tuple[Rules, Columns] | None = None
-        self._answers = self._store.folder / "answers" / uuid.uuid4().hex
+        answers = self._store.folder / "answers"
+        self._answers = answers / uuid.uuid4().hex
+        for path in answers.iterdir() if answers.exists() else ():
+            if path.stat().st_mtime < time.time() - ANSWERS_KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Release the state, and delete large answers."""
@@ -148,7 +158,8 @@ class Snapshots:
             folder = self._store.window_folder
             parts = needed_parts(view, folder, rules.space, question)
             where = str(self._answers)
-            asked = _Asked(question, columns, batch_id, where, ANSWER_BYTES_MAX)
+            limits = (where, ANSWER_BYTES_MAX, str(folder), view.oldest)
+            asked = _Asked(question, columns, batch_id, *limits)
             answers = self._run(asked, parts)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
         files = tuple(answer for answer in answers if isinstance(answer, str))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,10 +24,8 @@ from roost.model import TIME_MAX, TIME_MIN
 from roost.state.queries import load_ended
 from roost.state.segments import map_arrays
 from roost.state.store import SegmentRef
-from roost.state.windows import WindowView
+from roost.state.windows import SegmentCache, WindowView
 from roost.window import Live, Pane, WindowSegment, answers
-
-FILES_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +60,6 @@ def _known(segment: Segment) -> _Known | None:
     )
 
 
-@lru_cache(maxsize=FILES_KEPT)
-def _opened(path: str) -> tuple[WindowSegment, Pane | None]:
-    arrays = map_arrays(Path(path))
-    return WindowSegment.open(arrays), Pane.open(arrays)
-
-
 @dataclass
 class StandingAnswers:
     """Answers the standing queries of a state directory.
@@ -92,6 +83,7 @@ class StandingAnswers:
     point_id_type: pa.DataType
     time_type: pa.DataType
     _segments: dict[str, _Known | None] = field(default_factory=dict)
+    _files: SegmentCache = field(default_factory=SegmentCache)
 
     def write(
         self, batch_id: int, refs: Sequence[SegmentRef], view: WindowView, now: int | None
@@ -150,10 +142,12 @@ class StandingAnswers:
         return pa.concat_arrays(names), wants
 
     def _parts(self, view: WindowView) -> Iterable[tuple[WindowSegment, Pane, Live]]:
+        folder = self.window_folder
+        self._files.forget_before(str(folder), view.oldest)
         for batch in view.live():
-            lives = view.lives(batch, self.window_folder)
+            lives = view.lives(batch, folder)
             for file, live in zip(batch.files, lives, strict=True):
-                segment, pane = _opened(str(self.window_folder / file.file))
+                segment, pane = self._files.open(str(folder / file.file))
                 if pane is not None:
                     yield segment, pane, live
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.errors import RequestError
+from roost.errors import RequestError, StateError
 from roost.model import (
     TIMESTAMP,
     Box,
@@ -33,7 +32,7 @@ from roost.model import (
 from roost.space import Space
 from roost.state.admission import Rules, admit
 from roost.state.columns import one_array
-from roost.state.windows import WindowFile, WindowView, open_window_file
+from roost.state.windows import SegmentCache, WindowFile, WindowView
 from roost.window import (
     AggregateSpec,
     Live,
@@ -50,7 +49,6 @@ from roost.window.nearest import ranked
 from roost.window.segment import Bounds
 from roost.workload.cells import query_ranges
 
-SEGMENTS_KEPT = 1024
 AT_BATCH = "at_batch"
 DISTANCE = "distance"
 EVERYWHERE = Box(-math.inf, -math.inf, math.inf, math.inf)
@@ -239,26 +237,21 @@ def _own(file: WindowFile, wanted: set[int] | None) -> tuple[int, ...] | None:
     return None if len(own) == len(file.partitions) else own
 
 
-@lru_cache(maxsize=SEGMENTS_KEPT)
-def window_segment(path: str) -> WindowSegment:
-    """Map a file; a process keeps it mapped from question to question."""
-    where = Path(path)
-    return open_window_file(where.parent, where.name)
-
-
-def answer_parts(question: Question, columns: Columns, parts: Sequence[Part]) -> State | pa.Table:
+def answer_parts(
+    question: Question, columns: Columns, parts: Sequence[Part], cache: SegmentCache
+) -> State | pa.Table:
     """Answer a question from some parts, for :func:`merge_answers`."""
     if question.aggregate is not None:
         states = [State(question.aggregate, {})]
         for part in parts:
-            segment = window_segment(part.path)
+            segment = cache.segment(part.path)
             rows = select(segment, question.query, part.live, part.partitions)
             if rows.size:
                 states.append(partial(segment, rows, question.aggregate))
         return merge(states)
     if question.nearest is not None:
-        return _near(question, columns, parts)
-    return pa.Table.from_batches(_rows(question, columns, parts), columns.schema)
+        return _near(question, columns, parts, cache)
+    return pa.Table.from_batches(_rows(question, columns, parts, cache), columns.schema)
 
 
 def points_schema(question: Question, columns: Columns) -> pa.Schema:
@@ -273,22 +266,26 @@ def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) ->
     return [block.ids, time, pa.array(block.x), pa.array(block.y), *block.attributes.values()]
 
 
-def _rows(question: Question, columns: Columns, parts: Iterable[Part]) -> Iterable[pa.RecordBatch]:
+def _rows(
+    question: Question, columns: Columns, parts: Iterable[Part], cache: SegmentCache
+) -> Iterable[pa.RecordBatch]:
     for part in parts:
-        segment = window_segment(part.path)
+        segment = cache.segment(part.path)
         rows = select(segment, question.query, part.live, part.partitions)
         if rows.size:
             yield pa.RecordBatch.from_arrays(_taken(segment, rows, columns), schema=columns.schema)
 
 
-def _near(question: Question, columns: Columns, parts: Iterable[Part]) -> pa.Table:
+def _near(
+    question: Question, columns: Columns, parts: Iterable[Part], cache: SegmentCache
+) -> pa.Table:
     circle, k = question.shape, question.nearest
     assert isinstance(circle, Circle) and k is not None
     schema = points_schema(question, columns)
     best: pa.Table = schema.empty_table()
     limit = circle.radius
     for part in parts:
-        segment = window_segment(part.path)
+        segment = cache.segment(part.path)
         distances, rows = nearest(
             segment,
             circle.cx,
@@ -322,6 +319,9 @@ def merge_answers(
     if question.aggregate is not None:
         states = [answer for answer in answers if isinstance(answer, State)]
         results = finish(merge([State(question.aggregate, {}), *states]))
+        for name, value in results.items():
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise StateError(f"{name} is {value}, more than 64 bits hold")
         schema = _aggregate_schema(question.aggregate, columns)
         arrays = [pa.array([results[name]]).cast(schema.field(name).type) for name in results]
         table = pa.table(arrays, schema=schema)

@@ -89,12 +89,13 @@ class Store:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         """Open the facts; who only looks need not wait for the disk at every pin."""
+        # In this journal mode, "normal" may lose the last pins with the host, and nothing else.
         self.folder = folder.absolute()  # workers may have another working directory
         folder.mkdir(parents=True, exist_ok=True)
         self.segment_folder.mkdir(exist_ok=True)
         self._db = sqlite3.connect(folder / "state.db", timeout=60, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
-        self._db.execute(f"pragma synchronous = {'full' if durable else 'off'}")
+        self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
         self._db.executescript(
             "create table if not exists meta (key text primary key, value text);"
             "create table if not exists versions (position integer primary key, body text);"

@@ -33,6 +33,7 @@ from roost.window import (
     Extent,
     Lineage,
     Live,
+    Pane,
     Past,
     WindowSegment,
     WindowSpec,
@@ -118,6 +119,11 @@ class WindowView:
     def batch_id(self) -> int | None:
         """Batch of which this is the window; None before the first."""
         return self.batches[-1].batch_id if self.batches else None
+
+    @property
+    def oldest(self) -> int:
+        """Oldest batch that has not left it; 0 without any."""
+        return self.batches[0].batch_id if self.batches else 0
 
     @cached_property
     def extent(self) -> Extent:
@@ -284,6 +290,39 @@ class WindowKeeper:
             if pinned is not None and batch_of(path.name) >= pinned:
                 continue
             path.unlink(missing_ok=True)
+
+
+class SegmentCache:
+    """Segments that a process keeps mapped from batch to batch and question to question.
+
+    A file that is deleted while it is mapped still takes up its room on the disk. So whoever opens
+    segments says which batch is the oldest that anybody may still ask for.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[str, tuple[WindowSegment, Pane | None]] = {}
+
+    def forget_before(self, folder: str, oldest: int) -> None:
+        """Let go of the files in a folder that are older than a batch."""
+        self._opened = {
+            path: opened
+            for path, opened in self._opened.items()
+            if Path(path).parent != Path(folder) or batch_of(Path(path).name) >= oldest
+        }
+
+    def open(self, path: str) -> tuple[WindowSegment, Pane | None]:
+        """Map a file: its points, and what they add to standing queries."""
+        if path not in self._opened:
+            arrays = map_arrays(Path(path))
+            self._opened[path] = WindowSegment.open(arrays), Pane.open(arrays)
+        return self._opened[path]
+
+    def segment(self, path: str) -> WindowSegment:
+        """Map the points of a file."""
+        return self.open(path)[0]
+
+    def __len__(self) -> int:
+        return len(self._opened)
 
 
 def file_name(batch_id: int, machine: int, attempt: str) -> str:
