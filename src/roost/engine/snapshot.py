@@ -12,6 +12,8 @@ DataFrame, and deleted when the pipeline is closed.
 
 from __future__ import annotations
 
+import base64
+import pickle
 import shutil
 import time
 import uuid
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import RDD, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from roost.engine.jobs import deal
@@ -45,6 +48,7 @@ from roost.window import State
 
 POINTS_PER_TASK = 500_000
 ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
+QUESTION = "roost.question"
 ANSWERS_KEPT_S = 86_400.0  # of a process that died; one that lives deletes its own
 SEGMENTS = SegmentCache()  # of a worker, from question to question and batch to batch
 ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
@@ -61,7 +65,7 @@ class Answer:
     small
         Points, or one row of aggregates.
     files
-        Parquet files with the rest of the points, where they are many.
+        Files with the rest of the points, where they are many.
     parts
         Segment files that were looked into.
     """
@@ -73,8 +77,9 @@ class Answer:
 
     @property
     def table(self) -> pa.Table:
-        """The whole answer."""
-        return pa.concat_tables([self.small, *(pq.read_table(path) for path in self.files)])
+        """The whole answer; large parts are mapped, not read."""
+        parts = (pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.files)
+        return pa.concat_tables([self.small, *parts])
 
 
 @dataclass(frozen=True)
@@ -88,26 +93,35 @@ class _Asked:
     inline_max: int
     window: str
     oldest: int
+    for_spark: bool
 
-    def __call__(self, groups: Iterable[Sequence[Part]]) -> Iterator[bytes | str]:
+    groups: tuple[tuple[Part, ...], ...]
+
+    def answer(self, task: int) -> Iterator[bytes | str]:
+        """Answer from the parts of one task."""
         SEGMENTS.forget_before(self.window, self.oldest)
-        for group in groups:
-            answer = answer_parts(self.question, self.columns, group, SEGMENTS)
-            if isinstance(answer, State):
-                yield answer.to_bytes()
-            elif self.question.nearest is None and answer.nbytes > self.inline_max:
-                yield self._leave(answer)
-            else:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, answer.schema) as writer:
-                    writer.write_table(answer)
-                yield sink.getvalue().to_pybytes()
+        answer = answer_parts(self.question, self.columns, self.groups[task], SEGMENTS)
+        if isinstance(answer, State):
+            yield answer.to_bytes()
+        elif self.question.nearest is None and answer.nbytes > self.inline_max:
+            yield self._leave(answer)
+        else:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, answer.schema) as writer:
+                writer.write_table(answer)
+            yield sink.getvalue().to_pybytes()
 
     def _leave(self, answer: pa.Table) -> str:
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{uuid.uuid4().hex}.parquet"
-        pq.write_table(with_batch(answer, self.batch_id), path, compression="lz4")
+        table = with_batch(answer, self.batch_id)
+        if self.for_spark:  # which does not read Arrow's own files
+            path = folder / f"{uuid.uuid4().hex}.parquet"
+            pq.write_table(table, path, compression="lz4")
+            return str(path)
+        path = folder / f"{uuid.uuid4().hex}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
         return str(path)
 
 
@@ -127,6 +141,8 @@ class Snapshots:
             raise StateError(f"{folder} is not a state directory: it has no state.db")
         self._spark = spark
         self._store = Store(folder, durable=False)
+        self._cores = spark.sparkContext.defaultParallelism
+        self._jobs: dict[int, RDD[bytes | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
         answers = self._store.folder / "answers"
         self._answers = answers / uuid.uuid4().hex
@@ -140,7 +156,7 @@ class Snapshots:
         shutil.rmtree(self._answers, ignore_errors=True)
 
     def ask(self, question: Question) -> Answer:
-        """Answer a question about the window of the newest batch.
+        """Answer a question about the window of the newest batch, as Arrow tables.
 
         Raises
         ------
@@ -149,6 +165,9 @@ class Snapshots:
         StateError
             If there is no window.
         """
+        return self._ask(question, for_spark=False)
+
+    def _ask(self, question: Question, *, for_spark: bool) -> Answer:
         with pinned_view(self._store) as view:
             batch_id = view.batch_id
             if batch_id is None:
@@ -159,8 +178,9 @@ class Snapshots:
             parts = needed_parts(view, folder, rules.space, question)
             where = str(self._answers)
             limits = (where, ANSWER_BYTES_MAX, str(folder), view.oldest)
-            asked = _Asked(question, columns, batch_id, *limits)
-            answers = self._run(asked, parts)
+            groups = self._dealt(parts)
+            asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
+            answers = self._run(asked)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
         files = tuple(answer for answer in answers if isinstance(answer, str))
         table = merge_answers(question, columns, small, batch_id)
@@ -176,7 +196,7 @@ class Snapshots:
         Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
         so, the column's metadata does.
         """
-        answer = self.ask(question)
+        answer = self._ask(question, for_spark=True)
         frame = self._spark.createDataFrame(answer.small)
         if answer.files:
             frame = frame.union(self._spark.read.parquet(*answer.files))
@@ -201,15 +221,38 @@ class Snapshots:
             self._known = rules, Columns(*names, id_type, time_type, view.attributes)
         return self._known
 
-    def _run(self, asked: _Asked, parts: Sequence[Part]) -> list[bytes | str]:
-        if not parts:
+    def _dealt(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:
+        tasks = min(self._cores, 1 + sum(part.likely for part in parts) // POINTS_PER_TASK)
+        return tuple(tuple(group) for group in deal(parts, tasks, lambda part: part.likely))
+
+    def _run(self, asked: _Asked) -> list[bytes | str]:
+        tasks = len(asked.groups)
+        if not tasks:
             return []
         context = self._spark.sparkContext
-        points = sum(part.points for part in parts)
-        tasks = min(context.defaultParallelism, 1 + points // POINTS_PER_TASK)
-        groups = deal(parts, tasks, lambda part: part.points)
-        placed = context.parallelize(groups, len(groups))
-        return placed.mapPartitions(asked).collect()
+        if tasks not in self._jobs:
+            numbers = context.parallelize(range(tasks), tasks)
+            self._jobs[tasks] = numbers.mapPartitionsWithIndex(_answer_task)
+        text = base64.b64encode(pickle.dumps(asked)).decode()
+        context.setLocalProperty(QUESTION, text)
+        try:
+            return self._jobs[tasks].collect()
+        finally:
+            context.setLocalProperty(QUESTION, "")
+
+
+def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[bytes | str]:
+    """Read the question from the task's properties.
+
+    A question that was put into the function would need a new RDD, which takes as long to set up
+    as a small question takes to answer.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    text = context.getLocalProperty(QUESTION)
+    assert text is not None
+    asked: _Asked = pickle.loads(base64.b64decode(text))
+    return asked.answer(task)
 
 
 def _read(asked: _Asked, answer: bytes) -> State | pa.Table:

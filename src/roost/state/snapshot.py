@@ -129,10 +129,22 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a question needs of one segment file; no partitions means all of them."""
+    """What a question needs of one segment file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    likely
+        About how many of its points are near the shape.
+    live
+        What of it is live.
+    partitions
+        Which of its partitions, None for all.
+    """
 
     path: str
-    points: int
+    likely: int
     live: Live
     partitions: tuple[int, ...] | None
 
@@ -161,7 +173,7 @@ def check_question(question: Question, rules: Rules) -> None:
             shape = Circle(shape.cx, shape.cy, 0.0)
     if question.aggregate is not None and rules.attributes is not None:
         question.aggregate.result_schema(rules.attributes, pa.string())
-    if shape is None and question.predicate is None:
+    if question.predicate is None and (shape is None or _is_plain(shape)):
         return
     inside = rules.space.bounds
     whole = Box(inside.x0, inside.y0, inside.x1, inside.y1)
@@ -172,8 +184,16 @@ def check_question(question: Question, rules: Rules) -> None:
         raise RequestError(refused[0].reason, refused[0].detail)
 
 
+def _is_plain(shape: Box | Circle | Polygon) -> bool:
+    """Whether a shape is a box that nothing can be wrong with."""
+    if not isinstance(shape, Box):
+        return False
+    finite = all(map(math.isfinite, (shape.x0, shape.y0, shape.x1, shape.y1)))
+    return finite and shape.x0 <= shape.x1 and shape.y0 <= shape.y1
+
+
 def needed_parts(view: WindowView, folder: Path, space: Space, question: Question) -> list[Part]:
-    """Tell what a question needs of the window, the largest file first.
+    """Tell what a question needs of the window.
 
     Parameters
     ----------
@@ -198,36 +218,51 @@ def needed_parts(view: WindowView, folder: Path, space: Space, question: Questio
         for number, file in needed:
             if extent.time_after is None or file.time_max > extent.time_after:
                 own = _own(file, wanted)
-                parts.append(Part(str(folder / file.file), file.points, lives[number], own))
-    return sorted(parts, key=lambda part: -part.points)
+                likely = _likely(file, boxes)
+                parts.append(Part(str(folder / file.file), likely, lives[number], own))
+    return parts
 
 
-def _boxes(question: Question, space: Space) -> NDArray[np.float64] | None:
+def _boxes(question: Question, space: Space) -> list[Bounds] | None:
     """Boxes around what a question asks for, None where it may ask for anything."""
     shape = question.shape
     if shape is None or (isinstance(shape, Circle) and math.isinf(shape.radius)):
         return None
-    bounds: list[Bounds] = shape_bounds(shape, space)
-    return np.array(bounds, np.float64).reshape(-1, 4)
+    return shape_bounds(shape, space)
 
 
-def _partitions(view: WindowView, boxes: NDArray[np.float64], space: Space) -> set[int]:
+def _partitions(view: WindowView, boxes: list[Bounds], space: Space) -> set[int]:
     live = view.live_partitions()
     found: set[int] = set()
-    for column0, row0, column1, row1 in query_ranges(space.grid, boxes).tolist():
+    corners = np.array(boxes, np.float64).reshape(-1, 4)
+    for column0, row0, column1, row1 in query_ranges(space.grid, corners).tolist():
         cells = (column0, row0, column1, row1)
         found |= view.lineage.needed(view.lineage.present_in(cells), live, cells)
     return found
 
 
-def _touches(file: WindowFile, boxes: NDArray[np.float64] | None, wanted: set[int] | None) -> bool:
+def _touches(file: WindowFile, boxes: list[Bounds] | None, wanted: set[int] | None) -> bool:
     if boxes is None or wanted is None:
         return True
     if wanted.isdisjoint(file.partitions):
         return False
     x0, y0, x1, y1 = file.bounds
-    beside = (boxes[:, 0] > x1) | (boxes[:, 2] < x0) | (boxes[:, 1] > y1) | (boxes[:, 3] < y0)
-    return not bool(beside.all())
+    return any(
+        left <= x1 and right >= x0 and low <= y1 and high >= y0 for left, low, right, high in boxes
+    )
+
+
+def _likely(file: WindowFile, boxes: list[Bounds] | None) -> int:
+    """Guess how many points of a file are in some boxes, as if they were spread evenly."""
+    if boxes is None:
+        return file.points
+    x0, y0, x1, y1 = file.bounds
+    share = 0.0
+    for left, low, right, high in boxes:
+        wide = (min(right, x1) - max(left, x0)) / (x1 - x0) if x1 > x0 else 1.0
+        tall = (min(high, y1) - max(low, y0)) / (y1 - y0) if y1 > y0 else 1.0
+        share += max(wide, 0.0) * max(tall, 0.0)
+    return 1 + int(file.points * min(share, 1.0))
 
 
 def _own(file: WindowFile, wanted: set[int] | None) -> tuple[int, ...] | None:
