@@ -149,7 +149,7 @@ def _contenders(
     contenders.append(_asking("roost_uniform", uniform))
     layouts = write_layouts(points, BATCH_ROWS, folder / "parquet")
     contenders += [_spark_sql(own, name, where) for name, where in layouts.items()]
-    connection = stack.enter_context(_duckdb())
+    connection = stack.enter_context(open_duckdb())
     contenders += [duckdb_contender(connection, name, where) for name, where in layouts.items()]
     return contenders, fill_s
 
@@ -179,7 +179,8 @@ def _spark_sql(pipeline: Pipeline, layout: str, folder: Path) -> Contender:
 
 
 @contextmanager
-def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+def open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open an in-memory database on as many threads as Spark has, while the block lasts."""
     try:
         import duckdb
     except ImportError as error:
