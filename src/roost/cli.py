@@ -146,7 +146,9 @@ def build_parser() -> argparse.ArgumentParser:
         "bench", help="measure", description="Run a benchmark; larger data comes from ROOST_DATA."
     )
     bench.add_argument(
-        "name", metavar="NAME", help="peers, latency, load, trio, swarm, hotspots or scale"
+        "name",
+        metavar="NAME",
+        help="peers, latency, load, trio, swarm, hotspots, scale or snapshot",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
     bench.add_argument(

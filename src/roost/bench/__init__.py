@@ -7,7 +7,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 
-NAMES = ("peers", "latency", "load", "trio", "swarm", "hotspots", "scale")
+NAMES = ("peers", "latency", "load", "trio", "swarm", "hotspots", "scale", "snapshot")
 
 
 def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:
