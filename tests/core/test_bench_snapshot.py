@@ -195,6 +195,8 @@ def test_the_summary_takes_the_faster_layout_on_the_small_ranges() -> None:
         "range 1 %": {"roost": 20.0, "roost_frame": 40.0, "plain": 180.0, "sorted": 400.0},
         "range 25 %": {"roost": 1e9, "roost_frame": 1e9, "plain": 1.0, "sorted": 1.0},
     }
+    for case, job in (("range 0.01 %", 20.0), ("range 1 %", 90.0), ("range 25 %", 1e9)):
+        figures[case]["roost_job"] = job
     rows = []
     for case, of in figures.items():
         for name, value in of.items():
@@ -206,6 +208,7 @@ def test_the_summary_takes_the_faster_layout_on_the_small_ranges() -> None:
     summary = snapshot.summarise(rows)
     assert summary["ratio_vs_spark_sql"] == pytest.approx(math.sqrt(4.0 * 9.0))
     assert summary["ratio_vs_duckdb"] == pytest.approx(math.sqrt(0.4 * 0.9))
+    assert summary["job_ratio_vs_spark_sql"] == pytest.approx(math.sqrt(2.0 * 2.0))
     assert summary["frame_ratio_vs_spark_sql"] == pytest.approx(math.sqrt(0.8 * 4.5))
     json.dumps(summary, allow_nan=False)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,14 @@ from roost.balance import Plan, Strategy
 from roost.balance.changes import Change, Decision, Rebalance, apply_changes
 from roost.cli import main
 from roost.config import with_settings
+from roost.engine import snapshot
 from roost.engine.balancer import Balancer
 from roost.engine.messages import MachineResult
+from roost.engine.snapshot import Snapshots
 from roost.errors import RequestError, StateError
+from roost.state.snapshot import Question
 from roost.state.store import Commit
+from roost.window.wants import parse_aggregates
 
 pytestmark = pytest.mark.spark
 
@@ -107,6 +112,14 @@ def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
     inside = [p["id"] for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
     assert sorted(found["id"].to_pylist()) == sorted(inside)
     assert set(found["at_batch"].to_pylist()) <= {number}
+    # Questions this small are answered where they are asked, unless that is forbidden.
+    with closing(Snapshots(pipeline.store.folder, pipeline.spark, points_here=0)) as jobs:
+        by_tasks = jobs.ask(Question(Box(20, 10, 70, 80)))
+        assert sorted(by_tasks.table["id"].to_pylist()) == sorted(inside)
+        assert by_tasks.batch_id == number
+        count = jobs.ask(Question(aggregate=parse_aggregates("count"))).table
+        assert count["count"].to_pylist() == [len(window)]
+        nearby = jobs.ask(Question(Circle(50, 50, math.inf), nearest=3)).table
     (row,) = pipeline.snapshot(aggregate="count, sum(fare)", where="kind = 'taxi'").collect()
     fares = [p["fare"] for p in window if p["kind"] == "taxi"]
     assert (row["at_batch"], row["count"]) == (number, len(fares))
@@ -114,6 +127,7 @@ def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
     near = pipeline.snapshot(Circle(50, 50, math.inf), nearest=3).toArrow()
     ranked = sorted((math.dist((50, 50), (p["x"], p["y"])), p["id"]) for p in window)[:3]
     assert near["id"].to_pylist() == [name for _, name in ranked]
+    assert nearby["id"].to_pylist() == [name for _, name in ranked]
 
 
 def run_story(
@@ -207,8 +221,6 @@ def test_a_standing_query_without_a_window_is_refused(spark: SparkSession, tmp_p
 def test_large_answers_are_left_in_files_until_the_pipeline_is_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from roost.engine import snapshot
-
     monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
     story = STORIES[2]
     config = story.config(tmp_path, **{"engine.strategy": "uniform"})
@@ -219,6 +231,10 @@ def test_large_answers_are_left_in_files_until_the_pipeline_is_closed(
         left = list((tmp_path / "out" / "state" / "answers").glob("*/*.parquet"))
         assert left
         wanted = sorted(p["id"] for _, p in story.window(BATCHES - 1))
+        with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
+            by_tasks = jobs.ask(Question())
+            assert by_tasks.files
+            assert sorted(by_tasks.table["id"].to_pylist()) == wanted
         assert sorted(row["id"] for row in frame.collect()) == wanted
         assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
     assert not any(path.exists() for path in left)

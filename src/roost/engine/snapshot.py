@@ -1,8 +1,9 @@
-"""Questions about the window, answered by Spark jobs.
+"""Questions about the window, answered by Spark jobs, or at once where they are small.
 
 A question is cut into parts (:mod:`roost.state.snapshot`), the parts are dealt to a few tasks, and
-what the tasks bring back is merged. A job is as small as its question: one about a street corner is
-one task that looks into a few zones of a few files.
+what the tasks bring back is merged. To run even one task takes Spark tens of milliseconds, many
+times as long as to look into a few zones of a few mapped files. So a question about few points is
+answered by the process that asks it, in the same way.
 
 The files of the batch that the answer is about are held until it is there, so a question may be
 asked while the stream runs, from another thread or another process. A large answer does not pass
@@ -47,6 +48,7 @@ from roost.state.windows import SegmentCache, WindowView, pinned_view, read_view
 from roost.window import State
 
 POINTS_PER_TASK = 500_000
+POINTS_HERE = 200_000
 ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
 QUESTION = "roost.question"
 ANSWERS_KEPT_S = 86_400.0  # of a process that died; one that lives deletes its own
@@ -117,7 +119,8 @@ class _Asked:
         table = with_batch(answer, self.batch_id)
         if self.for_spark:  # which does not read Arrow's own files
             path = folder / f"{uuid.uuid4().hex}.parquet"
-            pq.write_table(table, path, compression="lz4")
+            # Who reads this reads it once: a dictionary would take longer than it saves.
+            pq.write_table(table, path, compression="lz4", use_dictionary=False)
             return str(path)
         path = folder / f"{uuid.uuid4().hex}.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -134,13 +137,16 @@ class Snapshots:
         The state directory; whoever runs the stream may be another process.
     spark
         Session that runs the jobs.
+    points_here
+        Questions that are likely to look at fewer points are answered without a job.
     """
 
-    def __init__(self, folder: Path, spark: SparkSession) -> None:
+    def __init__(self, folder: Path, spark: SparkSession, points_here: int = POINTS_HERE) -> None:
         if not (folder / "state.db").exists():
             raise StateError(f"{folder} is not a state directory: it has no state.db")
         self._spark = spark
         self._store = Store(folder, durable=False)
+        self._points_here = points_here
         self._cores = spark.sparkContext.defaultParallelism
         self._jobs: dict[int, RDD[bytes | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
@@ -227,8 +233,9 @@ class Snapshots:
 
     def _run(self, asked: _Asked) -> list[bytes | str]:
         tasks = len(asked.groups)
-        if not tasks:
-            return []
+        points = sum(part.likely for group in asked.groups for part in group)
+        if not tasks or points < self._points_here:
+            return [answer for task in range(tasks) for answer in asked.answer(task)]
         context = self._spark.sparkContext
         if tasks not in self._jobs:
             numbers = context.parallelize(range(tasks), tasks)

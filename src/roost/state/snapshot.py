@@ -45,8 +45,8 @@ from roost.window import (
     select,
 )
 from roost.window.evaluate import shape_bounds
-from roost.window.nearest import ranked
-from roost.window.segment import Bounds
+from roost.window.nearest import ZONES_AT_FIRST, ranked
+from roost.window.segment import ZONE_ROWS, Bounds
 from roost.workload.cells import query_ranges
 
 AT_BATCH = "at_batch"
@@ -218,7 +218,7 @@ def needed_parts(view: WindowView, folder: Path, space: Space, question: Questio
         for number, file in needed:
             if extent.time_after is None or file.time_max > extent.time_after:
                 own = _own(file, wanted)
-                likely = _likely(file, boxes)
+                likely = _likely(file, boxes, question.nearest)
                 parts.append(Part(str(folder / file.file), likely, lives[number], own))
     return parts
 
@@ -252,8 +252,11 @@ def _touches(file: WindowFile, boxes: list[Bounds] | None, wanted: set[int] | No
     )
 
 
-def _likely(file: WindowFile, boxes: list[Bounds] | None) -> int:
-    """Guess how many points of a file are in some boxes, as if they were spread evenly."""
+def _likely(file: WindowFile, boxes: list[Bounds] | None, k: int | None) -> int:
+    """Guess how many points of a file are looked at, as if they were spread evenly."""
+    if k is not None:
+        # The nearest zones first, until they have enough.
+        return min(file.points, k + ZONES_AT_FIRST * ZONE_ROWS)
     if boxes is None:
         return file.points
     x0, y0, x1, y1 = file.bounds

@@ -13,6 +13,7 @@ that failed.
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -304,11 +305,10 @@ class SegmentCache:
 
     def forget_before(self, folder: str, oldest: int) -> None:
         """Let go of the files in a folder that are older than a batch."""
-        self._opened = {
-            path: opened
-            for path, opened in self._opened.items()
-            if Path(path).parent != Path(folder) or batch_of(Path(path).name) >= oldest
-        }
+        prefix = f"{folder}{os.sep}"
+        first = f"{prefix}{batch_prefix(oldest)}"  # names sort by batch
+        for path in [p for p in self._opened if p.startswith(prefix) and p < first]:
+            del self._opened[path]
 
     def open(self, path: str) -> tuple[WindowSegment, Pane | None]:
         """Map a file: its points, and what they add to standing queries."""
@@ -327,7 +327,12 @@ class SegmentCache:
 
 def file_name(batch_id: int, machine: int, attempt: str) -> str:
     """Name of a segment file; attempts of one task have different names."""
-    return f"{batch_id:010d}-{machine:05d}-{attempt}.win"
+    return f"{batch_prefix(batch_id)}{machine:05d}-{attempt}.win"
+
+
+def batch_prefix(batch_id: int) -> str:
+    """How the names of a batch's files begin; names sort by batch."""
+    return f"{batch_id:010d}-"
 
 
 def batch_of(name: str) -> int:
