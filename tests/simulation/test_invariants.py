@@ -116,7 +116,7 @@ def test_statistics_that_are_off_by_one_are_noticed(monkeypatch: pytest.MonkeyPa
 def test_a_chain_that_is_broken_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Lineage.expire
     monkeypatch.setattr(Lineage, "expire", lambda self, held: sound(self, set()))
-    with pytest.raises(InvariantError, match="invariant 6, seed 3, round .*snapshot"):
+    with pytest.raises(InvariantError, match=r"invariant 6, seed 3, round .*snapshot"):
         broken_run()
 
 
