@@ -7,6 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from roost.balance import Partition, Plan
+from roost.balance.changes import Change, Merge, Move, Split
 
 Rectangle = tuple[int, int, int, int]
 
@@ -57,3 +58,29 @@ def layouts(draw: st.DrawFn, side: int = 9, machines: int = 4) -> Plan:
     plan = Plan(0, columns, rows, machines, partitions, len(partitions))
     plan.check_invariants()
     return plan
+
+
+def random_change(rng: random.Random, plan: Plan) -> Change | None:
+    """One change that makes sense in a plan."""
+    p = rng.choice(plan.partitions)
+    machines = tuple(rng.sample(range(plan.machines), rng.choice([1, 1, 1, min(2, plan.machines)])))
+    kind = rng.choice(["move", "split", "split", "merge", "merge"])
+    if kind == "move":
+        return Move(p.partition_id, machines)
+    if kind == "split":
+        vertical = rng.random() < 0.5
+        low, high = (p.column0, p.column1) if vertical else (p.row0, p.row1)
+        if high - low < 2:
+            return None
+        ids = (plan.next_id, plan.next_id + rng.choice([1, 3]))
+        parts = (rng.choice([machines, p.machines]), p.machines)
+        return Split(p.partition_id, vertical, rng.randrange(low + 1, high), *ids, *parts)
+    group = [q for q in plan.partitions if set(q.machines) == set(p.machines)]
+    other = rng.choice(group)
+    c0, r0 = min(p.column0, other.column0), min(p.row0, other.row0)
+    c1, r1 = max(p.column1, other.column1), max(p.row1, other.row1)
+    box = Partition(-1, c0, r0, c1, r1, ())
+    inside = [q for q in group if cells_of(q) <= cells_of(box)]
+    if len(inside) < 2 or sum(q.cells for q in inside) != box.cells:
+        return None
+    return Merge(tuple(q.partition_id for q in inside), plan.next_id, machines)

@@ -75,6 +75,24 @@ RUN_FLAGS = (
         "RULE",
         "exact (default) matches what is beyond the bounds, dead refuses it",
     ),
+    (
+        "--window",
+        "window.kind",
+        "KIND",
+        "time, count or bytes: keep points for snapshots, aggregates and nearest (default: none)",
+    ),
+    (
+        "--window-length",
+        "window.length",
+        "N",
+        "length of the window: seconds of event time, points or bytes",
+    ),
+    (
+        "--lateness",
+        "window.lateness",
+        "S",
+        "seconds a point may be behind the newest (default: the window's length)",
+    ),
     ("--batch-rows", "engine.batch_rows", "N", "points of a batch at most (default: 16000000)"),
     ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
     ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
@@ -90,6 +108,7 @@ RUN_FLAGS = (
 )
 SAMPLE_BATCH_ROWS = 50_000
 WHOLE_NUMBERS = ("engine.machines", "engine.batch_rows")
+NUMBERS = ("window.length", "window.lateness")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
     for flag, key, metavar, words in RUN_FLAGS:
-        kind = int if key in WHOLE_NUMBERS else str
+        kind = int if key in WHOLE_NUMBERS else float if key in NUMBERS else str
         run.add_argument(flag, dest=key, metavar=metavar, help=words, type=kind)
     run.add_argument(
         "--available-now",
@@ -127,7 +146,9 @@ def build_parser() -> argparse.ArgumentParser:
         "bench", help="measure", description="Run a benchmark; larger data comes from ROOST_DATA."
     )
     bench.add_argument(
-        "name", metavar="NAME", help="peers, latency, load, trio, swarm, hotspots or scale"
+        "name",
+        metavar="NAME",
+        help="peers, latency, load, trio, swarm, hotspots, scale or snapshot",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
     bench.add_argument(
@@ -152,11 +173,51 @@ def build_parser() -> argparse.ArgumentParser:
             shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
             action.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
             action.add_argument("--expires-at", metavar="TIME")
+            action.add_argument(
+                "--aggregate",
+                metavar="LIST",
+                help='aggregates of the window instead of matches, such as "count, avg(fare)"',
+            )
+            action.add_argument(
+                "--nearest",
+                type=int,
+                metavar="K",
+                help="the K points of the window nearest to the circle's centre, not matches",
+            )
     actions.add_parser("list", help="show queries").add_argument(
         "--limit", type=int, default=50, help="how many at most (default: 50)"
     )
     for action in actions.choices.values():
         action.add_argument("--state", type=Path, required=True, metavar="DIR")
+
+    snapshot = commands.add_parser(
+        "snapshot",
+        help="ask about the window as it is now",
+        description=(
+            "Ask about the window of a state directory: points in a shape, the nearest ones, or "
+            "aggregates. Whoever runs the stream may go on; the answer says of which batch it is."
+        ),
+    )
+    snapshot.add_argument("state", type=Path, metavar="STATE_DIR")
+    shape = snapshot.add_mutually_exclusive_group()
+    shape.add_argument("--box", metavar="x0,y0,x1,y1")
+    shape.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
+    shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
+    shape.add_argument("--at", metavar="x,y", help="with --nearest: however far they are")
+    snapshot.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
+    snapshot.add_argument("--since", metavar="TIME", help="only points of this time or later")
+    snapshot.add_argument("--until", metavar="TIME", help="only points before this time")
+    snapshot.add_argument("--nearest", type=int, metavar="K", help="only the K nearest points")
+    snapshot.add_argument(
+        "--aggregate", metavar="LIST", help='such as "count, avg(fare), quantile(fare, 0.5)"'
+    )
+    snapshot.add_argument(
+        "--out", type=Path, metavar="FILE", help="write .parquet, .csv or .jsonl instead"
+    )
+    snapshot.add_argument(
+        "--limit", type=int, default=50, help="rows to print at most (default: 50)"
+    )
+    snapshot.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
 
     inspect = commands.add_parser(
         "inspect", help="show a state directory: plan, batches, segments, dead letters"
@@ -239,6 +300,12 @@ def _query(arguments: argparse.Namespace) -> int:
     return query_command(arguments)
 
 
+def _snapshot(arguments: argparse.Namespace) -> int:
+    from roost.engine.snapshot_command import snapshot_command
+
+    return snapshot_command(arguments)
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
     from roost.state.operations import inspect_state, plain_console
 
@@ -246,7 +313,13 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return OK
 
 
-_COMMANDS = {"run": _run, "bench": _bench, "query": _query, "inspect": _inspect}
+_COMMANDS = {
+    "run": _run,
+    "bench": _bench,
+    "query": _query,
+    "snapshot": _snapshot,
+    "inspect": _inspect,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,6 +17,7 @@ from typing import Any
 from roost.balance import Strategy
 from roost.errors import ConfigError
 from roost.space import Coordinates, Grid, Outside, Rect
+from roost.window import JoinSpec, WindowKind, WindowSpec
 
 SINKS = ("parquet", "count", "console", "kafka")
 
@@ -57,16 +58,57 @@ class RunConfig:
     round_length: float = 15.0
     tolerance: float = 1.1
 
+    window: WindowKind | None = None
+    window_length: float | None = None
+    window_tumbling: bool = False
+    window_lateness: float | None = None
+    window_attributes: tuple[str, ...] | None = None
+
+    join_left: str | None = None
+    join_right: str | None = None
+    join_distance: float | None = None
+    join_within: float | None = None
+
     out: Path = Path("roost-out")
     state: Path | None = None
     sink: str = "parquet"
     sink_topic: str | None = None
     report: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Take the name of a kind of window for the kind."""
+        if self.window is not None:
+            kind = _choice(WindowKind, "window.kind")(self.window)
+            object.__setattr__(self, "window", kind)
+
     @property
     def state_folder(self) -> Path:
         """State directory; beside the output unless told otherwise."""
         return self.state if self.state is not None else self.out / "state"
+
+    def window_spec(self, unit: int) -> WindowSpec | None:
+        """Make the window, None where the run keeps none.
+
+        Parameters
+        ----------
+        unit
+            Event time of a second, or 1 where times are plain numbers.
+        """
+        if self.window is None or self.window_length is None:
+            return None
+        by_time = self.window is WindowKind.TIME
+        scale = unit if by_time else 1
+        length = max(1, round(self.window_length * scale))
+        # What may still be in the window is not too late for it.
+        late = length if self.window_lateness is None else round(self.window_lateness * scale)
+        return WindowSpec(self.window, length, self.window_tumbling, late if by_time else 0)
+
+    def join_spec(self, unit: int) -> JoinSpec | None:
+        """Make the join, None where the run has none; ``unit`` is the event time of a second."""
+        if self.join_distance is None or self.join_within is None:
+            return None
+        within = round(self.join_within * unit)
+        return JoinSpec(self.join_left, self.join_right, self.join_distance, within)
 
 
 def parse_bounds(value: Any) -> Rect:
@@ -147,6 +189,25 @@ def _one_of(key: str, *names: str) -> Callable[[Any], str]:
     return parse
 
 
+def _at_least(key: str, low: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= low:
+            raise ConfigError(key, value, f"a number from {low:g} up")
+        return float(value)
+
+    return parse
+
+
+def _names(key: str) -> Callable[[Any], tuple[str, ...]]:
+    def parse(value: Any) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(p, str) for p in parts):
+            raise ConfigError(key, value, "a list of names")
+        return tuple(part.strip() for part in parts if part.strip())
+
+    return parse
+
+
 def _flag(key: str) -> Callable[[Any], bool]:
     def parse(value: Any) -> bool:
         if not isinstance(value, bool):
@@ -201,6 +262,15 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "engine.spark": ("spark", _texts("engine.spark")),
     "balance.round": ("round_length", _above("balance.round", 0.0)),
     "balance.tolerance": ("tolerance", _above("balance.tolerance", 1.0)),
+    "window.kind": ("window", _choice(WindowKind, "window.kind")),
+    "window.length": ("window_length", _above("window.length", 0.0)),
+    "window.tumbling": ("window_tumbling", _flag("window.tumbling")),
+    "window.lateness": ("window_lateness", _at_least("window.lateness", 0.0)),
+    "window.attributes": ("window_attributes", _names("window.attributes")),
+    "join.left": ("join_left", _text("join.left")),
+    "join.right": ("join_right", _text("join.right")),
+    "join.distance": ("join_distance", _at_least("join.distance", 0.0)),
+    "join.within": ("join_within", _at_least("join.within", 0.0)),
     "out.dir": ("out", _path("out.dir")),
     "out.state": ("state", _path("out.state")),
     "out.sink": ("sink", _one_of("out.sink", *SINKS)),
@@ -257,3 +327,38 @@ def check_together(config: RunConfig) -> None:
     """Refuse settings that are each fine but do not go together."""
     if config.sink == "kafka" and config.sink_topic is None:
         raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")
+    _check_window(config)
+    _check_join(config)
+
+
+def _check_join(config: RunConfig) -> None:
+    given = {
+        name: getattr(config, f"join_{name}") for name in ("left", "right", "distance", "within")
+    }
+    if all(value is None for value in given.values()):
+        return
+    for name in ("distance", "within"):
+        if given[name] is None:
+            raise ConfigError(f"join.{name}", None, "a number where there is a join")
+    if config.window is None:
+        takes = "window.kind, too: a join is of points in a window"
+        raise ConfigError("join.distance", config.join_distance, takes)
+
+
+def _check_window(config: RunConfig) -> None:
+    kind, length = config.window, config.window_length
+    if kind is None:
+        for name in ("length", "tumbling", "lateness", "attributes"):
+            value = getattr(config, f"window_{name}")
+            if value is not None and value is not False:
+                raise ConfigError(f"window.{name}", value, "window.kind, too")
+        return
+    if length is None:
+        raise ConfigError("window.length", None, f"a length where window.kind is {kind.value}")
+    if kind is WindowKind.TIME:
+        return
+    if config.window_lateness is not None:
+        takes = "nothing unless window.kind is time"
+        raise ConfigError("window.lateness", config.window_lateness, takes)
+    if length != int(length):
+        raise ConfigError("window.length", length, f"a whole number of {kind.value}")

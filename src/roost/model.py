@@ -37,12 +37,16 @@ class Reason(StrEnum):
     OUT_OF_BOUNDS = "out_of_bounds"  # only where the space refuses what is outside
     NULL_ID = "null_id"
     NULL_TIME = "null_time"
+    LATE = "late"  # older than the window's watermark
     UNKNOWN_OP = "unknown_op"
     INVERTED_BOX = "inverted_box"
     BAD_RADIUS = "bad_radius"
     INVALID_POLYGON = "invalid_polygon"
     OVERSIZED_POLYGON = "oversized_polygon"
     BAD_PREDICATE = "bad_predicate"
+    BAD_AGGREGATE = "bad_aggregate"
+    BAD_NEAREST = "bad_nearest"
+    NO_WINDOW = "no_window"  # aggregates and nearest points are those of a window
     DUPLICATE_QUERY = "duplicate_query"
     UNKNOWN_QUERY = "unknown_query"
     NOT_OWNER = "not_owner"
@@ -93,6 +97,11 @@ class Query:
         Condition on the attributes of a point, see ``docs/queries.md``.
     at, expires_at
         Live for points whose event time is in ``[at, expires_at)``.
+    aggregate
+        Aggregates of the points in the window instead of single matches, such as
+        ``count, avg(fare)``.
+    nearest
+        So many points of the window, nearest to the centre of the circle, instead of matches.
 
     Examples
     --------
@@ -106,6 +115,8 @@ class Query:
     predicate: str | None = None
     at: Instant | None = None
     expires_at: Instant | None = None
+    aggregate: str | None = None
+    nearest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +145,8 @@ def request_schema(id_type: pa.DataType, time_type: pa.DataType) -> pa.Schema:
             ("predicate", pa.string()),
             ("at", time_type),
             ("expires_at", time_type),
+            ("aggregate", pa.string()),
+            ("nearest", pa.int64()),
         ]
     )
 
@@ -148,6 +161,9 @@ def request_record(request: Request) -> dict[str, object]:
         record["wkt"] = shape.text
     else:
         record.update((name, getattr(shape, name)) for name in type(shape).__slots__)
+    for name in ("aggregate", "nearest"):
+        if getattr(request, name) is not None:
+            record[name] = getattr(request, name)
     return {
         **record,
         "op": "register",

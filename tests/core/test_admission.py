@@ -369,3 +369,49 @@ def test_fifty_thousand_requests_are_judged_at_once() -> None:
     assert time.process_time() - started < 2.0
     assert admission.queries.num_rows == size
     assert admission.queries["query_id"].to_pylist() == table["query_id"].to_pylist()
+
+
+# -- what a query wants instead of single matches
+
+
+def test_what_is_wanted_is_kept_with_the_place_in_the_log() -> None:
+    admission = judge(
+        BOX_REQUEST,
+        {**BOX_REQUEST, "query_id": "a", "aggregate": "COUNT , avg(fare)"},
+        {**CIRCLE_REQUEST, "query_id": "n", "nearest": 3},
+        {**CIRCLE_REQUEST, "query_id": "bad", "nearest": 0},
+        {**BOX_REQUEST, "query_id": "b", "aggregate": "min(base)"},
+        first=40,
+    )
+    assert reasons(admission) == ["bad_nearest"]
+    wanted = [None, "aggregate count, avg(fare)", "nearest 3", "aggregate min(base)"]
+    assert admission.queries["wants"].to_pylist() == wanted
+    assert admission.queries["born"].to_pylist() == [None, 41, 42, 44]
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({**BOX_REQUEST, "aggregate": "median(fare)"}, Reason.BAD_AGGREGATE),
+        ({**BOX_REQUEST, "aggregate": "sum(colour)"}, Reason.BAD_AGGREGATE),
+        ({**BOX_REQUEST, "aggregate": "sum(base)"}, Reason.BAD_AGGREGATE),
+        ({**BOX_REQUEST, "aggregate": ""}, Reason.BAD_AGGREGATE),
+        ({**BOX_REQUEST, "aggregate": 7}, Reason.BAD_AGGREGATE),
+        ({**BOX_REQUEST, "nearest": 3}, Reason.BAD_NEAREST),
+        ({**POLYGON_REQUEST, "nearest": 3}, Reason.BAD_NEAREST),
+        ({**CIRCLE_REQUEST, "nearest": 10**6}, Reason.BAD_NEAREST),
+        ({**CIRCLE_REQUEST, "nearest": "few"}, Reason.WRONG_TYPE),
+        ({**CIRCLE_REQUEST, "nearest": 3, "aggregate": "count"}, Reason.MALFORMED),
+    ],
+)
+def test_what_makes_no_sense_to_want_is_refused(request_: dict, reason: Reason) -> None:
+    by = rules(window_attributes=ATTRIBUTES)
+    assert reasons(judge(request_, by=by)) == [reason.value]
+
+
+@pytest.mark.parametrize(
+    "request_", [{**BOX_REQUEST, "aggregate": "count"}, {**CIRCLE_REQUEST, "nearest": 1}]
+)
+def test_without_a_window_nothing_of_it_can_be_wanted(request_: dict) -> None:
+    assert reasons(judge(request_, by=rules(window=False))) == ["no_window"]
+    assert reasons(judge(request_)) == []

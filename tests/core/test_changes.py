@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layouts import cells_of, layouts, random_layout
+from layouts import cells_of, layouts, random_change, random_layout
 from roost.balance import Partition, Plan
 from roost.balance.changes import (
     Change,
@@ -39,32 +39,6 @@ PLAN = Plan(
     ),
     7,
 )
-
-
-def random_change(rng: random.Random, plan: Plan) -> Change | None:
-    """One change that makes sense in a plan."""
-    p = rng.choice(plan.partitions)
-    machines = tuple(rng.sample(range(plan.machines), rng.choice([1, 1, 1, min(2, plan.machines)])))
-    kind = rng.choice(["move", "split", "split", "merge", "merge"])
-    if kind == "move":
-        return Move(p.partition_id, machines)
-    if kind == "split":
-        vertical = rng.random() < 0.5
-        low, high = (p.column0, p.column1) if vertical else (p.row0, p.row1)
-        if high - low < 2:
-            return None
-        ids = (plan.next_id, plan.next_id + rng.choice([1, 3]))
-        parts = (rng.choice([machines, p.machines]), p.machines)
-        return Split(p.partition_id, vertical, rng.randrange(low + 1, high), *ids, *parts)
-    group = [q for q in plan.partitions if set(q.machines) == set(p.machines)]
-    other = rng.choice(group)
-    c0, r0 = min(p.column0, other.column0), min(p.row0, other.row0)
-    c1, r1 = max(p.column1, other.column1), max(p.row1, other.row1)
-    box = Partition(-1, c0, r0, c1, r1, ())
-    inside = [q for q in group if cells_of(q) <= cells_of(box)]
-    if len(inside) < 2 or sum(q.cells for q in inside) != box.cells:
-        return None
-    return Merge(tuple(q.partition_id for q in inside), plan.next_id, machines)
 
 
 @given(layouts(side=6), st.integers(0, 2**32), st.integers(0, 12))

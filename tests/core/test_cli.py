@@ -68,7 +68,7 @@ COMMANDS = dict(parsers(build_parser()))
 def test_the_commands_are_those_that_were_promised() -> None:
     assert set(COMMANDS) == {
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
-        ("query", "list"), ("inspect",),
+        ("query", "list"), ("snapshot",), ("inspect",),
     }  # fmt: skip
 
 
@@ -226,21 +226,26 @@ def test_queries_are_registered_listed_and_terminated(capsys, state: Path) -> No
     polygon = "POLYGON ((0 0, 2 0, 2 2, 0 0))"
     times = ("--at", "2024-05-01T12:00:00", "--expires-at", "2024-05-02")
     assert query("register", "c", "--polygon", polygon, *times)[0] == 0
+    wants = ("--aggregate", "count,AVG( fare )")
+    assert query("register", "d", "--box", "0,0,1,1", *wants)[0] == 0
+    assert query("register", "e", "--circle", "0,0,9", "--nearest", "3")[0] == 0
     assert listed(capsys, state) == [
-        ["a", "ann", "box -74,40,-73,41", "", "-", "-"],
-        ["b", "local", "circle -73.5,40.5 radius 500", "fare > 50", "-", "-"],
+        ["a", "ann", "box -74,40,-73,41", "", "matches", "-", "-"],
+        ["b", "local", "circle -73.5,40.5 radius 500", "fare > 50", "matches", "-", "-"],
         [
-            "c", "local", "polygon in 0,0,2,2", "",
+            "c", "local", "polygon in 0,0,2,2", "", "matches",
             "2024-05-01T12:00:00+00:00", "2024-05-02T00:00:00+00:00",
         ],
+        ["d", "local", "box 0,0,1,1", "", "aggregate count, avg(fare)", "-", "-"],
+        ["e", "local", "circle 0,0 radius 9", "", "nearest 3", "-", "-"],
     ]  # fmt: skip
-    assert query("terminate", "b")[1] == "terminated b at log position 4\n"
+    assert query("terminate", "b")[1] == "terminated b at log position 6\n"
     assert query("terminate", "c", "--at", "2024-05-01T18:00:00Z")[0] == 0
     rows = {row[0]: row for row in listed(capsys, state)}
-    assert set(rows) == {"a", "c"}
-    assert rows["c"][5] == "2024-05-01T18:00:00+00:00"
+    assert set(rows) == {"a", "c", "d", "e"}
+    assert rows["c"][6] == "2024-05-01T18:00:00+00:00"
     _, out, _ = query("list", "--limit", "1")
-    assert "2 queries, 1 shown" in out
+    assert "4 queries, 1 shown" in out
 
 
 def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
@@ -248,7 +253,9 @@ def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
     box = ("--box", "0,0,1,1", "--where", "base = '[b]'", "--user", "[u]", "--state", state)
     code, out, _ = roost(capsys, "query", "register", name, *box)
     assert (code, out) == (0, f"registered {name} at log position 1\n")
-    assert listed(capsys, state) == [[name, "[u]", "box 0,0,1,1", "base = '[b]'", "-", "-"]]
+    assert listed(capsys, state) == [
+        [name, "[u]", "box 0,0,1,1", "base = '[b]'", "matches", "-", "-"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -267,6 +274,14 @@ def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
         ),
         pytest.param(
             ("register", "b", "--box", "0,0,1,1", "--where", "fare >"), "bad_predicate", id="where"
+        ),
+        pytest.param(
+            ("register", "b", "--box", "0,0,1,1", "--aggregate", "median(x)"),
+            "bad_aggregate",
+            id="aggregate",
+        ),
+        pytest.param(
+            ("register", "b", "--box", "0,0,1,1", "--nearest", "3"), "bad_nearest", id="nearest"
         ),
         pytest.param(("terminate", "z"), "unknown_query", id="unknown"),
         pytest.param(("terminate", "a"), "not_owner", id="someone else's"),
@@ -308,7 +323,7 @@ def test_identifiers_and_times_are_of_the_kinds_that_the_run_has(capsys, state: 
     code, _, err = roost(capsys, "query", "register", "7", "--at", "noon", *box)
     assert (code, "--at: got 'noon', takes a whole number" in err) == (2, True)
     assert roost(capsys, "query", "register", "7", "--at", "-5", *box)[0] == 0
-    assert listed(capsys, state)[0][4:] == ["-5", "-"]
+    assert listed(capsys, state)[0][5:] == ["-5", "-"]
 
 
 @pytest.mark.parametrize("words", [("terminate", "a"), ("list",)], ids=" ".join)

@@ -12,6 +12,7 @@ from roost.balance import Strategy
 from roost.config import KEYS, RunConfig, check_together, load_config, with_settings
 from roost.errors import ConfigError
 from roost.space import Coordinates, Outside, Rect
+from roost.window import WindowKind, WindowSpec
 
 GOOD: dict[str, tuple[Any, Any]] = {
     "points.path": ("in/points.parquet", "in/points.parquet"),
@@ -38,6 +39,15 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "engine.spark": ({"spark.ui.enabled": "false"}, {"spark.ui.enabled": "false"}),
     "balance.round": (60, 60.0),
     "balance.tolerance": (1.25, 1.25),
+    "window.kind": ("count", WindowKind.COUNT),
+    "window.length": (3600, 3600.0),
+    "window.tumbling": (True, True),
+    "window.lateness": (0, 0.0),
+    "window.attributes": ("fare, kind", ("fare", "kind")),
+    "join.left": ("kind = 'a'", "kind = 'a'"),
+    "join.right": ("kind = 'b'", "kind = 'b'"),
+    "join.distance": (0, 0.0),
+    "join.within": (30, 30.0),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),
@@ -85,6 +95,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("engine.available_now", "yes", "true or false"),
     ("engine.available_now", 1, "true or false"),
     ("engine.spark", "spark.x=1", "a table"),
+    ("window.kind", "day", "time or count or bytes"),
+    ("window.length", 0, "a number above 0"),
+    ("window.length", "1h", "a number above 0"),
+    ("window.tumbling", "yes", "true or false"),
+    ("window.lateness", -1, "a number from 0 up"),
+    ("window.attributes", 3, "a list of names"),
+    ("window.attributes", [3], "a list of names"),
+    ("join.left", 5, "text"),
+    ("join.distance", -1, "a number from 0 up"),
+    ("join.within", float("nan"), "a number from 0 up"),
     ("out.dir", 5, "text"),
     ("out.sink", "mongo", "parquet or count or console or kafka"),
 ]
@@ -145,6 +165,36 @@ def test_the_kafka_sink_needs_its_topic() -> None:
     with pytest.raises(ConfigError, match=r"out\.topic: got None"):
         check_together(from_file)
     check_together(with_settings(from_file, {"out.topic": "kafka://host:9092/matches"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"window.length": 5}, "window.length"),
+        ({"window.tumbling": True}, "window.tumbling"),
+        ({"window.kind": "time"}, "window.length"),
+        ({"window.kind": "count", "window.length": 2.5}, "window.length"),
+        ({"window.kind": "count", "window.length": 2, "window.lateness": 1}, "window.lateness"),
+        ({"join.distance": 5, "join.within": 1}, "join.distance"),
+        ({"window.kind": "count", "window.length": 2, "join.distance": 5}, "join.within"),
+        ({"window.kind": "count", "window.length": 2, "join.left": "a = 1"}, "join.distance"),
+    ],
+)
+def test_windows_and_joins_need_all_their_settings(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_together(with_settings(RunConfig(), settings))
+    assert caught.value.key == key
+
+
+def test_lengths_of_time_are_in_seconds_and_lateness_is_the_length() -> None:
+    config = with_settings(RunConfig(), {"window.kind": "time", "window.length": 1.5})
+    assert config.window_spec(1_000_000) == WindowSpec(
+        WindowKind.TIME, 1_500_000, lateness=1_500_000
+    )
+    config = with_settings(config, {"window.lateness": 0, "window.tumbling": True})
+    assert config.window_spec(1) == WindowSpec(WindowKind.TIME, 2, tumbling=True)
+    counted = with_settings(RunConfig(), {"window.kind": "count", "window.length": 7})
+    assert counted.window_spec(1_000_000) == WindowSpec(WindowKind.COUNT, 7)
 
 
 def test_speed_may_be_unbounded() -> None:

@@ -17,6 +17,7 @@ from roost.balance.plan import Partition, Plan
 from roost.sim import checks
 from roost.sim.checks import InvariantError
 from roost.sim.cluster import Scenario, Trace, simulate
+from roost.window import Lineage
 from roost.workload.trio import PartitionStats
 
 SEEDS = range(10)
@@ -109,6 +110,13 @@ def test_statistics_that_are_off_by_one_are_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(PartitionStats, "add_cells", add)
     with pytest.raises(InvariantError, match="invariant 5, seed 3, round"):
+        broken_run()
+
+
+def test_a_chain_that_is_broken_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Lineage.expire
+    monkeypatch.setattr(Lineage, "expire", lambda self, held: sound(self, set()))
+    with pytest.raises(InvariantError, match=r"invariant 6, seed 3, round .*snapshot"):
         broken_run()
 
 

@@ -37,8 +37,22 @@ TAG = "ROOST_TEST_RUN"
 DEADLINE_S = 300
 BATCH_ROWS = 40
 BATCHES = 5
-STEPS = ("intent", "fold", "match", "deliver", "commit", "publish", "forget", "balance", "end")
-BEFORE_COMMIT = ("intent", "fold", "match", "match+30", "match+staged", "deliver", "commit")
+STEPS = (
+    "intent",
+    "fold",
+    "match",
+    "answer",
+    "deliver",
+    "commit",
+    "publish",
+    "forget",
+    "balance",
+    "end",
+)
+BEFORE_COMMIT = (
+    *("intent", "fold", "match", "match+30", "match+staged"),
+    *("answer", "deliver", "commit"),
+)
 MOMENTS = (*BEFORE_COMMIT, "publish", "forget", "balance", "end")
 KILLED_BATCHES = 3
 

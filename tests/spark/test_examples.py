@@ -105,6 +105,25 @@ def check_callback_sink(example: Any, spark: Any, out: Path) -> None:
     assert min(counts.values()) > 0
 
 
+def check_recent_points(example: Any, spark: Any, out: Path) -> None:
+    counts = example.main(out, spark)
+    points = generated(200_000, 10_000.0, 7)
+    seconds = np.arange(200_000) / 10_000
+    near, batch = inside(example.TOKYO, points), np.arange(200_000) // 50_000
+
+    def held(number: int) -> np.ndarray:
+        newest = seconds[batch == number].max()
+        there: np.ndarray = near & (batch <= number) & (seconds > newest - 10)
+        return there
+
+    windows = {number: int(held(number).sum()) for number in range(4)}
+    later = {number: int((held(number) & (batch >= 2)).sum()) for number in (2, 3)}
+    assert counts == {"snapshot": windows, "from the start": windows, "from batch 2 on": later}
+    assert windows[3] == later[3] > later[2] > 0
+    nearest = pq.read_table(out / "nearest").to_pylist()
+    assert [row["rank"] for row in nearest] == [1, 2, 3] * 4
+
+
 CHECKS: dict[str, Callable[[Any, Any, Path], None]] = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())

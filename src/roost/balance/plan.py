@@ -150,9 +150,14 @@ class Router:
         self._counts = np.asarray(counts, np.int32)
         self._owners = np.asarray(owners, np.int32)
 
+    def places_of(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Place of each cell's partition in the plan."""
+        places: NDArray[np.int32] = self._partition[cells]
+        return places
+
     def machines_of(self, cells: NDArray[np.int32], first: int = 0) -> NDArray[np.int32]:
         """Machine of each point by its cell; shared partitions deal points out in turn."""
-        partition = self._partition[cells]
+        partition = self.places_of(cells)
         counts = self._counts[partition]
         turn = (np.arange(first, first + cells.size) % counts).astype(np.int32)
         machines: NDArray[np.int32] = self._owners[self._starts[partition] + turn]

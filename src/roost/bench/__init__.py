@@ -7,7 +7,17 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 
-NAMES = ("peers", "latency", "load", "trio", "swarm", "hotspots", "scale", "guard")
+NAMES = (
+    "peers",
+    "latency",
+    "load",
+    "trio",
+    "swarm",
+    "hotspots",
+    "scale",
+    "snapshot",
+    "guard",
+)
 
 
 def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:

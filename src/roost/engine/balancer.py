@@ -41,6 +41,7 @@ from roost.space import Space
 from roost.state.queries import QuerySet
 from roost.state.query_counts import QueryCounts
 from roost.state.store import Store
+from roost.state.windows import WindowKeeper, batch_of
 from roost.workload import CellCounts, CostModel
 
 ROUNDS_SEEN = 3
@@ -69,6 +70,8 @@ class RoundSetup:
         What the last round before a restart left, if any: its number, and what its strategy knew.
     now
         Event time that the stream has reached.
+    windows
+        The window, where one is kept: its points are then what statistics count.
     clock
         Seconds, to time decisions.
     """
@@ -78,6 +81,7 @@ class RoundSetup:
     round_length: int
     saved: Mapping[str, Any] | None = None
     now: int = TIME_MIN
+    windows: WindowKeeper | None = None
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -93,6 +97,7 @@ class Balancer(ABC):
         self._now = setup.now
         self._busy: dict[int, float] = {}
         self._previous: Plan | None = None
+        self._first_batch: int | None = None
 
     def prepared(self, task: BatchTask) -> BatchTask:
         """Add to a task what its machines are to load and to note."""
@@ -105,6 +110,8 @@ class Balancer(ABC):
     ) -> Plan | None:
         """Note what a batch reported; returns the next plan where there is to be another."""
         self._previous = plan
+        if self._first_batch is None:
+            self._first_batch = batch_id
         self._note(results)
         for result in results:
             machine = result.machine
@@ -180,6 +187,13 @@ class SwarmBalancer(Balancer):
         """Tell the machines where their statistics are."""
         before = self._previous or task.plan
         trio = TrioTask(str(self._folder), dict(self._files), before, self._close, self._now)
+        windows = self._setup.windows
+        if windows is not None:
+            # Points of batches that nobody has counted since the restart are not taken out.
+            first = task.batch_id if self._first_batch is None else self._first_batch
+            gone = [f.file for f in windows.gone if batch_of(f.file) >= first]
+            files = tuple(str(windows.folder / name) for name in gone)
+            trio = replace(trio, fade=1.0, gone=files)
         return replace(super().prepared(task), trio=trio)
 
     def _note(self, results: Sequence[MachineResult]) -> None:

@@ -5,6 +5,7 @@ The steps, in this order, each of them safe to die after::
     intent     plan epoch, query-log position and points are written down, once
     fold       the query log is folded up to that position
     match      tasks leave staged files under names of their own
+    answer     standing queries and joins are answered from the window as it will be
     deliver    other sinks are given the staged files
     commit     one row says which staged files are the batch, and its figures
     publish    those files get their final names
@@ -19,17 +20,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from roost.balance import Plan
 from roost.engine.balancer import Balancer
 from roost.engine.decode import DeadRow, PointSchema
-from roost.engine.messages import BatchTask, MachineResult
+from roost.engine.messages import BatchTask, MachineResult, WindowTask
 from roost.engine.sinks import Sink
 from roost.engine.writers import write_dead
 from roost.predicate import parse
@@ -37,12 +38,26 @@ from roost.space import Space
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog
 from roost.state.store import Commit, Intent, SegmentRef, Store
+from roost.state.windows import WindowKeeper, WindowView
 
 STAGING = "_staging"
 MACHINE_FIGURES = ("machine", "points", "checks", "matches", "busy_s", "rows", "dead", "load_s")
 
 # Runs the batch's tasks on Spark and brings back what each machine did.
 Job = Callable[[BatchTask], list[MachineResult]]
+
+
+class Answerer(Protocol):
+    """Tells something of the window after every batch."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Folders of the output that its files go to."""
+
+    def write(
+        self, batch_id: int, refs: Sequence[SegmentRef], view: WindowView, now: int | None
+    ) -> dict[str, list[str]]:
+        """Stage files for a batch, by kind; told the queries, the window and the event time."""
 
 
 @dataclass
@@ -69,6 +84,10 @@ class BatchRunner:
         What changes it while the stream runs; None leaves it as it is.
     sinks
         Further sinks.
+    windows
+        The window that the batches fill; None keeps none.
+    answerers
+        What tells, after every batch, more of the window than single matches.
     on_step
         Called with the name of each step just before it begins, and with ``end``.
     """
@@ -85,20 +104,24 @@ class BatchRunner:
     keep_matches: bool = True
     publish_matches: bool = True
     sinks: Sequence[Sink] = ()
+    windows: WindowKeeper | None = None
+    answerers: Sequence[Answerer] = ()
     on_step: Callable[[str, int], None] = lambda step, batch_id: None
     clock: Callable[[], float] = time.perf_counter
     _kept_from: int = -1
+    _reached: int | None = None
     _plans: dict[int, Plan] = field(default_factory=dict)
     _wanted: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the folders and finish what a dead driver began."""
-        for kind in ("matches", "dead"):
-            (self.out / kind / STAGING).mkdir(parents=True, exist_ok=True)
+        for folder in self._staging():
+            folder.mkdir(parents=True, exist_ok=True)
         last = self.store.last_commit()
         if last is not None:
             self._publish(last)
         self._clear_staging()
+        self._reached = self.store.reached()
 
     def run(self, batch_id: int, offsets: dict[str, Any], job: Job) -> Commit:
         """Run a batch, or finish it, or find that it has happened."""
@@ -114,13 +137,16 @@ class BatchRunner:
         self.on_step("match", batch_id)
         results = job(self._task(intent, version.segments))
         refused = self._refused(intent)
+        self.on_step("answer", batch_id)
+        window = self._preview(intent, results)
+        answered = self._answers(intent, version.segments, window, results)
         self.on_step("deliver", batch_id)
         staged = [path for result in results for path in result.match_files]
         for sink in self.sinks:
             sink.deliver(batch_id, staged)
-        commit = self._commit_of(intent, results, refused, self.clock() - started)
+        commit = self._commit_of(intent, results, refused, answered, self.clock() - started)
         self.on_step("commit", batch_id)
-        self.store.put_commit(commit)
+        self._put_commit(commit, window)
         self.on_step("publish", batch_id)
         self._publish(commit)
         self.on_step("forget", batch_id)
@@ -129,6 +155,41 @@ class BatchRunner:
         self._balance(intent, results)
         self.on_step("end", batch_id)
         return commit
+
+    def _preview(self, intent: Intent, results: Sequence[MachineResult]) -> WindowView | None:
+        """Return the window as it will be when the batch is committed."""
+        if self.windows is None:
+            return None
+        ordered = sorted(results, key=lambda result: result.machine)
+        files = [result.window for result in ordered if result.window is not None]
+        return self.windows.preview(intent.batch_id, self._plan(intent.epoch), files)
+
+    def _answers(
+        self,
+        intent: Intent,
+        segments: tuple[SegmentRef, ...],
+        window: WindowView | None,
+        results: Sequence[MachineResult],
+    ) -> dict[str, list[str]]:
+        """Have the window's questions answered; returns staged files by kind."""
+        files: dict[str, list[str]] = {}
+        if window is not None:
+            times = [self._reached, _newest(results)]
+            now = max((time for time in times if time is not None), default=None)
+            for answerer in self.answerers:
+                files |= answerer.write(intent.batch_id, segments, window, now)
+        return files
+
+    def _put_commit(self, commit: Commit, window: WindowView | None) -> None:
+        """Write the commit, and in the same transaction what it does to the window."""
+        newest = commit.figures["time_max"]
+        if newest is not None and (self._reached is None or newest > self._reached):
+            self._reached = newest
+        if self.windows is None or window is None:
+            self.store.put_commit(commit)
+            return
+        self.store.put_commit(commit, self.windows.change(window))
+        self.windows.committed(window)
 
     def _plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
@@ -155,11 +216,15 @@ class BatchRunner:
             match_folder=str(self.out / "matches" / STAGING) if self.keep_matches else None,
             dead_folder=str(self.out / "dead" / STAGING),
         )
+        if self.windows is not None:
+            late = self.windows.spec.watermark(self._reached)
+            window = WindowTask(str(self.windows.folder), self.windows.stored, self.windows.aliases)
+            task = replace(task, window=window, late_before=late)
         adaptive = self.balancer is not None and intent.epoch == self.epoch
         return self.balancer.prepared(task) if self.balancer and adaptive else task
 
     def _attributes(self, segments: tuple[SegmentRef, ...]) -> tuple[str, ...]:
-        """Attributes that some predicate of these segments asks for."""
+        """Attributes that some predicate of these segments, or the window, asks for."""
         for ref in segments:
             if ref.file not in self._wanted:
                 texts = self.queries.predicates(ref.file)
@@ -167,7 +232,8 @@ class BatchRunner:
                 self._wanted[ref.file] = frozenset(names)
         live = {ref.file for ref in segments}
         self._wanted = {file: names for file, names in self._wanted.items() if file in live}
-        return tuple(sorted(frozenset().union(*self._wanted.values())))
+        kept = () if self.windows is None else self.windows.stored
+        return tuple(sorted(frozenset(kept).union(*self._wanted.values())))
 
     def _refused(self, intent: Intent) -> list[DeadRow]:
         """Find the requests refused since the batch before this one."""
@@ -177,7 +243,12 @@ class BatchRunner:
         return [DeadRow(r.position, r.reason, r.detail, r.record) for r in refused]
 
     def _commit_of(
-        self, intent: Intent, results: list[MachineResult], refused: list[DeadRow], seconds: float
+        self,
+        intent: Intent,
+        results: list[MachineResult],
+        refused: list[DeadRow],
+        answered: dict[str, list[str]],
+        seconds: float,
     ) -> Commit:
         batch_id = intent.batch_id
         files: list[tuple[str, str]] = []
@@ -188,9 +259,10 @@ class BatchRunner:
         dead_files = [path for result in results for path in result.dead_files]
         folder = str(self.out / "dead" / STAGING)
         dead_files += write_dead(folder, batch_id, "request", refused, "requests")
-        for number, path in enumerate(dead_files):
-            final = f"dead/batch-{batch_id:010d}-{number:05d}.parquet"
-            files.append((self._relative(path), final))
+        for kind, paths in {"dead": dead_files, **answered}.items():
+            for number, path in enumerate(paths):
+                final = f"{kind}/batch-{batch_id:010d}-{number:05d}.parquet"
+                files.append((self._relative(path), final))
         machines = [
             {name: getattr(result, name) for name in MACHINE_FIGURES}
             for result in sorted(results, key=lambda result: result.machine)
@@ -206,9 +278,7 @@ class BatchRunner:
             "loaded_bytes": sum(result.loaded_bytes for result in results),
             "load_s": sum(result.load_s for result in results),
             "route_s": sum(result.route_s for result in results),
-            "time_max": max(
-                (result.time_max for result in results if result.time_max is not None), default=None
-            ),
+            "time_max": _newest(results),
             "seconds": seconds,
             "epoch": intent.epoch,
             "position": intent.position,
@@ -228,12 +298,23 @@ class BatchRunner:
 
     def _forget(self, intent: Intent) -> None:
         self._clear_staging()
+        if self.windows is not None:
+            self.windows.sweep()
         if intent.position > self._kept_from:
             self.store.drop_versions_before(intent.position)
             self._kept_from = intent.position
 
     def _clear_staging(self) -> None:
         """Delete what failed attempts left; no batch is running now."""
-        for kind in ("matches", "dead"):
-            for path in (self.out / kind / STAGING).iterdir():
+        for folder in self._staging():
+            for path in folder.iterdir():
                 path.unlink(missing_ok=True)
+
+    def _staging(self) -> list[Path]:
+        kinds = [kind for answerer in self.answerers for kind in answerer.kinds]
+        return [self.out / kind / STAGING for kind in ("matches", "dead", *kinds)]
+
+
+def _newest(results: Iterable[MachineResult]) -> int | None:
+    """Newest event time of a batch."""
+    return max((r.time_max for r in results if r.time_max is not None), default=None)

@@ -136,7 +136,11 @@ def _judge_coordinates(
 
 
 def decode(
-    table: pa.Table, schema: PointSchema, space: Space, wanted: tuple[str, ...]
+    table: pa.Table,
+    schema: PointSchema,
+    space: Space,
+    wanted: tuple[str, ...],
+    late_before: int | None = None,
 ) -> tuple[PointBlock, list[DeadRow]]:
     """Split rows into valid points and dead letters.
 
@@ -149,7 +153,9 @@ def decode(
     space
         Where points may be.
     wanted
-        Attributes that some predicate asks for; the others are left behind.
+        Attributes that some predicate or the window asks for; the others are left behind.
+    late_before
+        Points with an older event time are too late; None where none is.
     """
     faults = _Faults(table.num_rows)
     if MALFORMED in table.column_names:
@@ -169,6 +175,8 @@ def decode(
         else:
             attributes[name] = pa.nulls(table.num_rows, data_type)
     time = times_as_int(times)
+    if late_before is not None:
+        faults.mark(time < late_before, Reason.LATE, f"{schema.time} is before the watermark")
     if not faults.reasons:
         return PointBlock(x, y, time, ids, attributes), []
     good = faults.good

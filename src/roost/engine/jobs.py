@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import SparkContext, TaskContext
@@ -30,6 +31,7 @@ from roost.engine.tasks import (
     route_blocks,
 )
 
+Item = TypeVar("Item")
 ROWS_PER_TASK_MIN = 4096
 _ROUTED = "machine int, block binary"
 _RESULT = "result binary"
@@ -39,6 +41,17 @@ _POINTS = b"P"
 
 def _same(machine: int) -> int:
     return machine
+
+
+def deal(items: Sequence[Item], tasks: int, load: Callable[[Item], int]) -> list[list[Item]]:
+    """Deal items to so many tasks at most, the largest first, each to the one with the least."""
+    groups: list[list[Item]] = [[] for _ in range(min(tasks, len(items)))]
+    loads = [0] * len(groups)
+    for item in sorted(items, key=load, reverse=True):
+        least = loads.index(min(loads))
+        groups[least].append(item)
+        loads[least] += load(item)
+    return groups
 
 
 def _machines_used(slices: Sequence[Slice], task: BatchTask) -> list[int]:

@@ -20,6 +20,7 @@ from roost.balance import Plan, Router
 from roost.engine.decode import block_schema, unpack_blocks
 from roost.engine.machine_stats import keep_statistics
 from roost.engine.messages import BatchTask, MachineResult
+from roost.engine.window_writer import WindowWriter
 from roost.engine.writers import MatchWriter
 from roost.kernel import Index, preload
 from roost.model import PointBlock
@@ -32,6 +33,9 @@ from roost.workload import CellCounter
 ROWS_PER_MATCH = 1 << 18
 BYTES_PER_ROW = 36  # of a packed point without attributes
 INDEXES_KEPT = 2
+
+# Points and, where they were routed, their cells.
+Block = tuple[PointBlock, NDArray[np.int32] | None]
 
 
 @lru_cache(maxsize=INDEXES_KEPT)
@@ -57,21 +61,35 @@ def _counter(cells: int) -> CellCounter:
 
 def match_blocks(task: BatchTask, blocks: Iterable[PointBlock], result: MachineResult) -> None:
     """Match blocks with the queries of the batch and write what comes of it."""
+    _match(task, ((block, None) for block in blocks), result)
+
+
+def _match(task: BatchTask, blocks: Iterable[Block], result: MachineResult) -> None:
     index = index_of(task)
     checks = index.checks
     writer = MatchWriter(task, result.machine) if task.match_folder is not None else None
-    for block in blocks:
+    window = None
+    if task.window is not None:
+        window = WindowWriter(task, task.window, result.machine, router_of(task.plan))
+    for block, cells in blocks:
         result.points += block.size
         oldest, newest = int(block.time.min()), int(block.time.max())
         result.time_min = oldest if result.time_min is None else min(result.time_min, oldest)
         result.time_max = newest if result.time_max is None else max(result.time_max, newest)
+        if window is not None:
+            window.add(block, cells)
         for pairs in index.match(block):
+            if pairs.segment.wants is not None:
+                assert window is not None, "who wants something of the window needs one"
+                pairs = window.take_standing(pairs)
             result.matches += pairs.slots.size
-            if writer is not None:
+            if writer is not None and pairs.slots.size:
                 writer.add(pairs, block)
     result.checks = index.checks - checks
     if writer is not None:
         result.match_files = writer.close()
+    if window is not None:
+        result.window = window.close()
 
 
 def match_packed(task: BatchTask, packed: Iterable[bytes], result: MachineResult) -> None:
@@ -79,17 +97,17 @@ def match_packed(task: BatchTask, packed: Iterable[bytes], result: MachineResult
     _load_arrivals(task, result)
     gathered = _gathered(packed, block_schema(task.points, task.wanted))
     if not task.count_cells and task.trio is None:
-        match_blocks(task, (block for block, _ in gathered), result)
+        _match(task, gathered, result)
         return
     counter = _counter(task.plan.columns * task.plan.rows)
     counter.take()  # an attempt that failed may have left something
 
-    def counted() -> Iterator[PointBlock]:
+    def counted() -> Iterator[Block]:
         for block, cells in gathered:
             counter.add(cells)
-            yield block
+            yield block, cells
 
-    match_blocks(task, counted(), result)
+    _match(task, counted(), result)
     counts = counter.take()
     if task.count_cells:
         result.cells = counts

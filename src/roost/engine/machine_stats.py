@@ -19,7 +19,13 @@ from roost.engine.messages import BatchTask, MachineResult, TrioTask
 from roost.errors import StateError
 from roost.state.partitions import live_ranges
 from roost.state.segments import map_arrays, write_arrays
+from roost.state.windows import open_window_file
 from roost.workload import CellCounts, MachineStats, PartitionStats
+
+
+def _counts_of(path: Path) -> CellCounts:
+    """Points by cell of a file of the window."""
+    return open_window_file(path.parent, path.name).counts
 
 
 def load_statistics(path: Path) -> MachineStats:
@@ -42,15 +48,19 @@ def keep_statistics(
             result.loaded_queries += len(ranges)
         stats = _inherited(files, machine, partition, ranges)
         if trio.close:
-            stats.close_round()
+            stats.close_round(trio.fade)
         stats.set_queries(ranges)
         partitions.append(stats)
     mine = MachineStats(partitions)
     mine.add_cells(counts, task.plan.columns)
+    for name in trio.gone:
+        # One file was written by one machine, but its cells may be anybody's by now.
+        mine.expire_cells(_counts_of(Path(name)), task.plan.columns)
     path = Path(trio.folder) / f"{task.batch_id:010d}-{machine:05d}-{uuid.uuid4().hex}.trio"
     write_arrays(path, mine.to_arrays(), durable=False)
     result.trio_files = [str(path)]
-    mine.close_round()  # the numbers as they are if the round ends here; the file stays open
+    # The numbers as they are if the round ends here; the file stays open.
+    mine.close_round(trio.fade)
     result.numerator, result.received = mine.numerator(), mine.received()
 
 

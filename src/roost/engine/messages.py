@@ -11,6 +11,8 @@ from roost.balance import Plan
 from roost.engine.decode import PointSchema
 from roost.space import Space
 from roost.state.store import SegmentRef
+from roost.state.windows import WindowFile
+from roost.window import Alias
 from roost.workload import CellCounts
 
 
@@ -28,6 +30,10 @@ class TrioTask:
         The plan of the batch before, which tells whose file has a partition that was moved here.
     close
         Whether the round ended with the batch before.
+    fade
+        What is left of earlier rounds' points when a round is closed.
+    gone
+        Files of the window whose points have left it since the batch before.
     now
         Event time that the stream had reached by then; queries that ended before are not counted.
     """
@@ -37,6 +43,17 @@ class TrioTask:
     before: Plan
     close: bool
     now: int
+    fade: float = 0.5
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WindowTask:
+    """Where the machines of a batch leave its points, with which attributes and other names."""
+
+    folder: str
+    attributes: tuple[str, ...]
+    aliases: Mapping[str, Alias]
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class BatchTask:
     query_id_type: pa.DataType
     match_folder: str | None  # None counts matches and writes none
     dead_folder: str
+    window: WindowTask | None = None  # None keeps no window
+    late_before: int | None = None  # event time; older points are too late
     arrivals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     arriving: Mapping[int, int] = field(default_factory=dict)
     count_cells: bool = False
@@ -90,4 +109,5 @@ class MachineResult:
     match_files: list[str] = field(default_factory=list)
     dead_files: list[str] = field(default_factory=list)
     trio_files: list[str] = field(default_factory=list)
+    window: WindowFile | None = None
     cells: CellCounts | None = None

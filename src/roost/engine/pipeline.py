@@ -30,25 +30,47 @@ from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import History, default_strategy
 from roost.config import RunConfig, check_together
 from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
-from roost.engine.batch import BatchRunner
+from roost.engine.batch import STAGING, Answerer, BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
 from roost.engine.jobs import run_frame, run_slices
+from roost.engine.joins import Joins
 from roost.engine.kafka import VALUE, Topic, kafka_address
 from roost.engine.report import build_report
-from roost.engine.schema import message_schema, point_schema, space_for
+from roost.engine.schema import (
+    aliases_of,
+    message_schema,
+    point_schema,
+    space_for,
+    time_unit,
+    window_attributes,
+)
 from roost.engine.session import make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
+from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
+from roost.engine.standing import StandingAnswers
 from roost.errors import ConfigError, SourceError
-from roost.model import TIME_MIN, TIMESTAMP, Request, id_type_of, request_record
+from roost.model import (
+    TIME_MIN,
+    Box,
+    Circle,
+    Instant,
+    Polygon,
+    Request,
+    id_type_of,
+    request_record,
+)
 from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.columns import convert
 from roost.state.lock import RunLock
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
+from roost.state.snapshot import Question
 from roost.state.store import Commit, Intent, Store
+from roost.state.windows import WindowKeeper
+from roost.window.wants import parse_aggregates
 
 POLL_S = 0.2
 IDLE_S = 0.002
@@ -141,6 +163,7 @@ class Pipeline:
         self.store = Store(config.state_folder)
         self.log = open_log(config)
         self.source = source
+        self._snapshots: Snapshots | None = None
 
     def __enter__(self) -> Pipeline:
         """Use the pipeline in a ``with`` block."""
@@ -153,6 +176,8 @@ class Pipeline:
         trace: TracebackType | None,
     ) -> None:
         """Release the state; a session that was passed in stays open."""
+        if self._snapshots is not None:
+            self._snapshots.close()
         self.store.close()
         self.log.close()
         if self._lock is not None:
@@ -177,6 +202,50 @@ class Pipeline:
     def report(self) -> dict[str, Any]:
         """Sum up all batches of the state directory."""
         return build_report(self.store.commits(), self.store.rounds())
+
+    def snapshot(
+        self,
+        shape: Box | Circle | Polygon | None = None,
+        *,
+        where: str | None = None,
+        since: Instant | None = None,
+        until: Instant | None = None,
+        aggregate: str | None = None,
+        nearest: int | None = None,
+    ) -> DataFrame:
+        """Ask about the window as it is now; may be called while the stream runs.
+
+        Parameters
+        ----------
+        shape
+            Where to look; None looks everywhere.
+        where
+            Condition on the attributes, as in queries.
+        since, until
+            Only points whose event time is in ``[since, until)``.
+        aggregate
+            Aggregates of the points, instead of the points, such as ``count, avg(fare)``.
+        nearest
+            Only so many points, nearest to the centre of the shape, which then is a circle; with
+            an infinite radius wherever they are.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            Points with all columns that the window keeps, or one row of aggregates. The column
+            ``at_batch`` has the batch of which the answer is true; so has its metadata, where
+            there is no row.
+        """
+        spec = None if aggregate is None else parse_aggregates(aggregate)
+        question = Question(shape, where, since, until, spec, nearest)
+        return self.snapshots.frame(question)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """What answers questions about the window."""
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self.store.folder, self.spark)
+        return self._snapshots
 
     # -- Roost's own sources
 
@@ -349,10 +418,23 @@ class Pipeline:
                 "types": [str(points.id_type), str(points.time_type)],
                 "attributes": [[f.name, str(f.type)] for f in points.attributes],
                 "polygon_vertices_max": config.polygon_vertices_max,
+                **self._window_meta(points),
             }
         )
+        spec = config.window_spec(time_unit(points))
+        windows = None
+        if spec is not None:
+            kept = window_attributes(config, points)
+            windows = WindowKeeper(self.store, spec, kept, aliases_of(points, kept))
         rules = Rules(
-            space, id_type, points.time_type, points.attributes, config.polygon_vertices_max
+            space,
+            id_type,
+            points.time_type,
+            points.attributes,
+            config.polygon_vertices_max,
+            spec is not None,
+            None if windows is None else windows.attributes,
+            points.id_type,
         )
         queries = QuerySet(self.store, self.log, rules)
         pending = self.store.last_intent()
@@ -372,7 +454,9 @@ class Pipeline:
             query_id_type=id_type,
             out=config.out.absolute(),
             epoch=epoch,
-            balancer=self._balancer(strategy, space, queries, points),
+            balancer=self._balancer(strategy, space, queries, points, windows),
+            windows=windows,
+            answerers=self._answerers(points, id_type, windows),
             keep_matches=config.sink != "count" or bool(self._sinks),
             publish_matches=config.sink == "parquet",
             sinks=[*self._sinks, *self._configured_sinks()],
@@ -380,20 +464,56 @@ class Pipeline:
             clock=self._clock,
         )
 
+    def _window_meta(self, points: PointSchema) -> dict[str, Any]:
+        """Name the settings of the window that its points depend on, if there is one."""
+        spec = self.config.window_spec(time_unit(points))
+        if spec is None:
+            return {}
+        join = self.config.join_spec(time_unit(points))
+        return {
+            "join": None if join is None else join.to_json(),
+            "window": spec.to_json(),
+            "window_attributes": window_attributes(self.config, points).names,
+        }
+
+    def _answerers(
+        self, points: PointSchema, query_id_type: pa.DataType, windows: WindowKeeper | None
+    ) -> list[Answerer]:
+        """Make what tells more of the window than single matches."""
+        config = self.config
+        if windows is None or config.sink == "count":
+            return []
+        out, types = config.out.absolute(), (points.id_type, points.time_type)
+        staging = {kind: out / kind / STAGING for kind in (*StandingAnswers.kinds, *Joins.kinds)}
+        queries = self.store.segment_folder
+        found: list[Answerer] = [
+            StandingAnswers(queries, windows.folder, staging, query_id_type, *types)
+        ]
+        spec = config.join_spec(time_unit(points))
+        if spec is not None:
+            spec.check(windows.attributes)
+            context = self.spark.sparkContext
+            found.append(Joins(context, spec, windows.folder, staging["pairs"], *types))
+        return found
+
     def _balancer(
-        self, strategy: Strategy, space: Space, queries: QuerySet, points: PointSchema
+        self,
+        strategy: Strategy,
+        space: Space,
+        queries: QuerySet,
+        points: PointSchema,
+        windows: WindowKeeper | None,
     ) -> Balancer | None:
         """Make what changes plans while the stream runs; it goes on from the last round."""
         if not strategy.adaptive:
             return None
-        unit = 1_000_000 if points.time_type == TIMESTAMP else 1
-        length = int(self.config.round_length * unit)
+        length = int(self.config.round_length * time_unit(points))
         saved = self.store.last_round()
         if saved is not None and saved["strategy"] != strategy.value:
             saved = {"round": saved["round"]}
         reached = self.store.reached()
         now = TIME_MIN if reached is None else reached
-        setup = RoundSetup(self.store, queries, length, saved, now, self._clock)
+        setup = RoundSetup(self.store, queries, length, saved, now, windows, self._clock)
         if strategy is Strategy.SWARM:
             return SwarmBalancer(setup)
         return GlobalBalancer(setup, space, GlobalPlanner(tolerance=self.config.tolerance))

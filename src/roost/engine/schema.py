@@ -12,6 +12,7 @@ from roost.engine.decode import MALFORMED, ROW, PointSchema
 from roost.errors import ConfigError
 from roost.model import TIMESTAMP, id_type_of, time_type_of
 from roost.space import Coordinates, Rect, Space
+from roost.window import Alias
 
 X_NAMES = ("lon", "x", "longitude", "lng")
 Y_NAMES = ("lat", "y", "latitude")
@@ -121,3 +122,37 @@ def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coo
         edges.append((float(low), float(high)))
     (x0, x1), (y0, y1) = edges
     return Rect(x0, y0, x1, y1)
+
+
+def time_unit(points: PointSchema) -> int:
+    """Event time of a second, or 1 where times are plain numbers."""
+    return 1_000_000 if points.time_type == TIMESTAMP else 1
+
+
+def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
+    """Attributes that the window keeps: the usual four and those that were named, or all."""
+    known = points.attributes
+    if config.window_attributes is None:
+        return known
+    for name in config.window_attributes:
+        if name not in known.names:
+            takes = f"attributes of the points: {', '.join(known.names)}"
+            raise ConfigError("window.attributes", name, takes)
+    kept = {points.x, points.y, points.time, points.point_id, *config.window_attributes}
+    return pa.schema([field for field in known if field.name in kept])
+
+
+def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
+    """Attributes that are coordinates, times or identifiers just as the window has them anyway."""
+    moment = points.time_type == TIMESTAMP
+    own = [
+        (points.x, pa.float64(), Alias.X),
+        (points.y, pa.float64(), Alias.Y),
+        (points.time, points.time_type, Alias.MOMENT if moment else Alias.NUMBER),
+        (points.point_id, points.id_type, Alias.ID),
+    ]
+    return {
+        name: alias
+        for name, kind, alias in own
+        if name is not None and kept.field(name).type == kind
+    }

@@ -61,7 +61,7 @@ class BlockReader:
         task = self._task
         for table in tables:
             self.rows += table.num_rows
-            block, dead = decode(table, task.points, task.space, task.wanted)
+            block, dead = decode(table, task.points, task.space, task.wanted, task.late_before)
             if dead:
                 self.dead += dead
             if block.size:

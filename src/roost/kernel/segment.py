@@ -44,6 +44,8 @@ def query_schema(id_type: pa.DataType) -> pa.Schema:
             ("predicate", pa.string()),
             ("live_from", pa.int64()),
             ("live_until", pa.int64()),
+            ("wants", pa.string()),  # instead of single matches; null wants those
+            ("born", pa.int64()),  # place in the query log, for those that want something
         ]
     )
 
@@ -133,6 +135,9 @@ class Segment:
     live_until: NDArray[np.int64] | None
     predicate: NDArray[np.int32] | None
     predicate_texts: tuple[str, ...]
+    wants: NDArray[np.int32] | None
+    wants_texts: tuple[str, ...]
+    born: NDArray[np.int64] | None
     wkb: pa.Array | None
 
     def find(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -180,17 +185,22 @@ class Segment:
             "y1": pa.array(self.boxes[:, 3], mask=circle),
             "radius": nothing if self.radius is None else pa.array(self.radius, mask=~circle),
             "wkb": nothing if self.wkb is None else pc.if_else(polygon, self.wkb, None),
-            "predicate": nothing,
+            "predicate": _decode_texts(self.predicate, self.predicate_texts, self.size),
+            "wants": _decode_texts(self.wants, self.wants_texts, self.size),
+            "born": nothing if self.born is None else pa.array(self.born, mask=self.born < 0),
             "live_from": _or_full(self.live_from, self.size, TIME_MIN),
             "live_until": _or_full(self.live_until, self.size, TIME_MAX),
         }
-        if self.predicate is not None:
-            index = pa.array(self.predicate, mask=self.predicate < 0)
-            columns["predicate"] = pa.array(self.predicate_texts, pa.string()).take(index)
         schema = query_schema(self.ids.type)
         return pa.table(
             [pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema
         )
+
+
+def _decode_texts(codes: NDArray[np.int32] | None, texts: tuple[str, ...], size: int) -> pa.Array:
+    if codes is None:
+        return pa.nulls(size)
+    return pa.array(texts, pa.string()).take(pa.array(codes, mask=codes < 0))
 
 
 def _or_full(values: NDArray[np.int64] | None, size: int, default: int) -> NDArray[np.int64]:
@@ -226,7 +236,9 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         shapes = _collect_shapes(columns, wkb, space)
         shape_postings = build_shapes(shapes, grid, lonlat=lonlat)
 
-    predicate, texts = _encode_predicates(queries["predicate"])
+    predicate, texts = _encode_texts(queries["predicate"])
+    wants, wants_texts = _encode_texts(queries["wants"])
+    born = None if wants is None else _one_chunk(queries["born"].fill_null(-1))
     keys = hash_ids(ids)
     order = np.argsort(keys, kind="stable")
     return Segment(
@@ -244,6 +256,9 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         live_until=_unless_all(_numpy(queries, "live_until"), TIME_MAX),
         predicate=predicate,
         predicate_texts=texts,
+        wants=wants,
+        wants_texts=wants_texts,
+        born=None if born is None else np.asarray(born.to_numpy(zero_copy_only=False)),
         wkb=wkb if POLYGON in kinds else None,
     )
 
@@ -253,7 +268,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
 
 
-def _encode_predicates(
+def _encode_texts(
     column: pa.ChunkedArray,
 ) -> tuple[NDArray[np.int32] | None, tuple[str, ...]]:
     if column.null_count == len(column):
@@ -291,11 +306,13 @@ def pack(segment: Segment) -> Arrays:
     users = pc.dictionary_encode(segment.users)
     arrays["user_codes"] = users.indices.to_numpy(zero_copy_only=False)
     _pack_text("users", users.dictionary, arrays)
-    for name in ("radius", "live_from", "live_until", "predicate"):
+    for name in ("radius", "live_from", "live_until", "predicate", "wants", "born"):
         values = getattr(segment, name)
         if values is not None:
             arrays[name] = values
     _pack_text("predicates", pa.array(segment.predicate_texts, pa.string()), arrays)
+    if segment.wants is not None:
+        _pack_text("wants_texts", pa.array(segment.wants_texts, pa.string()), arrays)
     if segment.wkb is not None:
         _pack_text("wkb", segment.wkb, arrays)
     for prefix, postings in (("box", segment.box_postings), ("shape", segment.shape_postings)):
@@ -331,5 +348,12 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
         live_until=arrays.get("live_until"),
         predicate=arrays.get("predicate"),
         predicate_texts=tuple(_unpack_text("predicates", arrays, pa.string()).to_pylist()),
+        wants=arrays.get("wants"),
+        wants_texts=(
+            tuple(_unpack_text("wants_texts", arrays, pa.string()).to_pylist())
+            if "wants" in arrays
+            else ()
+        ),
+        born=arrays.get("born"),
         wkb=_unpack_text("wkb", arrays, pa.binary()) if "wkb.offsets" in arrays else None,
     )

@@ -9,7 +9,8 @@ nothing of the code that they check beyond its answers:
    changes, and otherwise only from what the machine held already.
 5. The statistics of every partition and of every cut of it are the true counts.
 6. A plan change touches what it names and nothing else, a machine loads a partition only if it did
-   not hold all its cells, and data stored under an earlier plan is reached through parents.
+   not hold all its cells, and data stored under an earlier plan is reached through parents: a
+   snapshot of a window of some rounds, over the partitions that lineage names, has all its points.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
 from roost.sim.policies import Driver, Seen
 from roost.sim.workloads import Ids, QueryBook, Ranges
+from roost.window import Lineage
 from roost.workload.trio import PartitionStats, Trio
 
 # Rounds for which stored data is looked for.
@@ -51,6 +53,9 @@ class Checker:
                 self._held[machine, p.partition_id] = self._overlapping(p)
         self._parents = {p.partition_id: p.parents for p in plan.partitions}
         self._tables: list[NDArray[np.int64]] = []
+        self._stored: list[NDArray[np.int64]] = []
+        self._lineage = Lineage()
+        self._random = np.random.default_rng(seed)
         self._new: Ids = np.empty(0, np.int64)
         self._gone: Ids = np.empty(0, np.int64)
         self._points_before: dict[tuple[int, int], list[float]] = {}
@@ -114,6 +119,10 @@ class Checker:
                 self._check_statistics(key, counted[key], points.reshape(plan.rows, plan.columns))
         ids = np.array([p.partition_id for p in plan.partitions])
         self._tables = [*self._tables, ids[_table_of_numbers(plan)]][-_WINDOW_ROUNDS:]
+        dense = np.bincount(dealt.cells, dealt.counts, plan.rows * plan.columns)
+        stored = dense.reshape(plan.rows, plan.columns).astype(np.int64)
+        self._stored = [*self._stored, stored][-_WINDOW_ROUNDS:]
+        self._check_snapshot(plan)
         self._new = self._gone = np.empty(0, np.int64)
 
     def changed(
@@ -129,6 +138,23 @@ class Checker:
         self._index = self._index.updated(changes)
         self._check_index()
         self._check_queries()
+
+    def _check_snapshot(self, plan: Plan) -> None:
+        """Ask for the points of a range through the lineage, and count them in all cells."""
+        rounds = list(zip(self._tables, self._stored, strict=True))
+        held = {int(number) for table, points in rounds for number in np.unique(table[points > 0])}
+        self._lineage.add(plan)
+        self._lineage.expire(held)
+        column0, column1 = np.sort(self._random.integers(0, plan.columns, 2)).tolist()
+        row0, row1 = np.sort(self._random.integers(0, plan.rows, 2)).tolist()
+        cells = (column0, row0, column1, row1)
+        needed = self._lineage.needed(self._lineage.present_in(cells), held, cells)
+        inside = np.s_[row0 : row1 + 1, column0 : column1 + 1]
+        for age, (table, points) in enumerate(reversed(rounds)):
+            found = points[inside][np.isin(table[inside], list(needed))].sum()
+            wanted = points[inside].sum()
+            text = f"a snapshot of {cells} has {found} of {wanted} points, {age} rounds old"
+            self._require(bool(found == wanted), 6, text)
 
     # Invariant 1.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import shapely
 from numpy.typing import NDArray
 
-from roost.errors import PredicateError
+from roost.errors import ConfigError, PredicateError
 from roost.kernel.ids import hash_ids
 from roost.kernel.segment import circle_images, query_schema
 from roost.model import (
@@ -35,6 +36,7 @@ from roost.model import (
 from roost.predicate import check, parse
 from roost.space import CIRCLE_LON_LIMIT, Coordinates, Outside, Space
 from roost.state.columns import convert, record_json, times_as_int
+from roost.window.wants import Wants, parse_aggregates
 
 POLYGON_VERTICES_MAX = 10_000
 
@@ -53,6 +55,12 @@ class Rules:
         Attributes that points have, or None where the stream's schema is not known.
     polygon_vertices_max
         Larger polygons are refused.
+    window
+        Whether there is a window that queries may want aggregates or nearest points of.
+    window_attributes
+        Attributes that it keeps, or None where that is not known.
+    point_id_type
+        Type of the points' identifiers.
     """
 
     space: Space
@@ -60,6 +68,9 @@ class Rules:
     time_type: pa.DataType
     attributes: pa.Schema | None = None
     polygon_vertices_max: int = POLYGON_VERTICES_MAX
+    window: bool = True
+    window_attributes: pa.Schema | None = None
+    point_id_type: pa.DataType = field(default_factory=pa.string)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +291,38 @@ def _predicate_fault(text: str, attributes: pa.Schema | None) -> str | None:
     return None
 
 
+def _check_wants(
+    block: _Block, register: NDArray[np.bool_], kinds: NDArray[np.int8], rules: Rules
+) -> dict[int, str]:
+    """Read what rows want instead of single matches, as canonical text."""
+    aggregate, nearest = register & block.has("aggregate"), register & block.has("nearest")
+    both = "takes aggregate or nearest, not both"
+    block.refuse_where(aggregate & nearest, Reason.MALFORMED, both)
+    if not rules.window:
+        takes = "aggregates and nearest points take a run with a window"
+        block.refuse_where(aggregate | nearest, Reason.NO_WINDOW, takes)
+    takes = "nearest points take a circle: the place, and how far they may be"
+    block.refuse_where(nearest & (kinds != CIRCLE), Reason.BAD_NEAREST, takes)
+    texts: dict[int, str] = {}
+    for row in np.flatnonzero((aggregate | nearest) & block.open).tolist():
+        reason = Reason.BAD_AGGREGATE if aggregate[row] else Reason.BAD_NEAREST
+        try:
+            wants = _wants(
+                block.columns["aggregate"][row].as_py(), block.columns["nearest"][row].as_py()
+            )
+            if rules.window_attributes is not None:
+                wants.check(rules.window_attributes, rules.point_id_type)
+            texts[row] = wants.text
+        except ConfigError as error:
+            block.refuse(row, reason, str(error))
+    return texts
+
+
+@lru_cache(maxsize=1 << 12)
+def _wants(aggregate: str | None, nearest: int | None) -> Wants:
+    return Wants(None if aggregate is None else parse_aggregates(aggregate), nearest)
+
+
 def _times(block: _Block, name: str, default: int) -> NDArray[np.int64]:
     values = times_as_int(block.columns[name])
     return np.where(block.has(name), values, default)
@@ -308,6 +351,7 @@ def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) ->
     geometries = _check_polygons(block, polygons, rules.polygon_vertices_max)
     _check_bounds(block, register, kinds, geometries, rules.space)
     _check_predicates(block, register, rules)
+    wants = _check_wants(block, register, kinds, rules)
 
     live_from = _times(block, "at", TIME_MIN)
     live_until = _times(block, "expires_at", TIME_MAX)
@@ -322,6 +366,8 @@ def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) ->
         lookup,
     )
     queries = _query_table(block, taken, kinds, geometries, live_from, live_until, rules)
+    if wants:
+        queries = _with_wants(queries, np.flatnonzero(taken & block.open), wants, first_position)
     return Admission(queries, ended, block.refused(first_position))
 
 
@@ -411,6 +457,20 @@ def _query_table(
         "predicate": block.columns["predicate"].take(take),
         "live_from": live_from[rows],
         "live_until": live_until[rows],
+        "wants": pa.nulls(rows.size, pa.string()),
+        "born": pa.nulls(rows.size, pa.int64()),
     }
     schema = query_schema(rules.id_type)
     return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+
+
+def _with_wants(
+    queries: pa.Table, rows: NDArray[np.int64], wants: dict[int, str], first_position: int
+) -> pa.Table:
+    """Write down what queries want; their place in the log is a name that is never used twice."""
+    texts = [wants.get(row) for row in rows.tolist()]
+    born = pa.array(rows + first_position, mask=np.array([text is None for text in texts], bool))
+    for name, column in (("wants", pa.array(texts, pa.string())), ("born", born)):
+        place = queries.schema.get_field_index(name)
+        queries = queries.set_column(place, queries.schema.field(place), column)
+    return queries

@@ -64,13 +64,24 @@ def rules_of(store: Store) -> Rules:
         return Rules(space, pa.string(), TIMESTAMP)
     id_type = pa.int64() if meta["query_id_type"] == "int64" else pa.string()
     time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
+    attributes = attribute_schema(meta["attributes"])
     return Rules(
         Space.from_json(meta["space"]),
         id_type,
         time_type,
-        attribute_schema(meta["attributes"]),
+        attributes,
         meta.get("polygon_vertices_max", POLYGON_VERTICES_MAX),
+        "window" in meta,
+        _kept(meta, attributes),
+        pa.int64() if meta["types"][0] == "int64" else pa.string(),
     )
+
+
+def _kept(meta: dict[str, Any], attributes: pa.Schema | None) -> pa.Schema | None:
+    """Attributes that the window keeps, as far as that is known."""
+    if "window" not in meta or attributes is None:
+        return None
+    return pa.schema([attributes.field(name) for name in meta["window_attributes"]])
 
 
 def plain_console() -> Console:
@@ -114,7 +125,8 @@ class Desk:
         return queries
 
 
-def _numbers(text: str, count: int, key: str, takes: str) -> list[float]:
+def numbers(text: str, count: int, key: str, takes: str) -> list[float]:
+    """Read numbers with commas between; the key names the flag in the error."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -124,7 +136,8 @@ def _numbers(text: str, count: int, key: str, takes: str) -> list[float]:
     return numbers
 
 
-def _instant(text: str | None, rules: Rules, key: str) -> Instant | None:
+def instant(text: str | None, rules: Rules, key: str) -> Instant | None:
+    """Read an event time of a stream."""
     if text is None:
         return None
     try:
@@ -141,18 +154,27 @@ def _request(arguments: argparse.Namespace, rules: Rules) -> Request:
             query_id = int(query_id)
         except ValueError:
             raise ConfigError("QUERY_ID", query_id, "a whole number in this state") from None
-    at = _instant(arguments.at, rules, "--at")
+    at = instant(arguments.at, rules, "--at")
     if arguments.action == "terminate":
         return Terminate(query_id, arguments.user, at)
     shape: Box | Circle | Polygon
     if arguments.box is not None:
-        shape = Box(*_numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
+        shape = Box(*numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
     elif arguments.circle is not None:
-        shape = Circle(*_numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
+        shape = Circle(*numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
     else:
         shape = Polygon(arguments.polygon)
-    expires_at = _instant(arguments.expires_at, rules, "--expires-at")
-    return Query(query_id, shape, arguments.user, arguments.where, at, expires_at)
+    expires_at = instant(arguments.expires_at, rules, "--expires-at")
+    return Query(
+        query_id,
+        shape,
+        arguments.user,
+        arguments.where,
+        at,
+        expires_at,
+        arguments.aggregate,
+        arguments.nearest,
+    )
 
 
 def query_command(arguments: argparse.Namespace) -> int:
@@ -178,6 +200,11 @@ def _shape_text(segment: Segment, slot: int) -> str:
     return f"polygon in {x0:g},{y0:g},{x1:g},{y1:g}"
 
 
+def _wants_text(segment: Segment, slot: int) -> str:
+    code = -1 if segment.wants is None else int(segment.wants[slot])
+    return "matches" if code < 0 else segment.wants_texts[code]
+
+
 def _time_text(value: int, rules: Rules) -> str:
     if value in (TIME_MIN, TIME_MAX):
         return "-"
@@ -187,7 +214,7 @@ def _time_text(value: int, rules: Rules) -> str:
 
 
 def _list_queries(desk: Desk, limit: int, console: Console) -> None:
-    table = Table("query", "user", "shape", "where", "from", "until")
+    table = Table("query", "user", "shape", "where", "wants", "from", "until")
     live = shown = 0
     for _, segment, ended in desk.queries().segments():
         for slot in range(segment.size):
@@ -207,6 +234,7 @@ def _list_queries(desk: Desk, limit: int, console: Console) -> None:
                 str(segment.users[slot].as_py()),
                 _shape_text(segment, slot),
                 "" if code < 0 else segment.predicate_texts[code],
+                _wants_text(segment, slot),
                 _time_text(start, desk.rules),
                 _time_text(end, desk.rules),
             )
@@ -222,6 +250,7 @@ def inspect_state(folder: Path, console: Console) -> None:
         console.print(f"query log  position {end}")
         _print_plan(desk.store, console)
         _print_segments(desk.store, end, console)
+        _print_window(desk.store, console)
         _print_batches(desk.store, console)
         _print_dead(folder, console)
 
@@ -268,6 +297,21 @@ def _print_segments(store: Store, end: int, console: Console) -> None:
         size = (store.segment_folder / ref.file).stat().st_size
         table.add_row(ref.file, f"{ref.size:,}", f"{size:,}", ref.ended or "")
     console.print(table)
+
+
+def _print_window(store: Store, console: Console) -> None:
+    rows, state = store.window()
+    if state is None:
+        return
+    files = [file for row in rows for file in row["files"]]
+    spec = state["spec"]
+    kind = f"{'tumbling' if spec['tumbling'] else 'sliding'} by {spec['kind']}, {spec['length']:,}"
+    console.print(
+        f"window     {kind}: {sum(file['points'] for file in files):,} points of "
+        f"{len(rows)} batches in {len(files)} files, "
+        f"{sum(file['nbytes'] for file in files):,} bytes",
+        highlight=False,
+    )
 
 
 def _print_batches(store: Store, console: Console) -> None:

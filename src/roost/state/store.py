@@ -1,9 +1,10 @@
 """The driver's own small state, in one SQLite file: what happened, and what must be repeated.
 
-Four kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
+Five kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
 requests refused on the way there. *Plans* by epoch. *Rounds*: what was decided, and why. *Batches*:
-the intent (written before any work) and the commit (written after all of it). Each is one row, so
-each is there or not at all.
+the intent (written before any work) and the commit (written after all of it). *The window*: the
+files of its batches, changed with each commit. Each is one row, or one transaction, so each is
+there or not at all.
 """
 
 from __future__ import annotations
@@ -51,6 +52,16 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowChange:
+    """What a commit changes of the window: a batch that came, batches that went, what is left."""
+
+    batch_id: int
+    row: dict[str, Any]
+    gone: tuple[int, ...]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRef:
     """A segment file and, where queries have ended since, the file that says which."""
 
@@ -76,13 +87,15 @@ class IndexVersion:
 class Store:
     """Facts of one state directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        """Open the facts; who only looks need not wait for the disk at every pin."""
+        # In this journal mode, "normal" may lose the last pins with the host, and nothing else.
         self.folder = folder.absolute()  # workers may have another working directory
         folder.mkdir(parents=True, exist_ok=True)
         self.segment_folder.mkdir(exist_ok=True)
         self._db = sqlite3.connect(folder / "state.db", timeout=60, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
-        self._db.execute("pragma synchronous = full")
+        self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
         self._db.executescript(
             "create table if not exists meta (key text primary key, value text);"
             "create table if not exists versions (position integer primary key, body text);"
@@ -93,6 +106,9 @@ class Store:
             "create table if not exists files"
             " (number integer primary key, path text, rows integer, first integer);"
             "create table if not exists seen (path text primary key);"
+            "create table if not exists windows (batch_id integer primary key, body text);"
+            "create table if not exists pins"
+            " (pin integer primary key, batch_id integer, until real);"
         )
         self._db.commit()
 
@@ -100,6 +116,11 @@ class Store:
     def segment_folder(self) -> Path:
         """Where segment files are."""
         return self.folder / "segments"
+
+    @property
+    def window_folder(self) -> Path:
+        """Where the points of the window are."""
+        return self.folder / "window"
 
     def close(self) -> None:
         """Release the file."""
@@ -253,13 +274,55 @@ class Store:
         body = self._get("select intent from batches order by batch_id desc limit 1")
         return None if body is None else Intent(**body)
 
-    def put_commit(self, commit: Commit) -> None:
-        """Write a commit: from here on the batch has happened."""
-        self._put(
-            "update batches set done = ? where batch_id = ?",
-            json.dumps(asdict(commit)),
-            commit.batch_id,
-        )
+    def put_commit(self, commit: Commit, window: WindowChange | None = None) -> None:
+        """Write a commit: from here on the batch has happened, and is in the window."""
+        with self._db:
+            self._db.execute(
+                "update batches set done = ? where batch_id = ?",
+                (json.dumps(asdict(commit)), commit.batch_id),
+            )
+            if window is None:
+                return
+            row = (window.batch_id, json.dumps(window.row))
+            self._db.execute("insert into windows values (?, ?)", row)
+            gone = [(number,) for number in window.gone]
+            self._db.executemany("delete from windows where batch_id = ?", gone)
+            state = json.dumps(window.state)
+            self._db.execute("insert or replace into meta values ('window', ?)", (state,))
+
+    def window(self) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        """Batches of the window in order, and what goes with them; None before the first."""
+        # One statement, so that both are of the same commit.
+        rows = self._db.execute(
+            "select batch_id, body from windows union all"
+            " select null, value from meta where key = 'window' order by 1"
+        ).fetchall()
+        batches = [json.loads(body) for number, body in rows if number is not None]
+        state = next((json.loads(body) for number, body in rows if number is None), None)
+        return batches, state
+
+    def pin_window(self, until: float) -> int:
+        """Keep the files of the window as it is now until a time, or until they are let go."""
+        with self._db:
+            cursor = self._db.execute(
+                "insert into pins (batch_id, until)"
+                " select coalesce(min(batch_id), 0), ? from windows",
+                (until,),
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def unpin_window(self, pin: int) -> None:
+        """Let files go."""
+        self._put("delete from pins where pin = ?", pin)
+
+    def pinned_batch(self, now: float) -> int | None:
+        """Oldest batch whose files somebody holds; forgets those who held them too long."""
+        rows = self._db.execute("select pin, batch_id, until from pins").fetchall()
+        for pin, _, until in rows:
+            if until < now:
+                self.unpin_window(pin)
+        return min((batch_id for _, batch_id, until in rows if until >= now), default=None)
 
     def commit(self, batch_id: int) -> Commit | None:
         """Commit of a batch, or None where it has not happened."""

@@ -165,6 +165,15 @@ class PartitionStats:
         self.columns.n[:] -= np.cumsum(gone)
         self.rows.n[:] -= np.cumsum(np.bincount(rows - self.row0, minlength=self.rows.size))
 
+    def expire_cells(self, counts: CellCounts, grid_columns: int) -> None:
+        """Take counted points that left the window out of N; cells of others are passed over."""
+        column, row = counts.cells % grid_columns, counts.cells // grid_columns
+        mine = (self.column0 <= column) & (column < self.column1)
+        mine &= (self.row0 <= row) & (row < self.row1)
+        gone = counts.counts[mine]
+        for axis, lines in ((self.columns, column - self.column0), (self.rows, row - self.row0)):
+            axis.n[:] -= np.cumsum(np.bincount(lines[mine], gone, axis.size))
+
     def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
         """Collect queries by their inclusive cell ranges, clipped; those elsewhere are ignored.
 
@@ -351,6 +360,11 @@ class MachineStats:
         """Collect counted points, each in the partition it lies in."""
         for stats in self.partitions.values():
             stats.add_cells(counts, grid_columns)
+
+    def expire_cells(self, counts: CellCounts, grid_columns: int) -> None:
+        """Take counted points that left the window out of N."""
+        for stats in self.partitions.values():
+            stats.expire_cells(counts, grid_columns)
 
     def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
         """Collect queries in every partition they overlap."""

@@ -1,0 +1,268 @@
+"""Questions about the window, answered by Spark jobs, or at once where they are small.
+
+A question is cut into parts (:mod:`roost.state.snapshot`), the parts are dealt to a few tasks, and
+what the tasks bring back is merged. To run even one task takes Spark tens of milliseconds, many
+times as long as to look into a few zones of a few mapped files. So a question about few points is
+answered by the process that asks it, in the same way.
+
+The files of the batch that the answer is about are held until it is there, so a question may be
+asked while the stream runs, from another thread or another process. A large answer does not pass
+through the driver: tasks leave it in files beside the state, which are read by whoever reads the
+DataFrame, and deleted when the pipeline is closed.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import RDD, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from roost.engine.jobs import deal
+from roost.errors import StateError
+from roost.model import TIMESTAMP
+from roost.state.admission import Rules
+from roost.state.operations import rules_of
+from roost.state.snapshot import (
+    AT_BATCH,
+    Columns,
+    Part,
+    Question,
+    answer_parts,
+    check_question,
+    merge_answers,
+    needed_parts,
+    with_batch,
+)
+from roost.state.store import Store
+from roost.state.windows import SegmentCache, WindowView, pinned_view, read_view
+from roost.window import State
+
+POINTS_PER_TASK = 500_000
+POINTS_HERE = 200_000
+ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
+QUESTION = "roost.question"
+ANSWERS_KEPT_S = 86_400.0  # of a process that died; one that lives deletes its own
+SEGMENTS = SegmentCache()  # of a worker, from question to question and batch to batch
+ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a question came to.
+
+    Parameters
+    ----------
+    batch_id
+        The batch of which it is true: the window was that of this batch.
+    small
+        Points, or one row of aggregates.
+    files
+        Files with the rest of the points, where they are many.
+    parts
+        Segment files that were looked into.
+    """
+
+    batch_id: int
+    small: pa.Table
+    files: tuple[str, ...]
+    parts: int
+
+    @property
+    def table(self) -> pa.Table:
+        """The whole answer; large parts are mapped, not read."""
+        parts = (pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.files)
+        return pa.concat_tables([self.small, *parts])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a task must know of a question."""
+
+    question: Question
+    columns: Columns
+    batch_id: int
+    folder: str
+    inline_max: int
+    window: str
+    oldest: int
+    for_spark: bool
+
+    groups: tuple[tuple[Part, ...], ...]
+
+    def answer(self, task: int) -> Iterator[bytes | str]:
+        """Answer from the parts of one task."""
+        SEGMENTS.forget_before(self.window, self.oldest)
+        answer = answer_parts(self.question, self.columns, self.groups[task], SEGMENTS)
+        if isinstance(answer, State):
+            yield answer.to_bytes()
+        elif self.question.nearest is None and answer.nbytes > self.inline_max:
+            yield self._leave(answer)
+        else:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, answer.schema) as writer:
+                writer.write_table(answer)
+            yield sink.getvalue().to_pybytes()
+
+    def _leave(self, answer: pa.Table) -> str:
+        folder = Path(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        table = with_batch(answer, self.batch_id)
+        if self.for_spark:  # which does not read Arrow's own files
+            path = folder / f"{uuid.uuid4().hex}.parquet"
+            # Who reads this reads it once: a dictionary would take longer than it saves.
+            pq.write_table(table, path, compression="lz4", use_dictionary=False)
+            return str(path)
+        path = folder / f"{uuid.uuid4().hex}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        return str(path)
+
+
+class Snapshots:
+    """Answers questions about the window of a state directory.
+
+    Parameters
+    ----------
+    folder
+        The state directory; whoever runs the stream may be another process.
+    spark
+        Session that runs the jobs.
+    points_here
+        Questions that are likely to look at fewer points are answered without a job.
+    """
+
+    def __init__(self, folder: Path, spark: SparkSession, points_here: int = POINTS_HERE) -> None:
+        if not (folder / "state.db").exists():
+            raise StateError(f"{folder} is not a state directory: it has no state.db")
+        self._spark = spark
+        self._store = Store(folder, durable=False)
+        self._points_here = points_here
+        self._cores = spark.sparkContext.defaultParallelism
+        self._jobs: dict[int, RDD[bytes | str]] = {}
+        self._known: tuple[Rules, Columns] | None = None
+        answers = self._store.folder / "answers"
+        self._answers = answers / uuid.uuid4().hex
+        for path in answers.iterdir() if answers.exists() else ():
+            if path.stat().st_mtime < time.time() - ANSWERS_KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Release the state, and delete large answers."""
+        self._store.close()
+        shutil.rmtree(self._answers, ignore_errors=True)
+
+    def ask(self, question: Question) -> Answer:
+        """Answer a question about the window of the newest batch, as Arrow tables.
+
+        Raises
+        ------
+        RequestError, ConfigError
+            If the question makes no sense.
+        StateError
+            If there is no window.
+        """
+        return self._ask(question, for_spark=False)
+
+    def _ask(self, question: Question, *, for_spark: bool) -> Answer:
+        with pinned_view(self._store) as view:
+            batch_id = view.batch_id
+            if batch_id is None:
+                raise StateError(f"the window in {self._store.folder} is of no batch yet")
+            rules, columns = self._schema(view)
+            check_question(question, rules)
+            folder = self._store.window_folder
+            parts = needed_parts(view, folder, rules.space, question)
+            where = str(self._answers)
+            limits = (where, ANSWER_BYTES_MAX, str(folder), view.oldest)
+            groups = self._dealt(parts)
+            asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
+            answers = self._run(asked)
+        small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
+        files = tuple(answer for answer in answers if isinstance(answer, str))
+        table = merge_answers(question, columns, small, batch_id)
+        return Answer(batch_id, table, files, len(parts))
+
+    def view(self) -> WindowView:
+        """Return the window of the newest batch: its batches, files and extent."""
+        return read_view(self._store)
+
+    def frame(self, question: Question) -> DataFrame:
+        """Answer a question as a DataFrame.
+
+        Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
+        so, the column's metadata does.
+        """
+        answer = self._ask(question, for_spark=True)
+        frame = self._spark.createDataFrame(answer.small)
+        if answer.files:
+            frame = frame.union(self._spark.read.parquet(*answer.files))
+        return frame.withMetadata(AT_BATCH, {"batch_id": answer.batch_id})
+
+    def _schema(self, view: WindowView) -> tuple[Rules, Columns]:
+        if self._known is None:
+            meta = self._store.meta()
+            assert meta is not None, "a window without settings"
+            x, y, time, point_id = meta["points"]
+            id_type = pa.int64() if meta["types"][0] == "int64" else pa.string()
+            time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
+            known = rules_of(self._store)
+            rules = Rules(
+                known.space,
+                pa.string(),
+                time_type,
+                view.attributes,
+                known.polygon_vertices_max,
+            )
+            names = (x, y, time, point_id or ROW_NUMBER)
+            self._known = rules, Columns(*names, id_type, time_type, view.attributes)
+        return self._known
+
+    def _dealt(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:
+        tasks = min(self._cores, 1 + sum(part.likely for part in parts) // POINTS_PER_TASK)
+        return tuple(tuple(group) for group in deal(parts, tasks, lambda part: part.likely))
+
+    def _run(self, asked: _Asked) -> list[bytes | str]:
+        tasks = len(asked.groups)
+        points = sum(part.likely for group in asked.groups for part in group)
+        if not tasks or points < self._points_here:
+            return [answer for task in range(tasks) for answer in asked.answer(task)]
+        context = self._spark.sparkContext
+        if tasks not in self._jobs:
+            numbers = context.parallelize(range(tasks), tasks)
+            self._jobs[tasks] = numbers.mapPartitionsWithIndex(_answer_task)
+        text = base64.b64encode(pickle.dumps(asked)).decode()
+        context.setLocalProperty(QUESTION, text)
+        try:
+            return self._jobs[tasks].collect()
+        finally:
+            context.setLocalProperty(QUESTION, "")
+
+
+def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[bytes | str]:
+    """Read the question from the task's properties.
+
+    A question that was put into the function would need a new RDD, which takes as long to set up
+    as a small question takes to answer.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    text = context.getLocalProperty(QUESTION)
+    assert text is not None
+    asked: _Asked = pickle.loads(base64.b64decode(text))
+    return asked.answer(task)
+
+
+def _read(asked: _Asked, answer: bytes) -> State | pa.Table:
+    if asked.question.aggregate is not None:
+        return State.from_bytes(answer)
+    return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()

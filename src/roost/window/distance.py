@@ -1,0 +1,23 @@
+"""How far two places are apart, as the circle test of matching has it."""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from roost.kernel.shapes import half_arc
+from roost.space import EARTH_RADIUS_M
+
+
+@njit(cache=True, nogil=True)
+def apart(
+    x0: float, y0: float, x1: float, y1: float, lonlat: bool
+) -> float:  # pragma: no cover - compiled
+    """Metres along the sphere on lon/lat, plain units on a plane; the order does not matter."""
+    if lonlat:
+        arc = half_arc(x0, y0, x1, y1)
+        return 2.0 * EARTH_RADIUS_M * math.asin(math.sqrt(min(arc, 1.0)))
+    dx = x1 - x0
+    dy = y1 - y0
+    return math.sqrt(dx * dx + dy * dy)

@@ -1,0 +1,240 @@
+"""Which rows of a stored segment a question wants: live in the window, in the shape, and true.
+
+The tests are those of matching: closed boxes, the compiled circle test, GEOS for polygons,
+half-open lives, and the same predicates. A point that a standing query matched when it came is
+found by a snapshot of that query as long as it is in the window, and no other is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import shapely
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.errors import RequestError
+from roost.kernel.arrays import as_arrow
+from roost.kernel.segment import circle_images
+from roost.kernel.shapes import in_circle
+from roost.model import Box, Circle, Instant, Polygon, Query, Reason
+from roost.predicate import PredicateSet
+from roost.space import Coordinates, Space
+from roost.window.segment import Bounds, Rows, WindowSegment
+from roost.window.spec import Extent
+
+KEPT = 64  # compiled questions that a process remembers
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CutLine:
+    """Where a count cuts a segment.
+
+    Rows with a greater (event time, identifier) are live, and the first ``ties`` rows of those
+    that have just this one.
+    """
+
+    time: int
+    point_id: int | str
+    ties: int
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What of one segment is live."""
+
+    time_after: int | None = None
+    line: CutLine | None = None
+
+
+ALL = Live()
+
+
+def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment]) -> list[Live]:
+    """Tell what is live of each segment of a batch.
+
+    Parameters
+    ----------
+    extent
+        What is live of the window.
+    batch_id
+        The batch; one that the extent holds.
+    segments
+        All segments of the batch, always in the same order: which points a count keeps depends
+        on all of them.
+    """
+    whole = [Live(extent.time_after)] * len(segments)
+    if extent.cut is None or extent.cut.batch_id != batch_id:
+        return whole
+    times = np.concatenate([segment.time for segment in segments])
+    keep = extent.cut.keep
+    if keep >= times.size:
+        return whole
+    time = int(np.partition(times, times.size - keep)[times.size - keep])
+    left = keep - int(np.count_nonzero(times > time))
+    tied = [s.ids.take(as_arrow(np.flatnonzero(s.time == time))) for s in segments]
+    ids = pa.concat_arrays(tied)
+    order = pc.array_sort_indices(ids, order="descending")
+    point_id = ids[order[left - 1].as_py()]
+    left -= pc.sum(pc.greater(ids, point_id)).as_py()
+    lines = []
+    for own in tied:
+        same = pc.sum(pc.equal(own, point_id)).as_py() or 0
+        lines.append(Live(extent.time_after, CutLine(time, point_id.as_py(), min(same, left))))
+        left -= min(same, left)
+    return lines
+
+
+def above_line(segment: WindowSegment, line: CutLine) -> NDArray[np.bool_]:
+    """Whether each row of a segment is on the live side of a cut."""
+    keep: NDArray[np.bool_] = segment.time > line.time
+    tied = np.flatnonzero(segment.time == line.time)
+    ids = segment.ids.take(as_arrow(tied))
+    limit = pa.scalar(line.point_id, ids.type)
+    keep[tied] = np.asarray(pc.greater(ids, limit))
+    keep[tied[np.flatnonzero(np.asarray(pc.equal(ids, limit)))[: line.ties]]] = True
+    return keep
+
+
+def select(
+    segment: WindowSegment,
+    query: Query,
+    live: Live = ALL,
+    partition_ids: Collection[int] | None = None,
+) -> Rows:
+    """Rows that a query matches, ascending.
+
+    Parameters
+    ----------
+    segment
+        Where to look.
+    query
+        Shape, predicate, and event times between which it holds.
+    live
+        What of the segment is in the window.
+    partition_ids
+        Only rows of these partitions; None takes all.
+
+    Raises
+    ------
+    RequestError
+        If the shape is no polygon.
+    PredicateError
+        If the predicate does not parse or does not fit the attributes.
+    """
+    rows = _rows_in_shape(segment, query.shape, live.time_after, partition_ids)
+    rows = on_live_side(segment, rows, live)
+    if query.at is not None:
+        rows = rows[segment.time[rows] >= time_of(query.at)]
+    if query.expires_at is not None:
+        rows = rows[segment.time[rows] < time_of(query.expires_at)]
+    return satisfying(segment, rows, query.predicate)
+
+
+def on_live_side(segment: WindowSegment, rows: Rows, live: Live) -> Rows:
+    """Leave out rows that a cut has taken from the window."""
+    if live.line is None or not rows.size:
+        return rows
+    return rows[above_line(segment, live.line)[rows]]
+
+
+def satisfying(segment: WindowSegment, rows: Rows, predicate: str | None) -> Rows:
+    """Leave out rows for which a predicate is not true."""
+    if predicate is None:
+        return rows
+    compiled = _compiled(predicate, segment.schema)
+    if not rows.size:
+        return rows
+    return rows[compiled.evaluate(np.zeros(rows.size, np.int32), rows, segment.attributes)]
+
+
+@lru_cache(maxsize=KEPT)
+def _compiled(predicate: str, schema: pa.Schema) -> PredicateSet:
+    return PredicateSet([predicate], schema)
+
+
+def time_of(instant: Instant) -> int:
+    """Event time as a number; a datetime without a zone is UTC.
+
+    Examples
+    --------
+    >>> time_of(dt.datetime(1970, 1, 1, 0, 0, 1))
+    1000000
+    """
+    if isinstance(instant, int):
+        return instant
+    aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=dt.UTC)
+    return (aware - EPOCH) // MICROSECOND
+
+
+def shape_bounds(shape: Box | Circle | Polygon, space: Space) -> list[Bounds]:
+    """Boxes that together hold every point of a shape."""
+    if isinstance(shape, Box):
+        return [(shape.x0, shape.y0, shape.x1, shape.y1)]
+    if isinstance(shape, Circle):
+        images = circle_images(shape.cx, shape.cy, shape.radius, space)
+        return [(x0, y0, x1, y1) for x0, y0, x1, y1 in images]
+    return [_polygon(shape.text).bounds]
+
+
+@lru_cache(maxsize=KEPT)
+def _polygon(text: str) -> shapely.Geometry:
+    try:
+        read = shapely.from_geojson if text.lstrip().startswith("{") else shapely.from_wkt
+        geometry = shapely.force_2d(read(text))
+    except (shapely.errors.ShapelyError, ValueError, TypeError):
+        raise RequestError(Reason.MALFORMED, "the shape is neither WKT nor GeoJSON") from None
+    if geometry.geom_type not in ("Polygon", "MultiPolygon") or geometry.is_empty:
+        raise RequestError(Reason.INVALID_POLYGON, f"{geometry.geom_type} is no polygon")
+    shapely.prepare(geometry)
+    return geometry
+
+
+@njit(cache=True, nogil=True)
+def _in_circle(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    cx: float,
+    cy: float,
+    radius: float,
+    lonlat: bool,
+) -> NDArray[np.bool_]:  # pragma: no cover - compiled
+    inside = np.empty(rows.size, np.bool_)
+    for k in range(rows.size):
+        inside[k] = in_circle(x[rows[k]], y[rows[k]], cx, cy, radius, lonlat)
+    return inside
+
+
+def _rows_in_shape(
+    segment: WindowSegment,
+    shape: Box | Circle | Polygon,
+    time_after: int | None,
+    partition_ids: Collection[int] | None,
+) -> Rows:
+    found = [
+        segment.rows_in(bounds, time_after, partition_ids)
+        for bounds in shape_bounds(shape, segment.space)
+    ]
+    # Images of a circle that reaches around the earth may overlap.
+    rows = found[0] if len(found) == 1 else np.unique(np.concatenate([*found, _NO_ROWS]))
+    if isinstance(shape, Box) or not rows.size:
+        return rows
+    if isinstance(shape, Polygon):
+        inside = shapely.intersects_xy(_polygon(shape.text), segment.x[rows], segment.y[rows])
+        kept: Rows = rows[np.asarray(inside, bool)]
+        return kept
+    lonlat = segment.space.coordinates is Coordinates.LONLAT
+    circle = (float(shape.cx), float(shape.cy), float(shape.radius))
+    return rows[_in_circle(segment.x, segment.y, rows, *circle, lonlat)]
+
+
+_NO_ROWS = np.empty(0, np.int64)

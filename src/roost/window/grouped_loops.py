@@ -1,0 +1,282 @@
+"""Compiled loops over groups of rows: one partial result for each group, and merging those.
+
+Group ``g`` is the rows ``rows[starts[g]:starts[g + 1]]``. Merging adds entry ``picks[i]`` of one
+set of partial results to entry ``slots[i]`` of another, in place. Arrays that are only read come
+in through :func:`frozen`, so each loop is compiled once, not again for mapped files.
+
+Sums are whole numbers in limbs of 32 bits, as in :mod:`roost.window.sums`, but only the limbs
+that the values of a column reach are kept: four or five for most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.window.distance import apart
+
+LIMB = 32
+# A double takes three limbs, and a sum of up to 2**31 of them one more.
+LIMBS_MORE = 4
+
+
+def frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """View an array as one that may not be written, which is another type to the compiler."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+@njit(cache=True, nogil=True)
+def limb_range(
+    bits: NDArray[np.int64], rows: NDArray[np.int32]
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Lowest and highest limb at which a finite double of some rows begins; (0, -1) of none."""
+    lowest, highest = 1 << 11, -1
+    for i in range(rows.size):
+        exponent = (bits[rows[i]] >> 52) & 0x7FF
+        if exponent == 0x7FF:
+            continue
+        limb = max(exponent - 1, 0) >> 5
+        lowest = min(lowest, limb)
+        highest = max(highest, limb)
+    return (lowest, highest) if highest >= 0 else (0, -1)
+
+
+@njit(cache=True, nogil=True)
+def carry(limbs: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
+    """Bring all limbs but the last of each row between 0 and 2**32; the last has the sign."""
+    for g in range(limbs.shape[0]):
+        for k in range(limbs.shape[1] - 1):
+            over = limbs[g, k] >> LIMB
+            limbs[g, k] -= over << LIMB
+            limbs[g, k + 1] += over
+
+
+@njit(cache=True, nogil=True)
+def sum_doubles(
+    bits: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    base: int,
+    limbs: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Add the finite doubles of each group, given as their bits, to its limbs from ``base`` on."""
+    low_mask = (1 << LIMB) - 1
+    for g in range(starts.size - 1):
+        for i in range(starts[g], starts[g + 1]):
+            value = bits[rows[i]]
+            exponent = (value >> 52) & 0x7FF
+            if exponent == 0x7FF:
+                continue
+            mantissa = value & ((1 << 52) - 1)
+            if exponent:
+                mantissa |= 1 << 52
+                exponent -= 1
+            limb, shift = (exponent >> 5) - base, exponent & 31
+            low = (mantissa & low_mask) << shift
+            high = (mantissa >> LIMB) << shift
+            sign = -1 if value < 0 else 1
+            limbs[g, limb] += sign * (low & low_mask)
+            limbs[g, limb + 1] += sign * ((low >> LIMB) + (high & low_mask))
+            limbs[g, limb + 2] += sign * (high >> LIMB)
+
+
+@njit(cache=True, nogil=True)
+def sum_others(
+    values: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    others: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add what is not finite in each group."""
+    for g in range(starts.size - 1):
+        for i in range(starts[g], starts[g + 1]):
+            if not np.isfinite(values[rows[i]]):
+                others[g] += values[rows[i]]
+
+
+@njit(cache=True, nogil=True)
+def sum_whole(
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    limbs: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Add the integers of each group, given as two halves."""
+    for g in range(starts.size - 1):
+        for i in range(starts[g], starts[g + 1]):
+            limbs[g, 0] += low[rows[i]]
+            limbs[g, 1] += high[rows[i]]
+
+
+@njit(cache=True, nogil=True)
+def add_totals(
+    picks: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    n: NDArray[np.int64],
+    others: NDArray[np.float64],
+    limbs: NDArray[np.int64],
+    shift: int,
+    n_to: NDArray[np.int64],
+    others_to: NDArray[np.float64],
+    limbs_to: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Merge sums; limb 0 of one is limb ``shift`` of the other."""
+    for i in range(picks.size):
+        one, to = picks[i], slots[i]
+        n_to[to] += n[one]
+        others_to[to] += others[one]
+        for k in range(limbs.shape[1]):
+            limbs_to[to, shift + k] += limbs[one, k]
+
+
+@njit(cache=True, nogil=True)
+def add_counts(
+    picks: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    n: NDArray[np.int64],
+    n_to: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Merge counts."""
+    for i in range(picks.size):
+        n_to[slots[i]] += n[picks[i]]
+
+
+@njit(cache=True, nogil=True)
+def find_extremes(
+    values: NDArray[Any],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    least: NDArray[Any],
+    greatest: NDArray[Any],
+) -> None:  # pragma: no cover - compiled
+    """Least and greatest of each group that has rows; NaN is greater than all others."""
+    for g in range(starts.size - 1):
+        for i in range(starts[g], starts[g + 1]):
+            value = values[rows[i]]
+            first = i == starts[g]
+            # Comparisons with NaN are false, and only NaN differs from itself.
+            if first or value < least[g] or least[g] != least[g]:
+                least[g] = value
+            if first or value > greatest[g] or value != value:
+                greatest[g] = value
+
+
+@njit(cache=True, nogil=True)
+def add_extremes(
+    picks: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    n: NDArray[np.int64],
+    least: NDArray[Any],
+    greatest: NDArray[Any],
+    n_to: NDArray[np.int64],
+    least_to: NDArray[Any],
+    greatest_to: NDArray[Any],
+) -> None:  # pragma: no cover - compiled
+    """Merge extremes."""
+    for i in range(picks.size):
+        one, to = picks[i], slots[i]
+        if not n[one]:
+            continue
+        first = n_to[to] == 0
+        n_to[to] += n[one]
+        if first or least[one] < least_to[to] or least_to[to] != least_to[to]:
+            least_to[to] = least[one]
+        if first or greatest[one] > greatest_to[to] or greatest[one] != greatest[one]:
+            greatest_to[to] = greatest[one]
+
+
+@njit(cache=True, nogil=True)
+def find_spreads(
+    values: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    means: NDArray[np.float64],
+    squares: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Mean, and sum of squared distances from it, of each group that has rows."""
+    for g in range(starts.size - 1):
+        n = starts[g + 1] - starts[g]
+        if not n:
+            continue
+        total = 0.0
+        for i in range(starts[g], starts[g + 1]):
+            total += values[rows[i]]
+        mean = total / n
+        square = drift = 0.0
+        for i in range(starts[g], starts[g + 1]):
+            off = values[rows[i]] - mean
+            square += off * off
+            drift += off
+        means[g] = mean
+        squares[g] = square
+        if np.isfinite(square):
+            # The mean is rounded; what it is off by is taken out of the squares again.
+            squares[g] = max(square - drift * (drift / n), 0.0)
+
+
+@njit(cache=True, nogil=True)
+def add_spreads(
+    picks: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    n: NDArray[np.int64],
+    means: NDArray[np.float64],
+    squares: NDArray[np.float64],
+    n_to: NDArray[np.int64],
+    means_to: NDArray[np.float64],
+    squares_to: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Merge spreads (Chan, Golub and LeVeque)."""
+    for i in range(picks.size):
+        one, to = picks[i], slots[i]
+        if not n[one]:
+            continue
+        before = n_to[to]
+        both = before + n[one]
+        n_to[to] = both
+        if not before:
+            means_to[to] = means[one]
+            squares_to[to] = squares[one]
+            continue
+        off = means[one] - means_to[to]
+        means_to[to] += off * (n[one] / both)
+        squares_to[to] += squares[one] + off * off * (before / both) * n[one]
+
+
+@njit(cache=True, nogil=True)
+def group_distances(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    centres: NDArray[np.float64],
+    lonlat: bool,
+) -> NDArray[np.float64]:  # pragma: no cover - compiled
+    """Distance of each row from its group's centre."""
+    distances = np.empty(rows.size)
+    for g in range(starts.size - 1):
+        cx, cy = centres[g, 0], centres[g, 1]
+        for i in range(starts[g], starts[g + 1]):
+            distances[i] = apart(cx, cy, x[rows[i]], y[rows[i]], lonlat)
+    return distances
+
+
+@njit(cache=True, nogil=True)
+def not_farther_than_kth(
+    distances: NDArray[np.float64], starts: NDArray[np.int64], k: NDArray[np.int64]
+) -> NDArray[np.bool_]:  # pragma: no cover - compiled
+    """Whether each member of a group is at most as far as the group's k-th nearest."""
+    kept = np.ones(distances.size, np.bool_)
+    for g in range(starts.size - 1):
+        begin, end = starts[g], starts[g + 1]
+        if end - begin <= k[g]:
+            continue
+        limit = np.sort(distances[begin:end])[k[g] - 1]
+        for i in range(begin, end):
+            kept[i] = distances[i] <= limit
+    return kept

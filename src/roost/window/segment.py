@@ -1,0 +1,372 @@
+"""The points that one machine got in one batch, stored so that a few of them are found quickly.
+
+Points lie by partition and, within it, along the curve of the matching index, so that any
+rectangle is a few runs of neighbours. For every ``ZONE_ROWS`` rows the least and greatest
+coordinates and times are kept: most of a segment is decided without looking at a point.
+
+A segment is a set of named arrays, like a segment of queries. It is mapped, never read whole and
+never changed. Identifiers and attributes are one Arrow stream within it, which Arrow uses where
+it lies; it is not even looked at until somebody asks for one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.kernel.arrays import as_arrow
+from roost.kernel.cells import IndexGrid, Whole, code_points, sort_codes
+from roost.model import TIME_MAX, TIME_MIN, TIMESTAMP, PointBlock
+from roost.space import Space
+from roost.workload.cells import CellCounts
+
+ZONE_ROWS = 512
+NO_ALIASES: Mapping[str, Any] = {}
+PLACES_MAX_16 = 1 << 16
+
+Arrays = dict[str, NDArray[Any]]
+Rows = NDArray[np.int64]
+Bounds = tuple[float, float, float, float]
+
+
+@njit(cache=True, nogil=True)
+def _zone_maps(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    time: NDArray[np.int64],
+    boxes: NDArray[np.float64],
+    times: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Least and greatest of every ``ZONE_ROWS`` rows."""
+    for zone in range(boxes.shape[0]):
+        first = zone * ZONE_ROWS
+        x0 = x1 = x[first]
+        y0 = y1 = y[first]
+        t0 = t1 = time[first]
+        for row in range(first + 1, min(first + ZONE_ROWS, x.size)):
+            x0, x1 = min(x0, x[row]), max(x1, x[row])
+            y0, y1 = min(y0, y[row]), max(y1, y[row])
+            t0, t1 = min(t0, time[row]), max(t1, time[row])
+        boxes[zone, 0], boxes[zone, 1], boxes[zone, 2], boxes[zone, 3] = x0, y0, x1, y1
+        times[zone, 0], times[zone, 1] = t0, t1
+
+
+@njit(cache=True, nogil=True)
+def cut_runs(
+    starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    """Cut runs of rows at the zones' borders: first row, row after the last, zone of each."""
+    count = 0
+    for k in range(starts.size):
+        if starts[k] < stops[k]:
+            count += (stops[k] - 1) // ZONE_ROWS - starts[k] // ZONE_ROWS + 1
+    pieces = np.empty((count, 3), np.int64)
+    at = 0
+    for k in range(starts.size):
+        row = starts[k]
+        while row < stops[k]:
+            zone = row // ZONE_ROWS
+            stop = min((zone + 1) * ZONE_ROWS, stops[k])
+            pieces[at, 0], pieces[at, 1], pieces[at, 2] = row, stop, zone
+            at += 1
+            row = stop
+    return pieces
+
+
+@njit(cache=True, nogil=True)
+def _misses(
+    zone: Whole,
+    boxes: NDArray[np.float64],
+    times: NDArray[np.int64],
+    x0: float,
+    y0: float,
+    x1: float,
+    y1: float,
+    since: Whole,
+) -> bool:  # pragma: no cover - compiled
+    """Whether no row of a zone can be in a box since a time."""
+    beside = boxes[zone, 2] < x0 or boxes[zone, 0] > x1
+    return bool(beside or boxes[zone, 3] < y0 or boxes[zone, 1] > y1 or times[zone, 1] < since)
+
+
+@njit(cache=True, nogil=True)
+def _find_rows(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    time: NDArray[np.int64],
+    boxes: NDArray[np.float64],
+    times: NDArray[np.int64],
+    pieces: NDArray[np.int64],
+    x0: float,
+    y0: float,
+    x1: float,
+    y1: float,
+    since: Whole,
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    """Rows of some pieces that lie in a closed box and are not older than a time."""
+    room = 0
+    for k in range(pieces.shape[0]):
+        if not _misses(pieces[k, 2], boxes, times, x0, y0, x1, y1, since):
+            room += pieces[k, 1] - pieces[k, 0]
+    rows = np.empty(room, np.int64)
+    found = 0
+    for k in range(pieces.shape[0]):
+        zone = pieces[k, 2]
+        if _misses(zone, boxes, times, x0, y0, x1, y1, since):
+            continue
+        inside = x0 <= boxes[zone, 0] and boxes[zone, 2] <= x1 and times[zone, 0] >= since
+        if inside and y0 <= boxes[zone, 1] and boxes[zone, 3] <= y1:
+            for row in range(pieces[k, 0], pieces[k, 1]):
+                rows[found] = row
+                found += 1
+            continue
+        for row in range(pieces[k, 0], pieces[k, 1]):
+            rows[found] = row
+            across = (x0 <= x[row]) & (x[row] <= x1)
+            found += across & (y0 <= y[row]) & (y[row] <= y1) & (time[row] >= since)
+    return rows[:found]
+
+
+class Alias(StrEnum):
+    """What an attribute may be another name of, so that it need not be kept twice."""
+
+    X = "x"
+    Y = "y"
+    NUMBER = "number"  # the event time, as a number
+    MOMENT = "moment"  # the event time, as a timestamp
+    ID = "id"
+
+
+def row_order(
+    block: PointBlock, places: NDArray[np.int32], partitions: int, space: Space
+) -> NDArray[np.int32]:
+    """Tell which point becomes which row: by partition, and along the curve within it."""
+    grid = IndexGrid.over(space.bounds)
+    codes = np.empty(block.size, np.uint32)
+    order = np.empty(block.size, np.int32)
+    code_points(block.x, block.y, grid.edges_x, grid.edges_y, codes)
+    sort_codes(codes, order)
+    # numpy sorts 16-bit numbers in linear time.
+    narrow = np.uint16 if partitions <= PLACES_MAX_16 else np.int32
+    return order[np.argsort(places[order].astype(narrow), kind="stable")]
+
+
+def build(
+    block: PointBlock,
+    cells: NDArray[np.int32],
+    places: NDArray[np.int32],
+    partition_ids: NDArray[np.int64],
+    space: Space,
+    order: NDArray[np.int32] | None = None,
+    aliases: Mapping[str, Alias] = NO_ALIASES,
+) -> Arrays:
+    """Arrange the points of one machine and batch.
+
+    Parameters
+    ----------
+    block
+        The points, with all attributes that anybody may ask for.
+    cells
+        Cell of each point in the grid that plans divide.
+    places
+        Place of each point's partition in ``partition_ids``.
+    partition_ids
+        Identifiers of the plan's partitions.
+    space
+        Where points are.
+    order
+        What :func:`row_order` says, where it is known already.
+    aliases
+        Further attributes, which are other names of what is kept anyway.
+
+    Returns
+    -------
+    dict
+        Arrays for a segment file; :meth:`WindowSegment.open` takes them back.
+    """
+    if order is None:
+        order = row_order(block, places, partition_ids.size, space)
+    x, y, time = block.x[order], block.y[order], block.time[order]
+    zones = -(-block.size // ZONE_ROWS)
+    boxes, times = np.empty((zones, 4)), np.empty((zones, 2), np.int64)
+    _zone_maps(x, y, time, boxes, times)
+    counts = np.bincount(places, minlength=partition_ids.size)
+    present = np.flatnonzero(counts)
+    touched, per_cell = np.unique(cells, return_counts=True)
+    return {
+        "space": np.frombuffer(json.dumps(space.to_json()).encode(), np.uint8),
+        "x": x,
+        "y": y,
+        "time": time,
+        "zone_boxes": boxes,
+        "zone_times": times,
+        "partition_ids": np.asarray(partition_ids, np.int64)[present],
+        "partition_starts": np.concatenate([[0], np.cumsum(counts[present])]).astype(np.int64),
+        "cells": touched.astype(np.int32),
+        "cell_counts": per_cell.astype(np.int64),
+        "columns": _pack_columns(block, order),
+        "aliases": np.frombuffer(json.dumps(dict(aliases)).encode(), np.uint8),
+    }
+
+
+def _pack_columns(block: PointBlock, order: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Put identifiers and attributes into one Arrow stream."""
+    index = as_arrow(order)
+    columns = {"id": block.ids} | {f"a.{name}": a for name, a in block.attributes.items()}
+    taken = [column.take(index) for column in columns.values()]
+    schema = pa.schema([(name, column.type) for name, column in columns.items()])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(taken, schema=schema))
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowSegment:
+    """Points of one machine and batch; row numbers are places in its arrays.
+
+    Parameters
+    ----------
+    x, y, time
+        Coordinates and event times by row.
+    zone_boxes, zone_times
+        Bounds ``x0, y0, x1, y1`` and least and greatest time of every ``ZONE_ROWS`` rows.
+    partition_ids, partition_starts
+        Partitions that have points here; rows of the k-th begin at ``partition_starts[k]`` and
+        end before ``partition_starts[k + 1]``.
+    counts
+        Points by cell of the plan's grid: what leaves the statistics when the segment expires.
+    """
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    time: NDArray[np.int64]
+    zone_boxes: NDArray[np.float64]
+    zone_times: NDArray[np.int64]
+    partition_ids: NDArray[np.int64]
+    partition_starts: NDArray[np.int64]
+    counts: CellCounts
+    _space: NDArray[np.uint8]
+    _columns: NDArray[np.uint8]
+    _aliases: NDArray[np.uint8]
+
+    @classmethod
+    def open(cls, arrays: Mapping[str, NDArray[Any]]) -> WindowSegment:
+        """Take the arrays of :func:`build`, mapped or in memory; nothing is copied."""
+        return cls(
+            arrays["x"],
+            arrays["y"],
+            arrays["time"],
+            arrays["zone_boxes"],
+            arrays["zone_times"],
+            arrays["partition_ids"],
+            arrays["partition_starts"],
+            CellCounts(arrays["cells"], arrays["cell_counts"]),
+            arrays["space"],
+            arrays["columns"],
+            arrays["aliases"],
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return int(self.x.size)
+
+    @cached_property
+    def space(self) -> Space:
+        """Where points are."""
+        return Space.from_json(json.loads(self._space.tobytes()))
+
+    @cached_property
+    def _batch(self) -> pa.RecordBatch:
+        return pa.ipc.open_stream(pa.py_buffer(self._columns)).read_next_batch()
+
+    @property
+    def ids(self) -> pa.Array:
+        """Identifier of each point."""
+        return self._batch.column(0)
+
+    @cached_property
+    def attributes(self) -> dict[str, pa.Array]:
+        """Attributes by name."""
+        names = self._batch.schema.names[1:]
+        stored = {name[2:]: self._batch.column(k) for k, name in enumerate(names, 1)}
+        aliases = json.loads(self._aliases.tobytes())
+        return stored | {name: self._same_as(Alias(alias)) for name, alias in aliases.items()}
+
+    def _same_as(self, alias: Alias) -> pa.Array:
+        if alias is Alias.ID:
+            return self.ids
+        if alias in (Alias.X, Alias.Y):
+            return as_arrow(self.x if alias is Alias.X else self.y)
+        time = as_arrow(self.time)
+        return time if alias is Alias.NUMBER else time.cast(TIMESTAMP)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of the attributes."""
+        return pa.schema([(name, array.type) for name, array in self.attributes.items()])
+
+    def pieces(self, partition_ids: Collection[int] | None = None) -> NDArray[np.int64]:
+        """Rows of some partitions, or of all, cut at the zones' borders.
+
+        Returns
+        -------
+        numpy.ndarray
+            First row, row after the last, and zone of each piece.
+        """
+        if partition_ids is None:
+            return cut_runs(np.zeros(1, np.int64), np.array([self.size]))
+        wanted = np.fromiter(partition_ids, np.int64, len(partition_ids))
+        mine = np.flatnonzero(np.isin(self.partition_ids, wanted))
+        return cut_runs(self.partition_starts[mine], self.partition_starts[mine + 1])
+
+    def rows_in(
+        self,
+        bounds: Bounds,
+        time_after: int | None = None,
+        partition_ids: Collection[int] | None = None,
+    ) -> Rows:
+        """Rows in a closed box, ascending.
+
+        Parameters
+        ----------
+        bounds
+            ``x0, y0, x1, y1``.
+        time_after
+            Only rows with a greater event time; None takes all.
+        partition_ids
+            Only rows of these partitions; None takes all.
+        """
+        since = first_time(time_after)
+        if since is None:
+            return np.empty(0, np.int64)
+        pieces = self.pieces(partition_ids)
+        x0, y0, x1, y1 = map(float, bounds)
+        zones = (self.zone_boxes, self.zone_times)
+        columns = (self.x, self.y, self.time)
+        return _find_rows(*columns, *zones, pieces, x0, y0, x1, y1, np.int64(since))
+
+    def take(self, rows: Rows, names: Collection[str] | None = None) -> PointBlock:
+        """Points of some rows, with some attributes or all."""
+        index = as_arrow(rows)
+        wanted = self.attributes if names is None else {n: self.attributes[n] for n in names}
+        attributes = {name: array.take(index) for name, array in wanted.items()}
+        ids = self.ids.take(index)
+        return PointBlock(self.x[rows], self.y[rows], self.time[rows], ids, attributes)
+
+
+def first_time(time_after: int | None) -> int | None:
+    """Least event time after another; None where there is none."""
+    if time_after is None or time_after < TIME_MIN:
+        return TIME_MIN
+    return time_after + 1 if time_after < TIME_MAX else None

@@ -1,0 +1,316 @@
+"""Snapshots: at any moment of any story they equal brute force over the points of the window."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from test_window_lineage import next_plan
+from window_points import EARTH, PLANE, TYPES, Point, block_of, random_points
+
+from layouts import random_layout
+from oracle import covers, haversine
+from roost.balance import Partition, Plan, Router
+from roost.engine.decode import PointSchema
+from roost.engine.messages import BatchTask, WindowTask
+from roost.engine.window_writer import WindowWriter
+from roost.errors import ConfigError, RequestError, StateError
+from roost.model import Box, Circle, Polygon
+from roost.space import Space
+from roost.state.admission import Rules
+from roost.state.snapshot import (
+    Columns,
+    Question,
+    answer_parts,
+    check_question,
+    merge_answers,
+    needed_parts,
+)
+from roost.state.store import Commit, Intent, Store
+from roost.state.windows import (
+    SegmentCache,
+    WindowFile,
+    WindowKeeper,
+    pinned_view,
+    read_view,
+)
+from roost.window import AggregateSpec, Alias, WindowKind, WindowSpec
+
+MACHINES = 3
+ATTRIBUTES = pa.schema([*TYPES.items(), ("x", pa.float64()), ("time", pa.int64())])
+ALIASES = {"x": Alias.X, "time": Alias.NUMBER}
+COLUMNS = Columns("x", "y", "time", "id", pa.int64(), pa.int64(), ATTRIBUTES)
+SPECS = [
+    WindowSpec(WindowKind.TIME, 30, lateness=30),
+    WindowSpec(WindowKind.TIME, 30, lateness=5),
+    WindowSpec(WindowKind.TIME, 25, tumbling=True, lateness=1000),
+    WindowSpec(WindowKind.COUNT, 70),
+    WindowSpec(WindowKind.COUNT, 90, tumbling=True),
+    WindowSpec(WindowKind.BYTES, 25_000),
+    WindowSpec(WindowKind.BYTES, 40_000, tumbling=True),
+]
+
+
+class Story:
+    """A stream whose plan changes and whose driver dies, with a plain list of what it has seen."""
+
+    def __init__(self, folder: Path, spec: WindowSpec, space: Space, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.folder, self.spec, self.space = folder, spec, space
+        layout = random_layout(self.rng, space.columns, space.rows, 5)
+        parts = tuple(
+            Partition(n, *sides, (self.rng.randrange(MACHINES),)) for n, sides in enumerate(layout)
+        )
+        self.plan = Plan(0, space.columns, space.rows, MACHINES, parts, len(parts))
+        self.batches: list[list[Point]] = []
+        self.sizes: list[int] = []
+        self.reopen()
+
+    def reopen(self) -> None:
+        """What a new driver finds."""
+        self.store = Store(self.folder)
+        self.keeper = WindowKeeper(self.store, self.spec, ATTRIBUTES, ALIASES)
+        self.cache = SegmentCache()
+
+    def _files(self, batch_id: int, points: list[Point]) -> list[WindowFile]:
+        block = block_of(points)
+        cells = self.space.grid.locate(block.x, block.y)
+        machines = Router(self.plan).machines_of(cells)
+        nothing = PointSchema("x", "y", "time", "id", pa.int64(), pa.int64(), ATTRIBUTES)
+        task = BatchTask(
+            batch_id, self.space, self.plan, "", (), nothing, (), pa.string(), None, ""
+        )
+        window = WindowTask(str(self.keeper.folder), self.keeper.stored, self.keeper.aliases)
+        files = []
+        for machine in range(MACHINES):
+            writer = WindowWriter(task, window, machine, Router(self.plan))
+            own = [p for p, m in zip(points, machines.tolist(), strict=True) if m == machine]
+            cut = self.rng.randint(0, len(own))
+            for part in (own[:cut], own[cut:]):
+                if part:
+                    writer.add(block_of(part), None)
+            made = writer.close()
+            files += [] if made is None else [made]
+        return files
+
+    def step(self) -> None:
+        rng, batch_id = self.rng, len(self.batches)
+        if rng.random() < 0.6:
+            self.plan = next_plan(rng, self.plan)
+        seen = [p["time"] for points in self.batches for p in points]
+        watermark = self.spec.watermark(max(seen, default=None))
+        points = random_points(rng, rng.choice([0, 1, 10, 40]), self.space, first=1000 * batch_id)
+        for point in points:
+            point["time"] += 8 * batch_id
+        points = [p for p in points if watermark is None or p["time"] >= watermark]
+        files = self._files(batch_id, points)
+        if rng.random() < 0.3:
+            self.reopen()  # the driver died before its commit: what it wrote is no batch
+            files = self._files(batch_id, points)
+        self.store.put_intent(Intent(batch_id, self.plan.epoch, 0))
+        after = self.keeper.preview(batch_id, self.plan, files)
+        self.store.put_commit(Commit(batch_id, (), {}), self.keeper.change(after))
+        if rng.random() < 0.2:
+            self.reopen()
+        else:
+            self.keeper.committed(after)
+            self.keeper.sweep()
+        self.batches.append(points)
+        self.sizes.append(sum(file.nbytes for file in files))
+
+    def window(self) -> list[Point]:
+        """Points that count now, by the words of the documentation."""
+        ordered = [
+            p for points in self.batches for p in sorted(points, key=lambda p: (p["time"], p["id"]))
+        ]
+        spec, everything = self.spec, len(ordered)
+        if not ordered:
+            return []
+        if spec.kind is WindowKind.TIME:
+            now = max(p["time"] for p in ordered)
+            if spec.tumbling:
+                return [p for p in ordered if p["time"] >= now // spec.length * spec.length]
+            return [p for p in ordered if now - spec.length < p["time"]]
+        if spec.kind is WindowKind.COUNT:
+            count = (everything - 1) % spec.length + 1 if spec.tumbling else spec.length
+            return ordered[-count:]
+        return [p for number in self._by_bytes() for p in self.batches[number]]
+
+    def _by_bytes(self) -> list[int]:
+        full = [n for n, points in enumerate(self.batches) if points]
+        if self.spec.tumbling:
+            starts = {n: sum(self.sizes[m] for m in full if m < n) for n in full}
+            begun = starts[full[-1]] // self.spec.length
+            return [n for n in full if starts[n] // self.spec.length == begun]
+        kept = [full.pop()]
+        while full and sum(self.sizes[n] for n in [*kept, full[-1]]) <= self.spec.length:
+            kept.append(full.pop())
+        return kept
+
+    def ask(self, question: Question) -> pa.Table:
+        rules = Rules(self.space, pa.string(), pa.int64(), ATTRIBUTES)
+        check_question(question, rules)
+        with pinned_view(self.store) as view:
+            assert view.batch_id == len(self.batches) - 1
+            parts = needed_parts(view, self.keeper.folder, self.space, question)
+            self.cache.forget_before(str(self.keeper.folder), view.oldest)
+            dealt = [parts[k::2] for k in range(2)]
+            answers = [answer_parts(question, COLUMNS, group, self.cache) for group in dealt]
+            table = merge_answers(question, COLUMNS, answers, view.batch_id)
+        assert set(table["at_batch"].to_pylist()) <= {view.batch_id}
+        return table
+
+
+def some_shape(rng: random.Random, space: Space) -> Box | Circle | Polygon:
+    b = space.bounds
+    x0, x1 = sorted(rng.uniform(b.x0, b.x1) for _ in range(2))
+    y0, y1 = sorted(rng.uniform(b.y0, b.y1) for _ in range(2))
+    kind = rng.choice(["box", "circle", "polygon"])
+    if kind == "box":
+        return Box(x0, y0, x1, y1)
+    if kind == "circle":
+        return Circle(x0, y0, rng.uniform(0, 5e6) if space is EARTH else rng.uniform(0, 8))
+    return Polygon(f"POLYGON(({x0} {y0}, {x1} {y0}, {x1} {y1}, {x0} {y0}))")
+
+
+def is_in(shape: Box | Circle | Polygon, point: Point, space: Space) -> bool:
+    fields: dict[str, Any] = (
+        {"wkt": shape.text}
+        if isinstance(shape, Polygon)
+        else {name: getattr(shape, name) for name in type(shape).__slots__}
+    )
+    return covers(fields, point["x"], point["y"], space is EARTH)
+
+
+def distance(point: Point, x: float, y: float, space: Space) -> float:
+    if space is EARTH:
+        return haversine(x, y, point["x"], point["y"])
+    return math.hypot(point["x"] - x, point["y"] - y)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 30))]
+)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.kind}-{s.length}-{s.tumbling}")
+def test_a_snapshot_is_the_window_at_its_batch(tmp_path: Path, spec: WindowSpec, seed: int) -> None:
+    space = (PLANE, EARTH)[seed % 2]
+    story = Story(tmp_path, spec, space, seed)
+    found_some = 0
+    for _ in range(14):
+        story.step()
+        window = story.window()
+        rng = story.rng
+        shape = some_shape(rng, space)
+        inside = [p for p in window if is_in(shape, p, space)]
+        found = story.ask(Question(shape))
+        assert sorted(found["id"].to_pylist()) == sorted(p["id"] for p in inside)
+        found_some += len(inside)
+        everything = story.ask(Question()).sort_by("id").to_pylist()
+        assert [p["id"] for p in everything] == sorted(p["id"] for p in window)
+        some = {p["id"]: p for p in window}
+        assert all(
+            row[name] == some[row["id"]][name] for row in everything for name in COLUMNS_KEPT
+        )
+
+        rich = [p for p in inside if p["fare"] is not None and p["fare"] > 0 and p["x"] < 9]
+        asked = Question(shape, "fare > 0 and x < 9", since=20, until=80)
+        wanted = sorted(p["id"] for p in rich if 20 <= p["time"] < 80)
+        assert sorted(story.ask(asked)["id"].to_pylist()) == wanted
+
+        x, y = rng.choice([(p["x"], p["y"]) for p in window] or [(0.0, 0.0)])
+        near = story.ask(Question(Circle(x, y, math.inf), nearest=5)).to_pylist()
+        ranked = sorted((distance(p, x, y, space), p["id"]) for p in window)[:5]
+        # Distances are compared, not names: on a sphere two may differ in the last bit only.
+        assert [row["distance"] for row in near] == pytest.approx([d for d, _ in ranked], rel=1e-9)
+        assert len({row["id"] for row in near}) == len(ranked)
+
+        functions = (("count", None, None), ("sum", "seats", None), ("max", "fare", None))
+        (row,) = story.ask(Question(shape, aggregate=AggregateSpec(functions))).to_pylist()
+        seats = [p["seats"] for p in inside if p["seats"] is not None]
+        fares = [p["fare"] for p in inside if p["fare"] is not None]
+        assert row["count"] == len(inside)
+        assert row["sum(seats)"] == (sum(seats) if seats else None)
+        assert row["max(fare)"] == max(fares, default=None)
+    assert found_some
+    listed = {f.file for b in story.keeper.view.batches for f in b.files}
+    listed |= {file.file for file in story.keeper.gone}
+    assert {path.name for path in story.keeper.folder.iterdir()} == listed
+    assert len(story.cache) <= sum(len(batch.files) for batch in story.keeper.view.batches)
+
+
+COLUMNS_KEPT = ("x", "y", "time", "fare", "seats", "base", "ok")
+
+
+def test_only_files_that_can_hold_an_answer_are_opened(tmp_path: Path) -> None:
+    story = Story(tmp_path, WindowSpec(WindowKind.COUNT, 10**6), PLANE, 3)
+    for _ in range(10):
+        story.step()
+    view = read_view(story.store)
+    everything = sum(len(batch.files) for batch in view.batches)
+    corner = needed_parts(view, story.keeper.folder, PLANE, Question(Box(0, 0, 1.5, 1.5)))
+    assert 0 < len(corner) < everything
+    assert any(part.partitions is not None for part in corner)
+    nowhere = needed_parts(view, story.keeper.folder, PLANE, Question(Box(500, 500, 501, 501)))
+    assert nowhere == []
+
+
+def test_a_pinned_window_stays_until_it_is_let_go(tmp_path: Path) -> None:
+    story = Story(tmp_path, WindowSpec(WindowKind.COUNT, 1), PLANE, 5)
+    while not story.window():
+        story.step()
+    reader = Store(tmp_path, durable=False)
+    with pinned_view(reader) as view:
+        held = [file.file for batch in view.batches for file in batch.files]
+        assert held
+        for _ in range(8):
+            story.step()
+        assert all((story.keeper.folder / name).exists() for name in held)
+    for _ in range(8):
+        story.step()
+    assert not any((story.keeper.folder / name).exists() for name in held)
+
+
+def test_a_reader_that_died_holds_files_for_a_while_only(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.pin_window(until=100.0)
+    assert store.pinned_batch(now=99.0) == 0
+    assert store.pinned_batch(now=101.0) is None
+    assert store.pinned_batch(now=99.0) is None
+
+
+def test_a_state_without_a_window_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no window yet"):
+        read_view(Store(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (Question(Box(2, 0, 1, 1)), "x0 is greater"),
+        (Question(Circle(0, 0, math.nan)), "finite"),
+        (Question(Circle(0, 0, math.inf)), "finite"),
+        (Question(Circle(0, 0, -1)), "radius"),
+        (Question(Polygon("POINT(1 1)")), "polygon"),
+        (Question(predicate="fare >"), "end"),
+        (Question(predicate="colour = 1"), "colour"),
+        (Question(Box(0, 0, 1, 1), nearest=3), "circle"),
+        (Question(Circle(0, 0, 1), nearest=0), "from 1 up"),
+        (Question(Circle(0, 0, 1), since=1, nearest=1), "no times"),
+        (Question(Circle(math.nan, 0, math.inf), nearest=1), "finite"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(question: Question, words: str) -> None:
+    rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
+    with pytest.raises(RequestError, match=words):
+        check_question(question, rules)
+
+
+def test_an_aggregate_of_nothing_known_is_refused() -> None:
+    rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
+    spec = AggregateSpec((("sum", "colour", None),))
+    with pytest.raises(ConfigError, match="colour"):
+        check_question(Question(aggregate=spec), rules)

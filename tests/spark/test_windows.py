@@ -1,0 +1,323 @@
+"""Windows on Spark: snapshots, aggregates, nearest points and joins against plain lists."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from window_story import BATCHES, Record, WindowStory
+
+from layouts import random_change
+from roost import Box, Circle, Pipeline, Query, RunConfig
+from roost.balance import Plan, Strategy
+from roost.balance.changes import Change, Decision, Rebalance, apply_changes
+from roost.cli import main
+from roost.config import with_settings
+from roost.engine import snapshot
+from roost.engine.balancer import Balancer
+from roost.engine.messages import MachineResult
+from roost.engine.snapshot import Snapshots
+from roost.errors import RequestError, StateError
+from roost.state.snapshot import Question
+from roost.state.store import Commit
+from roost.window.wants import parse_aggregates
+
+pytestmark = pytest.mark.spark
+
+STORIES = [
+    WindowStory(1, "time", 35.0),
+    WindowStory(2, "time", 40.0, tumbling=True, lateness=15.0),
+    WindowStory(3, "count", 170),
+    WindowStory(4, "time", 25.0, lateness=5.0),
+    WindowStory(5, "count", 100, tumbling=True),
+]
+
+
+def rows_of(out: Path, kind: str) -> dict[int, list[Record]]:
+    found = defaultdict(list)
+    for path in sorted((out / kind).glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            found[row["batch_id"]].append(row)
+    return found
+
+
+def check_outputs(story: WindowStory, out: Path) -> None:
+    aggregates, nearest = rows_of(out, "aggregates"), rows_of(out, "nearest")
+    pairs, dead = rows_of(out, "pairs"), rows_of(out, "dead")
+    late = [row for rows in dead.values() for row in rows if row["reason"] == "late"]
+    assert sorted(json.loads(row["record"])["id"] for row in late) == story.late()
+    for batch in range(BATCHES):
+        wanted = story.aggregates(batch)
+        found = {(row["query_id"], row["name"]): row["number"] for row in aggregates[batch]}
+        assert len(found) == len(aggregates[batch])
+        assert found.keys() == wanted.keys(), batch
+        for key, value in wanted.items():
+            assert found[key] == (None if value is None else pytest.approx(value)), (batch, key)
+        near: dict[str, list[Any]] = defaultdict(list)
+        for row in nearest[batch]:
+            near[row["query_id"]].append((row["rank"], row["point_id"]))
+        assert {name: sorted(rows) for name, rows in near.items()} == story.nearest(batch)
+        joined = [(row["left_id"], row["right_id"]) for row in pairs[batch]]
+        assert len(joined) == len(set(joined))
+        assert set(joined) == story.pairs(batch), batch
+
+
+class Shuffling(Balancer):
+    """Changes the plan after every round, for no reason at all."""
+
+    strategy = Strategy.GLOBAL
+
+    def _note(self, results: Sequence[MachineResult]) -> None:
+        self.rng = random.Random(self._round)
+
+    def _decide(self, plan: Plan, busy_s: Any) -> tuple[Decision, Record]:
+        changes: list[Change] = []
+        after = plan
+        for _ in range(6):
+            change = random_change(self.rng, after)
+            if change is not None:
+                changes.append(change)
+                after = apply_changes(after, [change])
+        return Rebalance(tuple(changes), "shuffled"), {"bytes_sent": 0}
+
+
+@pytest.fixture
+def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Pipeline._balancer
+
+    def make(self: Pipeline, *parts: Any) -> Balancer | None:
+        made = real(self, *parts)
+        return None if made is None else Shuffling(made._setup)
+
+    monkeypatch.setattr(Pipeline, "_balancer", make)
+
+
+def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
+    """Ask about the window, and compare with plain lists."""
+    window = [p for _, p in story.window(number)]
+    found = pipeline.snapshot(Box(20, 10, 70, 80)).toArrow()
+    inside = [p["id"] for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
+    assert sorted(found["id"].to_pylist()) == sorted(inside)
+    assert set(found["at_batch"].to_pylist()) <= {number}
+    # Questions this small are answered where they are asked, unless that is forbidden.
+    with closing(Snapshots(pipeline.store.folder, pipeline.spark, points_here=0)) as jobs:
+        by_tasks = jobs.ask(Question(Box(20, 10, 70, 80)))
+        assert sorted(by_tasks.table["id"].to_pylist()) == sorted(inside)
+        assert by_tasks.batch_id == number
+        count = jobs.ask(Question(aggregate=parse_aggregates("count"))).table
+        assert count["count"].to_pylist() == [len(window)]
+        nearby = jobs.ask(Question(Circle(50, 50, math.inf), nearest=3)).table
+    (row,) = pipeline.snapshot(aggregate="count, sum(fare)", where="kind = 'taxi'").collect()
+    fares = [p["fare"] for p in window if p["kind"] == "taxi"]
+    assert (row["at_batch"], row["count"]) == (number, len(fares))
+    assert row["sum(fare)"] == pytest.approx(math.fsum(f for f in fares if f is not None))
+    near = pipeline.snapshot(Circle(50, 50, math.inf), nearest=3).toArrow()
+    ranked = sorted((math.dist((50, 50), (p["x"], p["y"])), p["id"]) for p in window)[:3]
+    assert near["id"].to_pylist() == [name for _, name in ranked]
+    assert nearby["id"].to_pylist() == [name for _, name in ranked]
+
+
+def run_story(
+    spark: SparkSession,
+    story: WindowStory,
+    folder: Path,
+    on_step: Callable[[str, int], None] = lambda step, batch_id: None,
+    **settings: Any,
+) -> Record:
+    """Run a story, or go on with it, with a look at the window after every batch."""
+
+    def after(commit: Commit) -> None:
+        story.prepare(folder, pipeline)
+        look(pipeline, story, commit.batch_id)
+
+    config = story.config(folder, **settings)
+    with Pipeline(config, spark=spark, on_batch=after, on_step=on_step) as pipeline:
+        story.prepare(folder, pipeline)
+        return pipeline.run()
+
+
+def feeder(story: WindowStory, folder: Path) -> Callable[[Commit], None]:
+    return lambda commit: story.feed(folder, commit.batch_id + 1)
+
+
+@pytest.mark.parametrize(
+    ("story", "strategy"),
+    [
+        (STORIES[0], "swarm"),
+        pytest.param(STORIES[1], "global", marks=pytest.mark.full),
+        pytest.param(STORIES[3], "replicated", marks=pytest.mark.full),
+        pytest.param(STORIES[4], "uniform", marks=pytest.mark.full),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.kind}-{value.seed}",
+)
+def test_a_run_with_a_window_equals_plain_lists(
+    spark: SparkSession, tmp_path: Path, story: WindowStory, strategy: str
+) -> None:
+    report = run_story(spark, story, tmp_path, **{"engine.strategy": strategy})
+    assert report["batches"] == BATCHES
+    check_outputs(story, tmp_path / "out")
+
+
+class Died(BaseException):
+    """Stands for a death where no process need die: whatever is on the disk stays as it is."""
+
+
+STEPS = ("intent", "fold", "match", "answer", "commit", "publish", "forget", "balance", "end")
+
+
+@pytest.mark.usefixtures("shuffled")
+@pytest.mark.parametrize(
+    "story",
+    [STORIES[2], *(pytest.param(s, marks=pytest.mark.full) for s in STORIES if s.seed != 3)],
+    ids=lambda story: f"{story.kind}-{story.seed}",
+)
+def test_no_point_is_lost_or_doubled_by_moves_and_deaths(
+    spark: SparkSession, tmp_path: Path, story: WindowStory
+) -> None:
+    """The plan changes after every batch, and the driver dies in every batch but the last few."""
+    settings = {"engine.strategy": "global", "balance.round": 1.0}
+    for number, step in enumerate(STEPS):
+
+        def die(now: str, batch_id: int, at: tuple[str, int] = (step, number)) -> None:
+            if (now, batch_id) == at:
+                raise Died
+
+        with pytest.raises(Died):
+            run_story(spark, story, tmp_path, die, **settings)
+    report = run_story(spark, story, tmp_path, **settings)
+    assert report["batches"] == BATCHES
+    assert report["balance"]["plan_changes"] >= BATCHES // 2
+    check_outputs(story, tmp_path / "out")
+
+
+def test_a_standing_query_without_a_window_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    story = STORIES[0]
+    config = story.config(tmp_path)
+    plain = {f"window_{name}": None for name in ("length", "lateness", "attributes")}
+    plain |= {f"join_{name}": None for name in ("left", "right", "distance", "within")}
+    config = replace(config, window=None, window_tumbling=False, **plain)
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.request(Query("a", Box(0, 0, 1, 1), aggregate="count"))
+        pipeline.run()
+        with pytest.raises(StateError, match="no window"):
+            pipeline.snapshot(Box(0, 0, 1, 1))
+    (dead,) = rows_of(tmp_path / "out", "dead").values()
+    assert [row["reason"] for row in dead] == ["no_window"]
+
+
+def test_large_answers_are_left_in_files_until_the_pipeline_is_closed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
+    story = STORIES[2]
+    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+    feed = feeder(story, tmp_path)
+    with Pipeline(config, spark=spark, on_batch=feed) as pipeline:
+        pipeline.run()
+        frame = pipeline.snapshot()
+        left = list((tmp_path / "out" / "state" / "answers").glob("*/*.parquet"))
+        assert left
+        wanted = sorted(p["id"] for _, p in story.window(BATCHES - 1))
+        with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
+            by_tasks = jobs.ask(Question())
+            assert by_tasks.files
+            assert sorted(by_tasks.table["id"].to_pylist()) == wanted
+        assert sorted(row["id"] for row in frame.collect()) == wanted
+        assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
+    assert not any(path.exists() for path in left)
+
+
+def test_an_empty_answer_says_its_batch(spark: SparkSession, tmp_path: Path) -> None:
+    config = STORIES[2].config(tmp_path, **{"engine.strategy": "uniform"})
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.run()
+        frame = pipeline.snapshot(Box(-9, -9, -8, -8))
+        assert frame.count() == 0
+        assert frame.schema["at_batch"].metadata == {"batch_id": 0}
+        with pytest.raises(RequestError, match="x0 is greater"):
+            pipeline.snapshot(Box(3, 0, 1, 1))
+
+
+def test_killed_for_real_it_goes_on_and_others_may_ask(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = WindowStory(6, "count", 150)
+
+    def drive(step: str, batch_id: int) -> int:
+        words = [tmp_path, story.seed, story.kind, story.length, step, batch_id]
+        driver = Path(__file__).with_name("window_driver.py")
+        command = [sys.executable, str(driver), *map(str, words)]
+        return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
+
+    state = tmp_path / "out" / "state"
+    assert drive("answer", 3) == -signal.SIGKILL
+    assert main(["snapshot", str(state), "--aggregate", "count"]) == 0
+    assert "true at batch 2" in capsys.readouterr().out
+    assert drive("commit", 6) == -signal.SIGKILL
+    assert drive("never", 0) == 0
+    check_outputs(story, tmp_path / "out")
+
+    answer = tmp_path / "answer.parquet"
+    words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(answer)]
+    assert main(["snapshot", str(state), *words]) == 0
+    assert f"true at batch {BATCHES - 1}" in capsys.readouterr().err
+    window = [p for _, p in story.window(BATCHES - 1)]
+    inside = [p for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
+    wanted = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)
+    assert sorted(pq.read_table(answer)["id"].to_pylist()) == wanted
+    assert main(["snapshot", str(state), "--at", "50,50", "--nearest", "2"]) == 0
+    near = sorted(window, key=lambda p: (math.dist((50, 50), (p["x"], p["y"])), p["id"]))[:2]
+    printed = capsys.readouterr().out
+    assert all(f" {p['id']} " in printed for p in near)
+    assert main(["snapshot", str(state), "--box", "1,0,0,1"]) == 3
+    assert main(["snapshot", str(state), "--at", "1,1"]) == 2
+    assert main(["snapshot", str(tmp_path)]) == 2
+    assert main(["inspect", str(state)]) == 0
+    assert "sliding by count, 150" in capsys.readouterr().out
+
+
+def test_an_endless_stream_needs_no_more_disk_than_its_window(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Two hundred windows' worth of points, three windows' worth of disk at most."""
+    rows, windows = 400, 200
+    config = with_settings(
+        RunConfig(),
+        {
+            "points.path": f"generate:rows={rows * windows},rate=100,seed=3",
+            "space.bounds": [0, 0, 100, 100],
+            "engine.batch_rows": rows,
+            "engine.available_now": True,
+            "engine.machines": 1,
+            "engine.strategy": "replicated",
+            "window.kind": "count",
+            "window.length": rows,
+            "out.dir": str(tmp_path / "out"),
+            "out.sink": "count",
+        },
+    )
+    folder = tmp_path / "out" / "state" / "window"
+    sizes: list[int] = []
+
+    def measure(commit: Commit) -> None:
+        sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+
+    with Pipeline(config, spark=spark, on_batch=measure) as pipeline:
+        pipeline.run()
+        one = [file.nbytes for batch in pipeline.snapshots.view().batches for file in batch.files]
+        assert pipeline.snapshot(aggregate="count").collect()[0]["count"] == rows
+    assert len(sizes) == windows
+    assert max(sizes[4:]) <= 3 * sum(one)
