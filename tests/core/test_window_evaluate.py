@@ -67,7 +67,7 @@ def oracle_query(query: Query) -> dict[str, object]:
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=70)
 def test_a_selection_is_brute_force(
     both: tuple[Space, list[Point], WindowSegment], data: st.DataObject
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_selection_is_brute_force(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.booleans(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_a_cut_keeps_the_newest_points_of_all_segments_together(
     seed: int, machines: int, text_ids: bool, data: st.DataObject
 ) -> None:

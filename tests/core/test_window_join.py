@@ -78,7 +78,7 @@ WITHIN = st.integers(0, 40) | st.just(TIME_MAX)
 
 
 @given(PLANE_POINTS, PLANE_POINTS, REACHES, WITHIN)
-@settings(max_examples=200)
+@settings(max_examples=70)
 def test_pairs_on_a_plane_are_brute_force(
     a: list[Any], b: list[Any], distance: float, within: int
 ) -> None:
@@ -106,7 +106,7 @@ EARTH_POINTS = st.lists(st.tuples(LONGITUDE, LATITUDE, TIMES), max_size=25)
     st.sampled_from([0.0, 2.002e7, 1e7, 1e9]) | st.floats(0, 2.1e7) | st.floats(0, 3e5),
     WITHIN,
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_pairs_on_the_earth_are_brute_force(
     a: list[Any], b: list[Any], distance: float, within: int
 ) -> None:

@@ -68,7 +68,7 @@ def check(rng: random.Random, lineage: Lineage, plan: Plan, stored: dict[int, li
 
 
 @given(layouts(side=6), st.integers(0, 2**32), st.integers(1, 25))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_every_stored_point_is_found_whatever_became_of_the_plan(
     plan: Plan, seed: int, epochs: int
 ) -> None:

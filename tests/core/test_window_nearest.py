@@ -62,7 +62,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Space, list[Point], WindowSegm
 
 
 @given(data=st.data())
-@settings(max_examples=120)
+@settings(max_examples=45)
 def test_the_nearest_rows_are_brute_force(
     both: tuple[Space, list[Point], WindowSegment], data: st.DataObject
 ) -> None:
@@ -137,7 +137,7 @@ def test_places_so_far_apart_that_no_double_has_their_distance() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_point_of_a_box_is_nearer_than_its_least_arc(data: st.DataObject) -> None:
     lon = st.floats(-180, 180) | st.sampled_from([-180.0, 180.0, 0.0, 90.0])
     lat = st.floats(-90, 90) | st.sampled_from([-90.0, 90.0, 0.0])

@@ -105,7 +105,7 @@ def large(space: Space) -> tuple[list[Point], WindowSegment, dict[int, int]]:
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=70)
 def test_rows_in_a_box_are_brute_force(
     space: Space, large: tuple[list[Point], WindowSegment, dict[int, int]], data: st.DataObject
 ) -> None:

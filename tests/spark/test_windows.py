@@ -33,7 +33,7 @@ from roost.engine.snapshot import Snapshots
 from roost.errors import RequestError, StateError
 from roost.state.snapshot import Question
 from roost.state.store import Commit
-from roost.window.wants import parse_aggregates
+from roost.window import parse_aggregates
 
 pytestmark = pytest.mark.spark
 

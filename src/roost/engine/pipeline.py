@@ -70,7 +70,7 @@ from roost.state.querylog import QueryLog, SqliteQueryLog
 from roost.state.snapshot import Question
 from roost.state.store import Commit, Intent, Store
 from roost.state.windows import WindowKeeper
-from roost.window.wants import parse_aggregates
+from roost.window import parse_aggregates
 
 POLL_S = 0.2
 IDLE_S = 0.002

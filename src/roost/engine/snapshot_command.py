@@ -23,7 +23,7 @@ from roost.state.columns import record_json
 from roost.state.operations import instant, numbers, plain_console, rules_of
 from roost.state.snapshot import AT_BATCH, Question
 from roost.state.store import Store
-from roost.window.wants import parse_aggregates
+from roost.window import parse_aggregates
 
 Write = Callable[[pa.Table, Path], None]
 

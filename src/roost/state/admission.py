@@ -36,7 +36,7 @@ from roost.model import (
 from roost.predicate import check, parse
 from roost.space import CIRCLE_LON_LIMIT, Coordinates, Outside, Space
 from roost.state.columns import convert, record_json, times_as_int
-from roost.window.wants import Wants, parse_aggregates
+from roost.window import Wants, parse_aggregates
 
 POLYGON_VERTICES_MAX = 10_000
 

@@ -27,6 +27,7 @@ from roost.window.spec import (
     expired,
     extent,
 )
+from roost.window.wants import Wants, parse_aggregates
 
 __all__ = [
     "AggregateSpec",
@@ -40,6 +41,7 @@ __all__ = [
     "Pane",
     "Past",
     "State",
+    "Wants",
     "WindowKind",
     "WindowSegment",
     "WindowSpec",
@@ -54,6 +56,7 @@ __all__ = [
     "live_parts",
     "merge",
     "nearest",
+    "parse_aggregates",
     "partial",
     "row_order",
     "select",
