@@ -50,6 +50,7 @@ class Reason(StrEnum):
     DUPLICATE_QUERY = "duplicate_query"
     UNKNOWN_QUERY = "unknown_query"
     NOT_OWNER = "not_owner"
+    BLOCKED = "blocked"  # by the guard, or by an operator
 
 
 @dataclass(frozen=True, slots=True)

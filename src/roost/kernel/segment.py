@@ -238,7 +238,8 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
 
     predicate, texts = _encode_texts(queries["predicate"])
     wants, wants_texts = _encode_texts(queries["wants"])
-    born = None if wants is None else _one_chunk(queries["born"].fill_null(-1))
+    known = queries["born"].null_count < queries.num_rows
+    born = _one_chunk(queries["born"].fill_null(-1)) if known else None
     keys = hash_ids(ids)
     order = np.argsort(keys, kind="stable")
     return Segment(

@@ -55,6 +55,8 @@ class Rules:
         Attributes that points have, or None where the stream's schema is not known.
     polygon_vertices_max
         Larger polygons are refused.
+    keep_born
+        Whether to note where in the log each query was registered, for the guard.
     window
         Whether there is a window that queries may want aggregates or nearest points of.
     window_attributes
@@ -71,6 +73,7 @@ class Rules:
     window: bool = True
     window_attributes: pa.Schema | None = None
     point_id_type: pa.DataType = field(default_factory=pa.string)
+    keep_born: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +331,13 @@ def _times(block: _Block, name: str, default: int) -> NDArray[np.int64]:
     return np.where(block.has(name), values, default)
 
 
-def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) -> Admission:
+def admit(
+    table: pa.Table,
+    first_position: int,
+    rules: Rules,
+    lookup: Lookup,
+    blocked: NDArray[np.bool_] | None = None,
+) -> Admission:
     """Decide about every request of a block.
 
     Parameters
@@ -341,8 +350,12 @@ def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) ->
         What requests are measured against.
     lookup
         Gives what is known of some query identifiers.
+    blocked
+        Requests whose users are blocked where they are in the log; None where nobody is.
     """
     block = _Block(table, rules)
+    if blocked is not None:
+        block.refuse_where(blocked, Reason.BLOCKED, "the user is blocked")
     register, terminate = _check_fields(block)
     kinds = _kinds(block, register)
     _check_boxes(block, register & (kinds == BOX))
@@ -366,8 +379,9 @@ def admit(table: pa.Table, first_position: int, rules: Rules, lookup: Lookup) ->
         lookup,
     )
     queries = _query_table(block, taken, kinds, geometries, live_from, live_until, rules)
-    if wants:
-        queries = _with_wants(queries, np.flatnonzero(taken & block.open), wants, first_position)
+    if wants or rules.keep_born:
+        rows = np.flatnonzero(taken & block.open)
+        queries = _with_wants(queries, rows, wants, first_position, rules.keep_born)
     return Admission(queries, ended, block.refused(first_position))
 
 
@@ -465,11 +479,16 @@ def _query_table(
 
 
 def _with_wants(
-    queries: pa.Table, rows: NDArray[np.int64], wants: dict[int, str], first_position: int
+    queries: pa.Table,
+    rows: NDArray[np.int64],
+    wants: dict[int, str],
+    first_position: int,
+    keep_born: bool,
 ) -> pa.Table:
     """Write down what queries want; their place in the log is a name that is never used twice."""
     texts = [wants.get(row) for row in rows.tolist()]
-    born = pa.array(rows + first_position, mask=np.array([text is None for text in texts], bool))
+    unnamed = np.array([text is None and not keep_born for text in texts], bool)
+    born = pa.array(rows + first_position, mask=unnamed)
     for name, column in (("wants", pa.array(texts, pa.string())), ("born", born)):
         place = queries.schema.get_field_index(name)
         queries = queries.set_column(place, queries.schema.field(place), column)

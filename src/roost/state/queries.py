@@ -16,12 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from roost.guard import Guard
 from roost.kernel import Index, Segment, build_segment, pack, unpack
 from roost.model import CIRCLE, TIME_MAX, TIME_MIN
 from roost.space import Space
-from roost.state.admission import Known, Refused, Rules, admit
+from roost.state.admission import Admission, Known, Refused, Rules, admit
+from roost.state.columns import convert
 from roost.state.querylog import QueryLog
 from roost.state.segments import map_arrays, write_arrays
 from roost.state.store import IndexVersion, SegmentRef, Store
@@ -68,10 +71,21 @@ class QuerySet:
         What admits them.
     keep
         Whether versions are recorded; an onlooker folds the log in memory only.
+    guard
+        Who is blocked, and what counts the requests of each user; None admits everybody.
     """
 
-    def __init__(self, store: Store, log: QueryLog, rules: Rules, *, keep: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        log: QueryLog,
+        rules: Rules,
+        *,
+        keep: bool = True,
+        guard: Guard | None = None,
+    ) -> None:
         self._keep = keep
+        self._guard = guard
         self._store = store
         self._log = log
         self._rules = rules
@@ -103,7 +117,7 @@ class QuerySet:
         refused: list[Refused] = []
         touched: set[str] = set()
         for block in _runs(self._log.read(self.version.position, upto)):
-            admission = admit(block, rows, self._rules, self.lookup)
+            admission = self._admit(block, rows)
             rows += block.num_rows
             refused += admission.refused
             touched |= self._end(admission.ended)
@@ -118,8 +132,22 @@ class QuerySet:
             tuple(dataclasses.astuple(item) for item in refused),
         )
         if self._keep:
-            self._store.put_version(self.version)
+            state = None if self._guard is None else self._guard.to_bytes()
+            self._store.put_version(self.version, state)
         return self.version
+
+    def _admit(self, block: pa.Table, first: int) -> Admission:
+        """Judge a block by the guard and by the rules; what both admit is counted."""
+        guard = self._guard
+        if guard is None:
+            return admit(block, first, self._rules, self.lookup)
+        users, registers = _asking(block)
+        admitted = guard.gate.judge(users, first)
+        admission = admit(block, first, self._rules, self.lookup, ~admitted)
+        for refused in admission.refused:
+            admitted[refused.position - first] = False
+        guard.gate.count(users, registers, admitted, first, guard.round)
+        return admission
 
     def refused_between(self, after: int, upto: int) -> list[Refused]:
         """Find the requests refused while folding ``(after, upto]``."""
@@ -205,6 +233,19 @@ class QuerySet:
                 until = np.fromiter(member.ended.values(), np.int64, len(member.ended))
                 write_arrays(self._folder / name, {"slots": slots, "until": until})
                 member.ref = dataclasses.replace(member.ref, ended=name)
+
+
+def _asking(block: pa.Table) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Users of a block of requests, and whether each registers a query."""
+    users, operations = (
+        convert(block[name], pa.string())[0] if name in block.column_names else nothing
+        for name, nothing in (
+            ("user_id", pa.nulls(block.num_rows, pa.string())),
+            ("op", pa.nulls(block.num_rows, pa.string())),
+        )
+    )
+    registers = pc.equal(operations, "register").fill_null(False)
+    return users, np.asarray(registers.to_numpy(zero_copy_only=False), bool)
 
 
 def _runs(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:

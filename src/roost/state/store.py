@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ class Store:
             " (number integer primary key, path text, rows integer, first integer);"
             "create table if not exists seen (path text primary key);"
             "create table if not exists windows (batch_id integer primary key, body text);"
+            "create table if not exists guard_state (one integer primary key, body blob);"
+            "create table if not exists guard_log (number integer primary key, body text);"
             "create table if not exists pins"
             " (pin integer primary key, batch_id integer, until real);"
         )
@@ -160,13 +163,35 @@ class Store:
         kept: dict[str, Any] | None = self._get("select value from meta where key = 'meta'")
         return kept
 
-    def put_version(self, version: IndexVersion) -> None:
-        """Record an index version."""
-        self._put(
-            "insert or replace into versions values (?, ?)",
-            version.position,
-            json.dumps(asdict(version)),
-        )
+    def put_version(self, version: IndexVersion, guard: bytes | None = None) -> None:
+        """Record an index version, and at once what the guard knows of the requests up to it."""
+        with self._db:
+            self._db.execute(
+                "insert or replace into versions values (?, ?)",
+                (version.position, json.dumps(asdict(version))),
+            )
+            self._put_guard(guard)
+
+    def put_guard(self, state: bytes, decisions: Sequence[dict[str, Any]] = ()) -> None:
+        """Record the guard's state, and what it decided on the way there."""
+        with self._db:
+            self._put_guard(state)
+            rows = [(json.dumps(decision),) for decision in decisions]
+            self._db.executemany("insert into guard_log (body) values (?)", rows)
+
+    def _put_guard(self, state: bytes | None) -> None:
+        if state is not None:
+            self._db.execute("insert or replace into guard_state values (1, ?)", (state,))
+
+    def guard_state(self) -> bytes | None:
+        """Return the guard's state; None where it never had any."""
+        row = self._db.execute("select body from guard_state").fetchone()
+        return None if row is None else bytes(row[0])
+
+    def guard_log(self) -> list[dict[str, Any]]:
+        """Every decision of the guard and of operators, in order."""
+        rows = self._db.execute("select body from guard_log order by number")
+        return [json.loads(body) for (body,) in rows]
 
     def version_at(self, position: int) -> IndexVersion | None:
         """Newest version that is not beyond a position."""
