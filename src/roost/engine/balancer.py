@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance import Plan, Strategy
+from roost.balance import Partition, Plan, Strategy
 from roost.balance.changes import (
     Change,
     Decision,
@@ -34,6 +34,7 @@ from roost.balance.changes import (
 )
 from roost.balance.planner import CellLoad, CostRates, GlobalPlanner, imbalance
 from roost.balance.swarm import Report, ShedRequest, Swarm, shed
+from roost.engine.guarding import GuardRounds
 from roost.engine.machine_stats import load_statistics
 from roost.engine.messages import BatchTask, MachineResult, TrioTask
 from roost.model import TIME_MIN
@@ -72,6 +73,8 @@ class RoundSetup:
         Event time that the stream has reached.
     windows
         The window, where one is kept: its points are then what statistics count.
+    guard
+        What is shown hotspots and judges users; None where there is no guard.
     clock
         Seconds, to time decisions.
     """
@@ -82,6 +85,7 @@ class RoundSetup:
     saved: Mapping[str, Any] | None = None
     now: int = TIME_MIN
     windows: WindowKeeper | None = None
+    guard: GuardRounds | None = None
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -153,6 +157,8 @@ class Balancer(ABC):
         }
         body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
         self._setup.store.put_round(row, body)
+        if self._setup.guard is not None:
+            self._setup.guard.after_round(plan, decision, busy_s, self._now, self._hottest)
         self._round += 1
         self._opened = self._now
         self._busy = {}
@@ -161,6 +167,10 @@ class Balancer(ABC):
     @abstractmethod
     def _note(self, results: Sequence[MachineResult]) -> None:
         """Take what the machines reported."""
+
+    @abstractmethod
+    def _hottest(self, plan: Plan, machine: int) -> Partition | None:
+        """Find the costliest partition of a machine in the round that ended."""
 
     @abstractmethod
     def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
@@ -223,6 +233,16 @@ class SwarmBalancer(Balancer):
             "swarm": self._swarm.to_json(),
         }
 
+    def _hottest(self, plan: Plan, machine: int) -> Partition | None:
+        name = self._files.get(machine)
+        if name is None:
+            return None
+        stats = load_statistics(Path(name))
+        stats.close_round(self._fade)
+        costs = {n: s.total().numerator for n, s in stats.partitions.items()}
+        mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
+        return max(mine, key=lambda p: costs[p.partition_id], default=None)
+
     def _ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
         """Have a machine look for what it can give away, in its own statistics."""
         stats = load_statistics(Path(self._files[machine]))
@@ -242,6 +262,7 @@ class GlobalBalancer(Balancer):
         self._counts = QueryCounts(space)
         self._cells: dict[int, list[CellCounts]] = {}
         self._rounds: deque[CellLoad] = deque(maxlen=ROUNDS_SEEN)
+        self._costs: NDArray[np.float64] = np.zeros(0)
         self._per_query_s = PER_QUERY_MOVED_S
         self._model = CostModel(len(PRIOR), prior=PRIOR)
         if saved and "model" in saved:
@@ -281,8 +302,10 @@ class GlobalBalancer(Balancer):
         counts = {m: CellCounts.joined(parts) for m, parts in self._cells.items()}
         self._cells = {}
         histogram = self._counts.update(self._setup.queries.segments(), self._now)
-        error = self._learn(busy_s, counts, histogram.per_cell().reshape(-1))
+        queries = histogram.per_cell().reshape(-1)
+        error = self._learn(busy_s, counts, queries)
         everything = CellCounts.joined(counts.values())
+        self._costs = everything.dense(plan.columns * plan.rows) * queries
         self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
         _, per_point, per_check = self._model.coefficients.tolist()
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
@@ -293,6 +316,14 @@ class GlobalBalancer(Balancer):
             "model_error": error,
             "per_query_s": self._per_query_s,
         }
+
+    def _hottest(self, plan: Plan, machine: int) -> Partition | None:
+        costs = self._costs.reshape(plan.rows, plan.columns)
+        return max(
+            plan.of_machine(machine),
+            key=lambda p: float(costs[p.row0 : p.row1, p.column0 : p.column1].sum()),
+            default=None,
+        )
 
     def _learn(
         self,

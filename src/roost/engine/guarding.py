@@ -1,0 +1,154 @@
+"""The guard in a running pipeline: what it is shown, when its rounds end, and what comes of it.
+
+At the end of a round of the balancer the guard sees the partition that made somebody rebalance,
+with all live queries. When its own round is over, in event time, it judges; who is blocked then is
+refused from the next request of the log on. State and decisions are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.balance import Partition, Plan
+from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
+from roost.guard import Block, Guard, LiveQueries
+from roost.model import TIME_MAX
+from roost.space import Space
+from roost.state.queries import QuerySet
+from roost.state.store import Store
+from roost.workload.cells import query_ranges
+
+# So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
+HOT = 1.2
+
+Hottest = Callable[[Plan, int], Partition | None]
+
+
+def live_queries(queries: QuerySet, space: Space, guard: Guard, now: int) -> LiveQueries:
+    """Put the live queries into the columns that the sensor reads; bounds are cells."""
+    names: list[pa.Array] = [pa.array([], pa.string())]
+    codes, rounds, bounds = [], [], []
+    known = 0
+    for _, segment, ended in queries.segments():
+        slots, boxes = segment.bounds(space)
+        until = (
+            np.full(segment.size, TIME_MAX) if segment.live_until is None else segment.live_until
+        )
+        until = np.array(until)
+        for slot, end in ended.items():
+            until[slot] = min(until[slot], end)
+        alive = until[slots] > now
+        slots, boxes = slots[alive], boxes[alive]
+        users = segment.users
+        if not isinstance(users, pa.DictionaryArray):
+            users = users.dictionary_encode()
+        names.append(users.dictionary.cast(pa.string()))
+        codes.append(np.asarray(users.indices)[slots].astype(np.int32) + known)
+        known += len(users.dictionary)
+        born = np.full(slots.size, -1) if segment.born is None else segment.born[slots]
+        rounds.append(guard.rounds_of(np.asarray(born, np.int64)))
+        bounds.append(query_ranges(space.grid, boxes))
+    return _unique(
+        pa.concat_arrays(names),
+        np.concatenate([np.empty(0, np.int32), *codes]),
+        np.concatenate([np.empty(0, np.int64), *rounds]),
+        np.concatenate([np.empty((0, 4), np.int32), *bounds]),
+    )
+
+
+def _unique(
+    names: pa.Array,
+    codes: NDArray[np.int32],
+    rounds: NDArray[np.int64],
+    bounds: NDArray[np.int32],
+) -> LiveQueries:
+    """Give a user who has queries in several segments one code."""
+    encoded = names.dictionary_encode()
+    places = np.asarray(encoded.indices, np.int32)
+    return LiveQueries(encoded.dictionary, places[codes], rounds, bounds)
+
+
+class GuardRounds:
+    """Shows the guard hotspots, and ends its rounds.
+
+    Parameters
+    ----------
+    guard
+        The guard, which the fold of the query log has as well.
+    store, queries, space
+        Where decisions are written, the live queries, and where they are.
+    round_length
+        Length of a round of detection, in event time.
+    evict
+        Told the names of those who were just blocked, where their queries are to go, too.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        store: Store,
+        queries: QuerySet,
+        space: Space,
+        round_length: int,
+        evict: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
+        self.guard = guard
+        self._store = store
+        self._queries = queries
+        self._space = space
+        self._length = round_length
+        self._evict = evict
+        self._opened: int | None = None
+
+    def after_round(
+        self,
+        plan: Plan,
+        decision: Decision,
+        busy_s: NDArray[np.float64],
+        now: int,
+        hottest: Hottest,
+    ) -> None:
+        """Note what a round of the balancer came to; ``hottest`` finds a hot partition."""
+        machine = self._relieved(plan, decision, busy_s)
+        hot = None if machine is None else hottest(plan, machine)
+        if hot is not None:
+            rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
+            found = live_queries(self._queries, self._space, self.guard, now)
+            self.guard.on_rebalance(rect, found)
+        if self._opened is None:
+            self._opened = now
+        if now - self._opened < self._length and hot is None:
+            return
+        if now - self._opened >= self._length:
+            self._judge()
+            self._opened = now
+        else:
+            self._store.put_guard(self.guard.to_bytes())
+
+    def _judge(self) -> None:
+        guard = self.guard
+        decisions = guard.close_round(guard.round, self._queries.version.rows)
+        rows = [{"decision": type(d).__name__.lower(), **asdict(d)} for d in decisions]
+        self._store.put_guard(guard.to_bytes(), rows)
+        blocked = [name for d in decisions if isinstance(d, Block) for name in d.users]
+        if blocked and self._evict is not None:
+            self._evict(blocked)
+
+    def _relieved(self, plan: Plan, decision: Decision, busy_s: NDArray[np.float64]) -> int | None:
+        """Find the machine with the hotspot, if there is one."""
+        busiest = int(busy_s.argmax())
+        if not isinstance(decision, Rebalance):
+            hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
+            return busiest if hot and self.guard.quarantined else None
+        first = decision.changes[0]
+        if isinstance(first, Merge):
+            return None
+        if isinstance(first, Move | Split) and len(decision.changes) == 1:
+            owners = {p.partition_id: p.machines for p in plan.partitions}
+            return owners[first.partition_id][0]
+        return busiest
