@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -21,8 +22,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from window_story import BATCHES, Record, WindowStory
+from window_story import BATCHES, Record, Standing, WindowStory
 
 from layouts import random_change
 from roost import Box, Circle, Pipeline, Query, RunConfig
@@ -415,3 +417,35 @@ def test_an_endless_stream_needs_no_more_disk_than_its_window(
         assert pipeline.snapshot(aggregate="count").collect()[0]["count"] == rows
     assert len(sizes) == windows
     assert max(sizes[4:]) <= 3 * sum(one)
+
+
+def test_a_streaming_dataframe_fills_the_window(spark: SparkSession, tmp_path: Path) -> None:
+    """One file a batch, through foreachBatch, with a death between the commit and Spark's own."""
+    story = WindowStory(7, "time", 35.0)
+    first = {s.query.query_id: s.query for s in reversed(story.standing)}
+    story.standing = [Standing(query, 0) for query in first.values()]
+    story.requests = {0: list(first.values())}
+    for number in range(BATCHES):
+        story.feed(tmp_path, number)
+        # Spark takes files by their age.
+        os.utime(tmp_path / "points" / f"{number:03d}.parquet", (10**9 + number,) * 2)
+    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+    types = "id long, x double, y double, event_time long, fare double, kind string"
+    frame = (
+        spark.readStream.schema(types)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(tmp_path / "points"))
+    )
+
+    def die(step: str, batch_id: int) -> None:
+        if (step, batch_id) == ("publish", 4):
+            raise RuntimeError("died")
+
+    with Pipeline(config, spark=spark, on_step=die) as pipeline:
+        pipeline.request(*story.requests[0])
+        with pytest.raises(StreamingQueryException):
+            pipeline.start(frame).awaitTermination(200)
+    with Pipeline(config, spark=spark) as pipeline:
+        assert pipeline.start(frame).awaitTermination(200)
+        look(pipeline, story, BATCHES - 1)
+    check_outputs(story, tmp_path / "out")
