@@ -89,7 +89,6 @@ class _Asked:
     window: str
     oldest: int
     for_spark: bool
-
     groups: tuple[tuple[Part, ...], ...]
 
     def answer(self, task: int) -> Iterator[bytes | str]:
@@ -178,7 +177,8 @@ class Snapshots:
             batch_id = view.batch_id
             if batch_id is None:
                 raise StateError(f"the window in {self._store.folder} is of no batch yet")
-            rules, columns = self._schema(view)
+            with self._lock:
+                rules, columns = self._schema(view)
             check_question(question, rules)
             folder = self._store.window_folder
             parts = needed_parts(view, folder, rules.space, question)
