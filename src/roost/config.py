@@ -7,6 +7,7 @@ what it takes, before anything is started.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -154,11 +155,17 @@ def _whole(key: str, low: int) -> Callable[[Any], int]:
     return parse
 
 
+def _finite(key: str, value: float) -> float:
+    if math.isinf(value):
+        raise ConfigError(key, value, "a finite number")
+    return float(value)
+
+
 def _above(key: str, low: float) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > low:
             raise ConfigError(key, value, f"a number above {low:g}")
-        return float(value)
+        return _finite(key, value)
 
     return parse
 
@@ -193,7 +200,7 @@ def _at_least(key: str, low: float) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= low:
             raise ConfigError(key, value, f"a number from {low:g} up")
-        return float(value)
+        return _finite(key, value)
 
     return parse
 
@@ -355,6 +362,7 @@ def _check_window(config: RunConfig) -> None:
         return
     if length is None:
         raise ConfigError("window.length", None, f"a length where window.kind is {kind.value}")
+    _above("window.length", 0.0)(length)
     if kind is WindowKind.TIME:
         return
     if config.window_lateness is not None:

@@ -263,3 +263,36 @@ def test_some_points_of_a_block() -> None:
     assert columns_of(some)[3] == ["p7", "p2", "p2"]
     assert columns_of(some)[0] == [whole[0][k] for k in (7, 2, 2)]
     assert columns_of(some)[4][1:] == [whole[4][1:][k] for k in (7, 2, 2)]
+
+
+def test_texts_that_are_not_utf8_are_dead_and_can_be_read() -> None:
+    garbled = pa.array([b"fine", b"\xff\xfe", None], pa.binary()).view(pa.string())
+    table = pa.table(
+        {
+            "id": pa.array([b"a", b"b", b"\xc3"], pa.binary()).view(pa.string()),
+            "x": [1.0, 2.0, 3.0],
+            "y": [1.0, 2.0, 3.0],
+            "t": [1, 2, 3],
+            "name": garbled,
+            ROW: [0, 1, 2],
+        }
+    )
+    attributes = pa.schema([("name", pa.string())])
+    schema = PointSchema("x", "y", "t", "id", pa.string(), pa.int64(), attributes)
+    space = Space(Rect(0.0, 0.0, 10.0, 10.0), coordinates=Coordinates.PLANE)
+    block, dead = decode(table, schema, space, ("name",))
+    assert block.ids.to_pylist() == ["a"]
+    assert [(row.position, row.reason.value) for row in dead] == [
+        (1, "wrong_type"),
+        (2, "wrong_type"),
+    ]
+    assert all("\ufffd" in row.record for row in dead)
+
+
+def test_late_points_are_dead_with_their_reason() -> None:
+    table = pa.table({"id": [1, 2, 3], "x": [1.0] * 3, "y": [1.0] * 3, "t": [5, 4, None]})
+    schema = PointSchema("x", "y", "t", "id", pa.int64(), pa.int64(), pa.schema([]))
+    space = Space(Rect(0.0, 0.0, 10.0, 10.0), coordinates=Coordinates.PLANE)
+    block, dead = decode(table, schema, space, (), 5)
+    assert block.ids.to_pylist() == [1]
+    assert [row.reason.value for row in dead] == ["late", "null_time"]

@@ -287,3 +287,14 @@ def test_a_state_is_plain_data() -> None:
     segment = segment_of(random_points(random.Random(5), 40, PLANE), PLANE)
     state = partial(segment, all_rows(segment), EVERYTHING)
     assert json.loads(state.to_bytes())["functions"][0] == ["count", None, None]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_times_beyond_python_are_told_as_the_last_that_it_has(unit: str) -> None:
+    """A source's "never" must not stop a stream."""
+    never = pa.array([2**62, -(2**62), 0], pa.int64()).cast(pa.timestamp(unit, "Asia/Tokyo"))
+    found = of_column(never, "min", "max")
+    assert (found["min"].year, found["max"].year) == (1, 9999)
+    days = pa.array([2**30, 0, -(2**30)], pa.int32()).cast(pa.date32())
+    found = of_column(days, "min", "max")
+    assert (found["min"].year, found["max"].year) == (1, 9999)

@@ -77,7 +77,7 @@ def test_n_is_the_points_of_the_window_whatever_becomes_of_the_plan(
             keep_statistics(task, trio, counts_of(own), result)
             (files[machine],) = result.trio_files
             writer = WindowWriter(
-                task, WindowTask(str(keeper.folder), keeper.stored, {}), machine, Router(plan)
+                task, WindowTask(str(keeper.folder), keeper.stored, {}, 0), machine, Router(plan)
             )
             if own:
                 writer.add(block_of(own), None)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from window_story import BATCHES, Record, WindowStory
+from window_story import BATCHES, Record, Standing, WindowStory
 
 from layouts import random_change
 from roost import Box, Circle, Pipeline, Query, RunConfig
@@ -233,11 +239,101 @@ def test_large_answers_are_left_in_files_until_the_pipeline_is_closed(
         wanted = sorted(p["id"] for _, p in story.window(BATCHES - 1))
         with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
             by_tasks = jobs.ask(Question())
-            assert by_tasks.files
             assert sorted(by_tasks.table["id"].to_pylist()) == wanted
+            assert not list(jobs._answers.iterdir())  # mapped, and nothing left behind
         assert sorted(row["id"] for row in frame.collect()) == wanted
         assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
     assert not any(path.exists() for path in left)
+
+
+def test_only_the_newest_large_answers_are_kept(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr(snapshot, "LARGE_KEPT", 2)
+    config = STORIES[2].config(tmp_path, **{"engine.strategy": "uniform"})
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.run()
+        frames = [pipeline.snapshot() for _ in range(5)]
+        left = list((tmp_path / "out" / "state" / "answers").glob("*/*.parquet"))
+        assert len(left) == 2
+        assert [frame.count() for frame in frames[-2:]] == [60, 60]
+
+
+def test_threads_may_ask_while_batches_are_committed(spark: SparkSession, tmp_path: Path) -> None:
+    story = STORIES[2]
+    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+    seen: list[tuple[int, int]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                answer = pipeline.snapshots.ask(Question(aggregate=parse_aggregates("count")))
+            except StateError:  # before the first batch
+                continue
+            seen.append((answer.batch_id, answer.table["count"][0].as_py()))
+
+    with (
+        Pipeline(config, spark=spark, on_batch=feeder(story, tmp_path)) as pipeline,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        running = [threads.submit(ask) for _ in range(4)]
+        try:
+            pipeline.run()
+        finally:
+            over.set()
+        for thread in running:
+            thread.result()
+    assert len({batch_id for batch_id, _ in seen}) > BATCHES // 2
+    assert {count == len(story.window(batch)) for batch, count in seen} == {True}
+
+
+def test_columns_of_every_kind_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Categories, unsigned numbers, odd times, names that Roost uses itself, and no text at all."""
+    never = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001
+    columns = {
+        "id": pa.array(["a", "b", "c", "d"]),
+        "x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()),
+        "y": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32()),
+        "event_time": pa.array([f"2024-01-01T00:00:0{k}" for k in range(4)]),
+        "kind": pa.array(["u", "v", "u", None]).dictionary_encode(),
+        "small": pa.array([1, 2, 255, None], pa.uint8()),
+        "large": pa.array([2**64 - 1, 1, 2, 3], pa.uint64()),
+        "until": pa.array([never, None, never, None], pa.timestamp("us")),
+        "distance": pa.array([5.0, 6.0, 7.0, 8.0]),
+        "at_batch": pa.array([9, 9, 9, 9]),
+        "tags": pa.array([["p"], [], None, ["q", "r"]]),
+    }
+    path = tmp_path / "points.parquet"
+    pq.write_table(pa.table(columns), path)
+    settings: Record = {
+        "points.path": str(path),
+        "space.bounds": [0, 0, 10, 10],
+        "engine.available_now": True,
+        "engine.strategy": "uniform",
+        "engine.machines": 2,
+        "window.kind": "time",
+        "window.length": 60,
+        "out.dir": str(tmp_path / "out"),
+    }
+    config = with_settings(RunConfig(), settings)
+    with Pipeline(config, spark=spark) as pipeline:
+        box = Box(0, 0, 10, 10)
+        pipeline.request(Query("q", box, aggregate="count, max(until), max(kind), max(large)"))
+        pipeline.run()
+        rows = {row["id"]: row for row in pipeline.snapshot(box, where="kind = 'u'").collect()}
+        assert set(rows) == {"a", "c"}
+        assert (rows["a"]["kind"], rows["a"]["large"], rows["c"]["small"]) == ("u", 2**64 - 1, 255)
+        assert (rows["a"]["at_batch"], rows["a"]["at_batch_"], rows["c"]["tags"]) == (9, 0, None)
+        near = pipeline.snapshot(Circle(0, 0, math.inf), nearest=1).collect()
+        assert (near[0]["distance"], near[0]["distance_"]) == (5.0, pytest.approx(math.sqrt(2)))
+        (row,) = pipeline.snapshot(aggregate="max(large), max(until), distinct(kind)").collect()
+        assert (row["max(large)"], row["distinct(kind)"]) == (2**64 - 1, 2)
+    answers = rows_of(tmp_path / "out", "aggregates")[0]
+    told = {row["name"]: row["text"] or row["number"] for row in answers}
+    assert (told["count"], told["max(kind)"]) == (4.0, "v")
+    assert told["max(until)"].startswith("9999-12-")
 
 
 def test_an_empty_answer_says_its_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -321,3 +417,35 @@ def test_an_endless_stream_needs_no_more_disk_than_its_window(
         assert pipeline.snapshot(aggregate="count").collect()[0]["count"] == rows
     assert len(sizes) == windows
     assert max(sizes[4:]) <= 3 * sum(one)
+
+
+def test_a_streaming_dataframe_fills_the_window(spark: SparkSession, tmp_path: Path) -> None:
+    """One file a batch, through foreachBatch, with a death between the commit and Spark's own."""
+    story = WindowStory(7, "time", 35.0)
+    first = {s.query.query_id: s.query for s in reversed(story.standing)}
+    story.standing = [Standing(query, 0) for query in first.values()]
+    story.requests = {0: list(first.values())}
+    for number in range(BATCHES):
+        story.feed(tmp_path, number)
+        # Spark takes files by their age.
+        os.utime(tmp_path / "points" / f"{number:03d}.parquet", (10**9 + number,) * 2)
+    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+    types = "id long, x double, y double, event_time long, fare double, kind string"
+    frame = (
+        spark.readStream.schema(types)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(tmp_path / "points"))
+    )
+
+    def die(step: str, batch_id: int) -> None:
+        if (step, batch_id) == ("publish", 4):
+            raise RuntimeError("died")
+
+    with Pipeline(config, spark=spark, on_step=die) as pipeline:
+        pipeline.request(*story.requests[0])
+        with pytest.raises(StreamingQueryException):
+            pipeline.start(frame).awaitTermination(200)
+    with Pipeline(config, spark=spark) as pipeline:
+        assert pipeline.start(frame).awaitTermination(200)
+        look(pipeline, story, BATCHES - 1)
+    check_outputs(story, tmp_path / "out")

@@ -47,7 +47,7 @@ from roost.engine.pipeline import Pipeline
 from roost.engine.snapshot import Snapshots
 from roost.errors import RoostError
 from roost.space import Rect
-from roost.state.snapshot import DISTANCE, Question
+from roost.state.snapshot import Question
 from roost.window import WindowKind
 
 if TYPE_CHECKING:
@@ -264,13 +264,13 @@ def check_same(asked: str, answers: Mapping[str, pa.Table]) -> int:
     names = iter(answers)
     first = next(names)
     expected = answers[first]
-    column = DISTANCE if DISTANCE in expected.column_names else "id"
+    column = "distance" if "distance" in expected.column_names else "id"
     wanted = np.sort(expected[column].to_numpy())
     for name in names:
         values = np.sort(answers[name][column].to_numpy())
         same = values.size == wanted.size and (
             np.allclose(values, wanted, rtol=0.0, atol=DISTANCE_TOLERANCE_M)
-            if column == DISTANCE
+            if column == "distance"
             else np.array_equal(values, wanted)
         )
         if not same:

@@ -53,6 +53,7 @@ PRIOR = (1e-3, 1e-7, 2e-9)
 PER_PARTITION_S = 1e-5
 PER_QUERY_MOVED_S = 1e-7
 LOADING_MEMORY = 0.5
+FADE = 0.5
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,8 @@ class SwarmBalancer(Balancer):
         self._files: dict[int, str] = {}
         self._reports: dict[int, Report] = {}
         self._close = False
+        # Points fade, unless a window decides when they go.
+        self._fade = FADE if setup.windows is None else 1.0
         self._forget_files()
 
     def prepared(self, task: BatchTask) -> BatchTask:
@@ -203,7 +206,7 @@ class SwarmBalancer(Balancer):
             first = task.batch_id if self._first_batch is None else self._first_batch
             gone = [f.file for f in windows.gone if batch_of(f.file) >= first]
             files = tuple(str(windows.folder / name) for name in gone)
-            trio = replace(trio, fade=1.0, gone=files)
+            trio = replace(trio, fade=self._fade, gone=files)
         return replace(super().prepared(task), trio=trio)
 
     def _note(self, results: Sequence[MachineResult]) -> None:
@@ -246,7 +249,7 @@ class SwarmBalancer(Balancer):
     def _ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
         """Have a machine look for what it can give away, in its own statistics."""
         stats = load_statistics(Path(self._files[machine]))
-        stats.close_round()
+        stats.close_round(self._fade)
         return shed(stats, machine, request)
 
 

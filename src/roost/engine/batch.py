@@ -218,7 +218,12 @@ class BatchRunner:
         )
         if self.windows is not None:
             late = self.windows.spec.watermark(self._reached)
-            window = WindowTask(str(self.windows.folder), self.windows.stored, self.windows.aliases)
+            window = WindowTask(
+                str(self.windows.folder),
+                self.windows.stored,
+                self.windows.aliases,
+                self.windows.view.oldest,
+            )
             task = replace(task, window=window, late_before=late)
         adaptive = self.balancer is not None and intent.epoch == self.epoch
         return self.balancer.prepared(task) if self.balancer and adaptive else task

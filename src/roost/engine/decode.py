@@ -166,12 +166,14 @@ def decode(
     faults.mark(_nulls(times), Reason.NULL_TIME, f"{schema.time} is null")
     ids = _column(table, schema.point_id or ROW, schema.id_type, faults)
     faults.mark(_nulls(ids), Reason.NULL_ID, f"{schema.point_id} is null")
+    faults.mark(_garbled(ids), Reason.WRONG_TYPE, f"{schema.point_id} is not UTF-8")
     attributes: dict[str, pa.Array] = {}
     for name in wanted:
         data_type = schema.attributes.field(name).type
         if name in table.column_names:
             attributes[name], bad = convert_attribute(table[name], data_type)
             faults.mark(bad, Reason.WRONG_TYPE, f"{name} takes {data_type}")
+            faults.mark(_garbled(attributes[name]), Reason.WRONG_TYPE, f"{name} is not UTF-8")
         else:
             attributes[name] = pa.nulls(table.num_rows, data_type)
     time = times_as_int(times)
@@ -193,6 +195,10 @@ def convert_attribute(
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if array.type == to:
         return array, np.zeros(len(array), bool)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type in (to, pa.string_view(), pa.binary_view()):
+        return array.cast(to), np.zeros(len(array), bool)
     if pa.types.is_nested(to):
         try:
             return array.cast(to), np.zeros(len(array), bool)
@@ -201,9 +207,41 @@ def convert_attribute(
     return convert(array, to)
 
 
+def _garbled(column: pa.Array) -> NDArray[np.bool_]:
+    """Which texts are not UTF-8: neither Parquet nor Arrow looks before somebody reads one."""
+    good = np.zeros(len(column), bool)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return good
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = column.cast(pa.large_binary()).to_pylist()
+        return np.array([value is not None and not _is_text(value) for value in raw], bool)
+    return good
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """Replace what is not UTF-8, for a record that a person is to read."""
+    for place, field in enumerate(table.schema):
+        column = table.column(place).combine_chunks()
+        if pa.types.is_string(field.type) and _garbled(column).any():
+            raw = column.cast(pa.binary()).to_pylist()
+            texts = [None if value is None else value.decode(errors="replace") for value in raw]
+            table = table.set_column(place, field, pa.array(texts, field.type))
+    return table
+
+
 def _dead_rows(table: pa.Table, faults: _Faults) -> list[DeadRow]:
     rows = sorted(faults.reasons)
-    records = table.take(pa.array(rows, pa.int64())).to_pylist()
+    records = _readable(table.take(pa.array(rows, pa.int64()))).to_pylist()
     dead = []
     for row, record in zip(rows, records, strict=True):
         reason, detail = faults.reasons[row]

@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 from pyspark import SparkContext
 
 from roost.engine.jobs import deal
-from roost.engine.snapshot import SEGMENTS
 from roost.engine.writers import flush_file
 from roost.state.store import SegmentRef
-from roost.state.windows import WindowBatch, WindowView
+from roost.state.windows import SEGMENTS, WindowBatch, WindowView
 from roost.window import JoinSpec, Live, join_schema, join_segment
 
 PIECES_PER_CORE = 2

@@ -54,6 +54,7 @@ class WindowTask:
     folder: str
     attributes: tuple[str, ...]
     aliases: Mapping[str, Alias]
+    oldest: int  # batch before which nobody asks for points any more
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,17 @@ def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> Poi
         point_id=point_id,
         id_type=id_type,
         time_type=time_type_of(schema.field(time).type, "points.time"),
-        attributes=pa.schema(own),
+        attributes=pa.schema([field.with_type(_plain_type(field.type)) for field in own]),
     )
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Type that a column is decoded to: categories and views only save room in their files."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if kind == pa.string_view():
+        return pa.string()
+    return pa.binary() if kind == pa.binary_view() else kind
 
 
 def message_schema(config: RunConfig) -> pa.Schema:

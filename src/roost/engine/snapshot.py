@@ -16,9 +16,11 @@ from __future__ import annotations
 import base64
 import pickle
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,26 +35,26 @@ from roost.model import TIMESTAMP
 from roost.state.admission import Rules
 from roost.state.operations import rules_of
 from roost.state.snapshot import (
-    AT_BATCH,
     Columns,
     Part,
     Question,
     answer_parts,
     check_question,
+    free_name,
     merge_answers,
     needed_parts,
     with_batch,
 )
 from roost.state.store import Store
-from roost.state.windows import SegmentCache, WindowView, pinned_view, read_view
+from roost.state.windows import SEGMENTS, WindowView, pin_view, read_view
 from roost.window import State
 
 POINTS_PER_TASK = 500_000
 POINTS_HERE = 200_000
 ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
 QUESTION = "roost.question"
-ANSWERS_KEPT_S = 86_400.0  # of a process that died; one that lives deletes its own
-SEGMENTS = SegmentCache()  # of a worker, from question to question and batch to batch
+ANSWERS_KEPT_S = 86_400.0  # after the last one, for a process that died
+LARGE_KEPT = 16  # large answers of DataFrames
 ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
 
 
@@ -64,24 +66,15 @@ class Answer:
     ----------
     batch_id
         The batch of which it is true: the window was that of this batch.
-    small
-        Points, or one row of aggregates.
-    files
-        Files with the rest of the points, where they are many.
+    table
+        Points, or one row of aggregates; large parts are mapped, not read.
     parts
         Segment files that were looked into.
     """
 
     batch_id: int
-    small: pa.Table
-    files: tuple[str, ...]
+    table: pa.Table
     parts: int
-
-    @property
-    def table(self) -> pa.Table:
-        """The whole answer; large parts are mapped, not read."""
-        parts = (pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.files)
-        return pa.concat_tables([self.small, *parts])
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,6 @@ class _Asked:
     window: str
     oldest: int
     for_spark: bool
-
     groups: tuple[tuple[Part, ...], ...]
 
     def answer(self, task: int) -> Iterator[bytes | str]:
@@ -116,8 +108,9 @@ class _Asked:
     def _leave(self, answer: pa.Table) -> str:
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        table = with_batch(answer, self.batch_id)
+        table = with_batch(answer, self.columns, self.batch_id)
         if self.for_spark:  # which does not read Arrow's own files
+            table = _spark_types(table)
             path = folder / f"{uuid.uuid4().hex}.parquet"
             # Who reads this reads it once: a dictionary would take longer than it saves.
             pq.write_table(table, path, compression="lz4", use_dictionary=False)
@@ -147,6 +140,8 @@ class Snapshots:
         self._spark = spark
         self._store = Store(folder, durable=False)
         self._points_here = points_here
+        self._lock = threading.Lock()
+        self._large: list[list[str]] = []
         self._cores = spark.sparkContext.defaultParallelism
         self._jobs: dict[int, RDD[bytes | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
@@ -171,14 +166,19 @@ class Snapshots:
         StateError
             If there is no window.
         """
-        return self._ask(question, for_spark=False)
+        batch_id, small, files, parts = self._ask(question, for_spark=False)
+        large = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in files]
+        for path in files:
+            Path(path).unlink()  # what is mapped stays as long as somebody has it
+        return Answer(batch_id, pa.concat_tables([small, *large]), parts)
 
-    def _ask(self, question: Question, *, for_spark: bool) -> Answer:
-        with pinned_view(self._store) as view:
+    def _ask(self, question: Question, *, for_spark: bool) -> tuple[int, pa.Table, list[str], int]:
+        with self._pinned() as view:
             batch_id = view.batch_id
             if batch_id is None:
                 raise StateError(f"the window in {self._store.folder} is of no batch yet")
-            rules, columns = self._schema(view)
+            with self._lock:
+                rules, columns = self._schema(view)
             check_question(question, rules)
             folder = self._store.window_folder
             parts = needed_parts(view, folder, rules.space, question)
@@ -188,25 +188,46 @@ class Snapshots:
             asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
             answers = self._run(asked)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
-        files = tuple(answer for answer in answers if isinstance(answer, str))
-        table = merge_answers(question, columns, small, batch_id)
-        return Answer(batch_id, table, files, len(parts))
+        files = [answer for answer in answers if isinstance(answer, str)]
+        return batch_id, merge_answers(question, columns, small, batch_id), files, len(parts)
+
+    @contextmanager
+    def _pinned(self) -> Iterator[WindowView]:
+        """Pin the window; several threads may ask, but one connection is for one at a time."""
+        with self._lock:
+            pin, view = pin_view(self._store)
+        try:
+            yield view
+        finally:
+            with self._lock:
+                self._store.unpin_window(pin)
 
     def view(self) -> WindowView:
         """Return the window of the newest batch: its batches, files and extent."""
-        return read_view(self._store)
+        with self._lock:
+            return read_view(self._store)
 
     def frame(self, question: Question) -> DataFrame:
         """Answer a question as a DataFrame.
 
         Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
-        so, the column's metadata does.
+        so, the column's metadata does. Only the newest large answers can still be read.
         """
-        answer = self._ask(question, for_spark=True)
-        frame = self._spark.createDataFrame(answer.small)
-        if answer.files:
-            frame = frame.union(self._spark.read.parquet(*answer.files))
-        return frame.withMetadata(AT_BATCH, {"batch_id": answer.batch_id})
+        batch_id, small, files, _ = self._ask(question, for_spark=True)
+        frame = self._spark.createDataFrame(_spark_types(small))
+        if files:
+            frame = frame.union(self._spark.read.parquet(*files))
+            self._forget(files)
+        return frame.withMetadata(small.column_names[0], {"batch_id": batch_id})
+
+    def _forget(self, files: list[str]) -> None:
+        """Delete the oldest large answers: somebody who asks without end would fill the disk."""
+        with self._lock:
+            self._large.append(files)
+            old = self._large[:-LARGE_KEPT]
+            self._large = self._large[-LARGE_KEPT:]
+        for path in (path for paths in old for path in paths):
+            Path(path).unlink(missing_ok=True)
 
     def _schema(self, view: WindowView) -> tuple[Rules, Columns]:
         if self._known is None:
@@ -222,8 +243,9 @@ class Snapshots:
                 time_type,
                 view.attributes,
                 known.polygon_vertices_max,
+                point_id_type=id_type,
             )
-            names = (x, y, time, point_id or ROW_NUMBER)
+            names = (x, y, time, point_id or free_name(ROW_NUMBER, view.attributes.names))
             self._known = rules, Columns(*names, id_type, time_type, view.attributes)
         return self._known
 
@@ -266,3 +288,27 @@ def _read(asked: _Asked, answer: bytes) -> State | pa.Table:
     if asked.question.aggregate is not None:
         return State.from_bytes(answer)
     return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
+
+
+def _spark_types(table: pa.Table) -> pa.Table:
+    """Cast columns of types that Spark does not have to the next larger one that it has."""
+    fields = [field.with_type(_spark_type(field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields), safe=False)
+
+
+def _spark_type(kind: pa.DataType) -> pa.DataType:
+    if kind in _SPARK_TYPES:
+        return _SPARK_TYPES[kind]
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return kind
+
+
+_SPARK_TYPES = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}

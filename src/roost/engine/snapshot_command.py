@@ -21,7 +21,7 @@ from roost.errors import ConfigError
 from roost.model import Box, Circle, Polygon
 from roost.state.columns import record_json
 from roost.state.operations import instant, numbers, plain_console, rules_of
-from roost.state.snapshot import AT_BATCH, Question
+from roost.state.snapshot import Question
 from roost.state.store import Store
 from roost.window import parse_aggregates
 
@@ -86,7 +86,10 @@ def snapshot_command(arguments: argparse.Namespace) -> int:
     with closing(Snapshots(arguments.state, spark)) as snapshots:
         answer = snapshots.ask(question)
         if write is not None:
-            write(answer.table, arguments.out)
+            try:
+                write(answer.table, arguments.out)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise ConfigError("--out", str(arguments.out), f".parquet ({error})") from error
             print(f"{_summary(answer)}, in {arguments.out}", file=sys.stderr)
         else:
             _show(answer, arguments.limit)
@@ -98,7 +101,7 @@ def _summary(answer: Answer) -> str:
 
 
 def _show(answer: Answer, limit: int) -> None:
-    table = answer.table.drop_columns([AT_BATCH])
+    table = answer.table.select(answer.table.column_names[1:])  # the first is the batch
     shown = Table(*table.column_names)
     for row in table.slice(0, limit).to_pylist():
         shown.add_row(*(_text(value) for value in row.values()))

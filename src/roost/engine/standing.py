@@ -24,7 +24,7 @@ from roost.model import TIME_MAX, TIME_MIN
 from roost.state.queries import load_ended
 from roost.state.segments import map_arrays
 from roost.state.store import SegmentRef
-from roost.state.windows import SegmentCache, WindowView
+from roost.state.windows import SEGMENTS, WindowView
 from roost.window import Live, Pane, WindowSegment, answers
 
 
@@ -83,7 +83,6 @@ class StandingAnswers:
     point_id_type: pa.DataType
     time_type: pa.DataType
     _segments: dict[str, _Known | None] = field(default_factory=dict)
-    _files: SegmentCache = field(default_factory=SegmentCache)
 
     def write(
         self, batch_id: int, refs: Sequence[SegmentRef], view: WindowView, now: int | None
@@ -143,11 +142,10 @@ class StandingAnswers:
 
     def _parts(self, view: WindowView) -> Iterable[tuple[WindowSegment, Pane, Live]]:
         folder = self.window_folder
-        self._files.forget_before(str(folder), view.oldest)
         for batch in view.live():
             lives = view.lives(batch, folder)
             for file, live in zip(batch.files, lives, strict=True):
-                segment, pane = self._files.open(str(folder / file.file))
+                segment, pane = SEGMENTS.open(str(folder / file.file))
                 if pane is not None:
                     yield segment, pane, live
 

@@ -21,7 +21,7 @@ from roost.kernel import Pairs
 from roost.kernel.cells import locate_cells
 from roost.model import PointBlock
 from roost.state.segments import write_arrays
-from roost.state.windows import WindowFile, file_name
+from roost.state.windows import SEGMENTS, WindowFile, file_name
 from roost.window import WindowSegment, build, build_pane, row_order
 from roost.window.segment import Arrays
 
@@ -32,6 +32,7 @@ class WindowWriter:
     def __init__(self, task: BatchTask, window: WindowTask, machine: int, router: Router) -> None:
         self._task = task
         self._window = window
+        SEGMENTS.forget_before(window.folder, window.oldest)  # this process may have answered
         self._machine = machine
         self._router = router
         self._blocks: list[PointBlock] = []

@@ -9,10 +9,12 @@ Everything here is done without Spark; :mod:`roost.engine.snapshot` does it in t
 
 from __future__ import annotations
 
+import datetime as dt
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,7 @@ from roost.model import (
     Reason,
     request_record,
 )
-from roost.space import Space
+from roost.space import Outside, Space
 from roost.state.admission import Rules, admit
 from roost.state.columns import one_array
 from roost.state.windows import SegmentCache, WindowFile, WindowView
@@ -49,8 +51,6 @@ from roost.window.nearest import ZONES_AT_FIRST, ranked
 from roost.window.segment import ZONE_ROWS, Bounds
 from roost.workload.cells import query_ranges
 
-AT_BATCH = "at_batch"
-DISTANCE = "distance"
 EVERYWHERE = Box(-math.inf, -math.inf, math.inf, math.inf)
 
 
@@ -121,10 +121,33 @@ class Columns:
         return pa.schema([*own, *(self.attributes.field(name) for name in self.others)])
 
     @property
+    def at_batch(self) -> str:
+        """Name of the column with the batch of which an answer is true."""
+        return free_name("at_batch", self.schema.names)
+
+    @property
+    def distance(self) -> str:
+        """Name of the column with the distances of the nearest points."""
+        return free_name("distance", self.schema.names)
+
+    @property
     def others(self) -> list[str]:
         """Attributes beside the four."""
         own = (self.x, self.y, self.time, self.point_id)
         return [name for name in self.attributes.names if name not in own]
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Lengthen a name until no column has it.
+
+    Examples
+    --------
+    >>> free_name("distance", ["x", "distance"])
+    'distance_'
+    """
+    while name in taken:
+        name += "_"
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +186,8 @@ def check_question(question: Question, rules: Rules) -> None:
     if question.nearest is not None:
         if not isinstance(shape, Circle):
             raise RequestError(Reason.MISSING_FIELD, "k nearest takes a circle around a place")
-        if question.nearest < 1:
+        number = isinstance(question.nearest, int) and not isinstance(question.nearest, bool)
+        if not number or question.nearest < 1:
             raise RequestError(Reason.WRONG_TYPE, "k nearest takes a whole number from 1 up")
         if question.aggregate is not None:
             raise RequestError(Reason.MALFORMED, "takes nearest or aggregates, not both")
@@ -171,17 +195,33 @@ def check_question(question: Question, rules: Rules) -> None:
             raise RequestError(Reason.MALFORMED, "k nearest takes no times, only the window's")
         if math.isinf(shape.radius) and shape.radius > 0:
             shape = Circle(shape.cx, shape.cy, 0.0)
+    for instant in (question.since, question.until):
+        _check_instant(instant, rules)
     if question.aggregate is not None and rules.attributes is not None:
-        question.aggregate.result_schema(rules.attributes, pa.string())
+        question.aggregate.result_schema(rules.attributes, rules.point_id_type)
     if question.predicate is None and (shape is None or _is_plain(shape)):
         return
     inside = rules.space.bounds
     whole = Box(inside.x0, inside.y0, inside.x1, inside.y1)
     query = Query("", whole if shape is None else shape, "", question.predicate)
     block = pa.Table.from_pylist([request_record(query)])
-    refused = admit(block, 0, rules, lambda ids: {}).refused
-    if refused and refused[0].reason is not Reason.OUT_OF_BOUNDS:
+    # A shape beyond the bounds has no points, which is an answer.
+    anywhere = replace(
+        rules, id_type=pa.string(), space=replace(rules.space, outside=Outside.EXACT)
+    )
+    refused = admit(block, 0, anywhere, lambda ids: {}).refused
+    if refused:
         raise RequestError(refused[0].reason, refused[0].detail)
+
+
+def _check_instant(instant: Instant | None, rules: Rules) -> None:
+    if instant is None:
+        return
+    whole = isinstance(instant, int) and not isinstance(instant, bool)
+    if rules.time_type == TIMESTAMP and not isinstance(instant, dt.datetime):
+        raise RequestError(Reason.WRONG_TYPE, "times of this stream are timestamps")
+    if rules.time_type != TIMESTAMP and not whole:
+        raise RequestError(Reason.WRONG_TYPE, "times of this stream are whole numbers")
 
 
 def _is_plain(shape: Box | Circle | Polygon) -> bool:
@@ -295,7 +335,7 @@ def answer_parts(
 def points_schema(question: Question, columns: Columns) -> pa.Schema:
     """Columns of the points that a question is answered with."""
     schema = columns.schema
-    return schema.append(pa.field(DISTANCE, pa.float64())) if question.nearest else schema
+    return schema.append(pa.field(columns.distance, pa.float64())) if question.nearest else schema
 
 
 def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) -> list[pa.Array]:
@@ -338,7 +378,7 @@ def _near(
             arrays = [*_taken(segment, rows, columns), pa.array(distances)]
             best = _nearest_of([best, pa.table(arrays, schema=schema)], k, columns)
             if best.num_rows == k:
-                limit = min(limit, best[DISTANCE][k - 1].as_py())
+                limit = min(limit, best[columns.distance][k - 1].as_py())
     return best
 
 
@@ -346,7 +386,7 @@ def _nearest_of(tables: Sequence[pa.Table], k: int, columns: Columns) -> pa.Tabl
     joined = pa.concat_tables(tables).combine_chunks()
     if not joined.num_rows:
         return joined
-    distances = np.asarray(joined[DISTANCE].to_numpy())
+    distances = np.asarray(joined[columns.distance].to_numpy())
     return joined.take(pa.array(ranked(distances, one_array(joined[columns.point_id]))[:k]))
 
 
@@ -357,23 +397,29 @@ def merge_answers(
     if question.aggregate is not None:
         states = [answer for answer in answers if isinstance(answer, State)]
         results = finish(merge([State(question.aggregate, {}), *states]))
-        for name, value in results.items():
-            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-                raise StateError(f"{name} is {value}, more than 64 bits hold")
         schema = _aggregate_schema(question.aggregate, columns)
-        arrays = [pa.array([results[name]]).cast(schema.field(name).type) for name in results]
+        arrays = [_one(name, value, schema.field(name).type) for name, value in results.items()]
         table = pa.table(arrays, schema=schema)
     else:
         tables = [answer for answer in answers if isinstance(answer, pa.Table)]
         table = pa.concat_tables([points_schema(question, columns).empty_table(), *tables])
         if question.nearest is not None:
             table = _nearest_of([table], question.nearest, columns)
-    return with_batch(table, batch_id)
+    return with_batch(table, columns, batch_id)
 
 
-def with_batch(table: pa.Table, batch_id: int) -> pa.Table:
+def _one(name: str, value: Any, kind: pa.DataType) -> pa.Array:
+    try:
+        whole = pa.types.is_timestamp(kind) and isinstance(value, int)
+        return pa.array([value], pa.int64()).cast(kind) if whole else pa.array([value], kind)
+    except (OverflowError, pa.ArrowInvalid) as error:
+        raise StateError(f"{name} is {value}, more than {kind} holds") from error
+
+
+def with_batch(table: pa.Table, columns: Columns, batch_id: int) -> pa.Table:
     """Add the batch of which an answer is true."""
-    return table.add_column(0, AT_BATCH, pa.array(np.full(table.num_rows, batch_id, np.int64)))
+    at = pa.array(np.full(table.num_rows, batch_id, np.int64))
+    return table.add_column(0, columns.at_batch, at)
 
 
 def _aggregate_schema(spec: AggregateSpec, columns: Columns) -> pa.Schema:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import base64
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,7 @@ class WindowView:
         held = self.extent
         if held.cut is None or held.cut.batch_id != batch.batch_id:
             return [Live(held.time_after)] * len(batch.files)
-        # Which points of the batch are live depends on all of them.
-        segments = [open_window_file(folder, file.file) for file in batch.files]
-        return live_parts(held, batch.batch_id, segments)
+        return _lives_of_cut(str(folder), held, batch)
 
     def live_partitions(self) -> set[int]:
         """Partitions that have points in a live batch."""
@@ -152,6 +150,13 @@ class WindowView:
 
 def _partitions(batches: Sequence[WindowBatch]) -> set[int]:
     return {number for batch in batches for file in batch.files for number in file.partitions}
+
+
+@lru_cache(maxsize=4)
+def _lives_of_cut(folder: str, held: Extent, batch: WindowBatch) -> list[Live]:
+    """Look at all points of a batch that a count cuts; every question of the batch needs it."""
+    segments = [open_window_file(Path(folder), file.file) for file in batch.files]
+    return live_parts(held, batch.batch_id, segments)
 
 
 def read_view(store: Store) -> WindowView:
@@ -186,17 +191,17 @@ def _batch(row: dict[str, Any]) -> WindowBatch:
     return WindowBatch(row["batch_id"], files)
 
 
-@contextmanager
-def pinned_view(store: Store, clock: Callable[[], float] = time.time) -> Iterator[WindowView]:
-    """Read the window and keep its files from being deleted until the block is left.
+def pin_view(store: Store, clock: Callable[[], float] = time.time) -> tuple[int, WindowView]:
+    """Read the window and keep its files from being deleted until the pin is taken out.
 
     A reader that dies holds them for ``PIN_S`` seconds at most.
     """
     pin = store.pin_window(clock() + PIN_S)
     try:
-        yield read_view(store)
-    finally:
+        return pin, read_view(store)
+    except StateError:
         store.unpin_window(pin)
+        raise
 
 
 def open_window_file(folder: Path, name: str) -> WindowSegment:
@@ -285,7 +290,8 @@ class WindowKeeper:
         listed = {file.file for batch in self.view.batches for file in batch.files}
         listed.update(file.file for file in self.gone)
         pinned = self._store.pinned_batch(self._clock())
-        for path in self.folder.iterdir():
+        SEGMENTS.forget_before(str(self.folder), self.view.oldest)
+        for path in self.folder.glob("*.win*"):
             if path.name in listed:
                 continue
             if pinned is not None and batch_of(path.name) >= pinned:
@@ -302,20 +308,26 @@ class SegmentCache:
 
     def __init__(self) -> None:
         self._opened: dict[str, tuple[WindowSegment, Pane | None]] = {}
+        self._lock = threading.Lock()  # threads may ask while a batch is answered
 
     def forget_before(self, folder: str, oldest: int) -> None:
         """Let go of the files in a folder that are older than a batch."""
         prefix = f"{folder}{os.sep}"
         first = f"{prefix}{batch_prefix(oldest)}"  # names sort by batch
-        for path in [p for p in self._opened if p.startswith(prefix) and p < first]:
-            del self._opened[path]
+        with self._lock:
+            for path in [p for p in self._opened if p.startswith(prefix) and p < first]:
+                del self._opened[path]
 
     def open(self, path: str) -> tuple[WindowSegment, Pane | None]:
         """Map a file: its points, and what they add to standing queries."""
-        if path not in self._opened:
+        with self._lock:
+            opened = self._opened.get(path)
+        if opened is None:
             arrays = map_arrays(Path(path))
-            self._opened[path] = WindowSegment.open(arrays), Pane.open(arrays)
-        return self._opened[path]
+            opened = WindowSegment.open(arrays), Pane.open(arrays)
+            with self._lock:
+                self._opened[path] = opened
+        return opened
 
     def segment(self, path: str) -> WindowSegment:
         """Map the points of a file."""
@@ -323,6 +335,9 @@ class SegmentCache:
 
     def __len__(self) -> int:
         return len(self._opened)
+
+
+SEGMENTS = SegmentCache()  # of this process
 
 
 def file_name(batch_id: int, machine: int, attempt: str) -> str:

@@ -165,6 +165,11 @@ class Extremes:
         if pa.types.is_floating(column.type):
             values = numbers(column)
             return cls(float(np.fmin.reduce(values)), float(values.max()))
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            plain = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+            limits = python_limits(column.type)
+            within = np.clip(as_numpy(column.cast(plain)), *limits)
+            column = pa.array(within, plain).cast(column.type)
         both = pc.min_max(column)
         return cls(both["min"].as_py(), both["max"].as_py())
 
@@ -186,6 +191,24 @@ class Extremes:
     def from_json(cls, data: Any) -> Extremes:
         """Inverse of :meth:`to_json`."""
         return cls(*map(_value, data))
+
+
+def python_limits(kind: pa.DataType) -> tuple[int, int]:
+    """Least and greatest time that Python can tell in any zone, as numbers of a type of times.
+
+    Arrow's times go far beyond; a source may well have one that means "never".
+
+    Examples
+    --------
+    >>> python_limits(pa.date32())
+    (-719161, 2932895)
+    """
+    first, last = -719_161, 2_932_895  # days from 1970 to 0001-01-02 and 9999-12-30
+    if pa.types.is_date32(kind):
+        return first, last
+    unit = "ms" if pa.types.is_date64(kind) else kind.unit
+    day = 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    return first * day, last * day
 
 
 def _place(value: Any) -> Any:

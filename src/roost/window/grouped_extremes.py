@@ -18,6 +18,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from roost.kernel.arrays import as_arrow, as_numpy
+from roost.window.accumulators import python_limits
 from roost.window.grouped import Doubles, Groups, Part, Values, Whole, doubles, plain
 from roost.window.grouped_loops import add_extremes, find_extremes, frozen
 
@@ -86,7 +87,8 @@ class Extremes:
         values = self.least if function == "min" else self.greatest
         if pt.is_floating(self.kind):
             return Values(self.n > 0, values)
-        texts = [moment.isoformat() for moment in self._typed(values).to_pylist()]
+        within = np.clip(values, *python_limits(self.kind))
+        texts = [moment.isoformat() for moment in self._typed(within).to_pylist()]
         return Values(self.n > 0, None, texts)
 
 
