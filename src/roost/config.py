@@ -65,6 +65,11 @@ class RunConfig:
     window_lateness: float | None = None
     window_attributes: tuple[str, ...] | None = None
 
+    guard: bool = False
+    guard_round: float = 60.0
+    guard_evict: bool = False
+    guard_users_max: int = 262_144
+
     join_left: str | None = None
     join_right: str | None = None
     join_distance: float | None = None
@@ -274,6 +279,10 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "window.tumbling": ("window_tumbling", _flag("window.tumbling")),
     "window.lateness": ("window_lateness", _at_least("window.lateness", 0.0)),
     "window.attributes": ("window_attributes", _names("window.attributes")),
+    "guard.enabled": ("guard", _flag("guard.enabled")),
+    "guard.round": ("guard_round", _above("guard.round", 0.0)),
+    "guard.evict": ("guard_evict", _flag("guard.evict")),
+    "guard.users_max": ("guard_users_max", _whole("guard.users_max", 1)),
     "join.left": ("join_left", _text("join.left")),
     "join.right": ("join_right", _text("join.right")),
     "join.distance": ("join_distance", _at_least("join.distance", 0.0)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBal
 from roost.engine.batch import STAGING, Answerer, BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
+from roost.engine.guarding import GuardRounds
 from roost.engine.jobs import run_frame, run_slices
 from roost.engine.joins import Joins
 from roost.engine.kafka import VALUE, Topic, kafka_address
@@ -51,6 +53,7 @@ from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
 from roost.engine.standing import StandingAnswers
 from roost.errors import ConfigError, SourceError
+from roost.guard import Guard
 from roost.model import (
     TIME_MIN,
     Box,
@@ -435,8 +438,10 @@ class Pipeline:
             spec is not None,
             None if windows is None else windows.attributes,
             points.id_type,
+            config.guard,
         )
-        queries = QuerySet(self.store, self.log, rules)
+        guard = self._guard()
+        queries = QuerySet(self.store, self.log, rules, guard=guard)
         pending = self.store.last_intent()
         if pending is not None:
             # A batch that was begun and never folded needs the version of its own position.
@@ -454,7 +459,7 @@ class Pipeline:
             query_id_type=id_type,
             out=config.out.absolute(),
             epoch=epoch,
-            balancer=self._balancer(strategy, space, queries, points, windows),
+            balancer=self._balancer(strategy, space, queries, points, windows, guard),
             windows=windows,
             answerers=self._answerers(points, id_type, windows),
             keep_matches=config.sink != "count" or bool(self._sinks),
@@ -475,6 +480,18 @@ class Pipeline:
             "window": spec.to_json(),
             "window_attributes": window_attributes(self.config, points).names,
         }
+
+    def _guard(self) -> Guard | None:
+        """Make the guard, which goes on from where it was; one that is switched off stays there."""
+        if not self.config.guard:
+            return None
+        state = self.store.guard_state()
+        if state is not None:
+            return Guard.from_bytes(state)
+        version = self.store.version_at(1 << 62)
+        begun = 0 if version is None else version.rows
+        seed = secrets.randbits(63)
+        return Guard(seed, users_max=self.config.guard_users_max, position=begun)
 
     def _answerers(
         self, points: PointSchema, query_id_type: pa.DataType, windows: WindowKeeper | None
@@ -503,6 +520,7 @@ class Pipeline:
         queries: QuerySet,
         points: PointSchema,
         windows: WindowKeeper | None,
+        guard: Guard | None,
     ) -> Balancer | None:
         """Make what changes plans while the stream runs; it goes on from the last round."""
         if not strategy.adaptive:
@@ -513,7 +531,12 @@ class Pipeline:
             saved = {"round": saved["round"]}
         reached = self.store.reached()
         now = TIME_MIN if reached is None else reached
-        setup = RoundSetup(self.store, queries, length, saved, now, windows, self._clock)
+        watch = None
+        if guard is not None:
+            unit = time_unit(points)
+            rounds = int(self.config.guard_round * unit)
+            watch = GuardRounds(guard, self.store, queries, space, rounds)
+        setup = RoundSetup(self.store, queries, length, saved, now, windows, watch, self._clock)
         if strategy is Strategy.SWARM:
             return SwarmBalancer(setup)
         return GlobalBalancer(setup, space, GlobalPlanner(tolerance=self.config.tolerance))
