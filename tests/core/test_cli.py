@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,6 +21,8 @@ from roost import __version__
 from roost.balance import Strategy, initial_plan
 from roost.cli import RUN_FLAGS, build_parser, main, run_config
 from roost.config import KEYS
+from roost.engine.snapshot_command import write_answer
+from roost.errors import ConfigError
 from roost.model import DEAD_SCHEMA, TIMESTAMP
 from roost.space import Coordinates, Outside, Rect, Space
 from roost.state.admission import Rules
@@ -413,3 +417,47 @@ def test_inspect_of_another_folder_changes_nothing(capsys, tmp_path: Path) -> No
     assert code == 1
     assert f"{tmp_path} is not a state directory" in err
     assert list(tmp_path.iterdir()) == []
+
+
+# -- roost snapshot, as far as it goes without Spark
+
+
+ANSWER = pa.table({"at_batch": [3, 3], "id": ["a", "b"], "fare": [1.5, None]})
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_an_answer_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"answer{suffix}"
+    write_answer(ANSWER, path)
+    if suffix == ".parquet":
+        found = pq.read_table(path).to_pylist()
+    elif suffix == ".csv":
+        found = pyarrow.csv.read_csv(path).to_pylist()
+    else:
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["at_batch"], row["id"], row.get("fare")) for row in found] == [
+        (3, "a", 1.5),
+        (3, "b", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "takes"),
+    [
+        ("answer.xlsx", ANSWER, "ends with .parquet, .csv, .jsonl"),
+        ("nowhere/answer.csv", ANSWER, "a file that can be written"),
+        ("answer.csv", pa.table({"tags": [["a"], []]}), "another form than .csv"),
+    ],
+)
+def test_an_answer_that_cannot_be_written_says_why(
+    tmp_path: Path, name: str, table: pa.Table, takes: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        write_answer(table, tmp_path / name)
+    assert caught.value.key == "--out"
+    assert takes in caught.value.takes
+
+
+def test_the_form_of_a_file_is_judged_before_anything_is_started(capsys, state: Path) -> None:
+    code, _, err = roost(capsys, "snapshot", state, "--out", "answer.xlsx")
+    assert (code, "ends with .parquet" in err) == (2, True)

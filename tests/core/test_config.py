@@ -98,6 +98,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("window.kind", "day", "time or count or bytes"),
     ("window.length", 0, "a number above 0"),
     ("window.length", "1h", "a number above 0"),
+    ("window.length", float("inf"), "a finite number"),
+    ("window.lateness", float("inf"), "a finite number"),
+    ("join.within", float("inf"), "a finite number"),
     ("window.tumbling", "yes", "true or false"),
     ("window.lateness", -1, "a number from 0 up"),
     ("window.attributes", 3, "a list of names"),
@@ -184,6 +187,14 @@ def test_windows_and_joins_need_all_their_settings(settings: dict[str, Any], key
     with pytest.raises(ConfigError) as caught:
         check_together(with_settings(RunConfig(), settings))
     assert caught.value.key == key
+
+
+def test_a_window_that_python_code_made_is_judged_too() -> None:
+    assert RunConfig(window="time").window is WindowKind.TIME  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"window\.kind"):
+        RunConfig(window="day")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"window\.length"):
+        check_together(RunConfig(window=WindowKind.COUNT, window_length=-5))
 
 
 def test_lengths_of_time_are_in_seconds_and_lateness_is_the_length() -> None:

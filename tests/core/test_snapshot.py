@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from roost.engine.messages import BatchTask, WindowTask
 from roost.engine.window_writer import WindowWriter
 from roost.errors import ConfigError, RequestError, StateError
 from roost.model import Box, Circle, Polygon
-from roost.space import Space
+from roost.space import Outside, Space
 from roost.state.admission import Rules
 from roost.state.snapshot import (
     Columns,
@@ -313,6 +314,22 @@ def test_a_question_that_makes_no_sense_is_refused(question: Question, words: st
     rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
     with pytest.raises(RequestError, match=words):
         check_question(question, rules)
+
+
+def test_where_points_beyond_the_bounds_are_dead_a_question_is_judged_all_the_same() -> None:
+    space = replace(PLANE, outside=Outside.DEAD)
+    rules = Rules(space, pa.int64(), pa.int64(), ATTRIBUTES)
+    check_question(Question(Circle(500.0, 500.0, 1.0)), rules)  # no points are an answer
+    with pytest.raises(RequestError, match="colour"):
+        check_question(Question(Circle(500.0, 500.0, 1.0), "colour = 1"), rules)
+
+
+def test_identifiers_are_columns_of_their_own_type() -> None:
+    spec = AggregateSpec((("avg", "id", None),))
+    known = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES, point_id_type=pa.int64())
+    check_question(Question(aggregate=spec), known)
+    with pytest.raises(ConfigError, match="numbers"):
+        check_question(Question(aggregate=spec), replace(known, point_id_type=pa.string()))
 
 
 def test_an_aggregate_of_nothing_known_is_refused() -> None:

@@ -21,7 +21,7 @@ from roost.model import TIME_MAX, TIME_MIN
 from roost.space import Rect, Space
 from roost.window import Live, WindowSpec, near
 from roost.window.join import JoinSpec, join_rows, join_schema, join_segment
-from roost.window.near import near_pairs
+from roost.window.near import near_chunks
 
 TURNED = Space(Rect(0.0, -90.0, 360.0, 90.0), 36, 18)
 SIDES: dict[str | None, Callable[[Point], bool]] = {
@@ -30,6 +30,14 @@ SIDES: dict[str | None, Callable[[Point], bool]] = {
     "base = 'B1'": lambda p: p["base"] == "B1",
     "base in ('B1', 'B2')": lambda p: p["base"] in ("B1", "B2"),
 }
+
+
+def near_pairs(*sets_and_limits: Any) -> tuple[Any, Any, Any]:
+    """All chunks as one."""
+    chunks = list(near_chunks(*sets_and_limits))
+    none = np.empty(0, np.int64)
+    i, j, distances = zip(*chunks, strict=True) if chunks else ((none,), (none,), (np.empty(0),))
+    return np.concatenate(i), np.concatenate(j), np.concatenate(distances)
 
 
 def distance_of(lonlat: bool, x0: float, y0: float, x1: float, y1: float) -> float:

@@ -13,14 +13,21 @@ from window_points import PLANE, TYPES, Point, block_of, random_points
 from layouts import random_change, random_layout
 from roost.balance import Partition, Plan, Router
 from roost.balance.changes import Move, apply_changes
+from roost.balance.swarm import ShedRequest
+from roost.engine import balancer
+from roost.engine.balancer import RoundSetup, SwarmBalancer
 from roost.engine.decode import PointSchema
 from roost.engine.machine_stats import keep_statistics, load_statistics
 from roost.engine.messages import BatchTask, MachineResult, TrioTask, WindowTask
 from roost.engine.window_writer import WindowWriter
+from roost.state.admission import Rules
+from roost.state.queries import QuerySet
+from roost.state.querylog import SqliteQueryLog
+from roost.state.segments import write_arrays
 from roost.state.store import Commit, Intent, Store
 from roost.state.windows import WindowKeeper
 from roost.window import WindowKind, WindowSpec
-from roost.workload import CellCounts, PartitionStats
+from roost.workload import CellCounts, MachineStats, PartitionStats
 
 MACHINES = 3
 SCHEMA = pa.schema(list(TYPES.items()))
@@ -92,6 +99,31 @@ def test_n_is_the_points_of_the_window_whatever_becomes_of_the_plan(
         check = _check_each if moves_only else _check_all
         check(files, plan, batches[-4:])
         before, plan = plan, _changed(rng, plan, moves_only)
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(True, 100.0), (False, 50.0)])
+def test_a_machine_is_asked_with_the_numbers_that_it_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, expected: float
+) -> None:
+    """With a window points do not fade, neither in a report nor when load is to be shed."""
+    store = Store(tmp_path)
+    spec = WindowSpec(WindowKind.COUNT, 90)
+    keeper = WindowKeeper(store, spec, SCHEMA, {}) if kept else None
+    log = SqliteQueryLog(tmp_path / "queries.db")
+    queries = QuerySet(store, log, Rules(PLANE, pa.string(), pa.int64()))
+    swarm = SwarmBalancer(RoundSetup(store, queries, 1, windows=keeper))
+    stats = PartitionStats(0, 0, 0, 16, 16)
+    stats.add_points(np.zeros(100, np.int64), np.zeros(100, np.int64))
+    stats.close_round(1.0)
+    path = tmp_path / "0.trio"
+    write_arrays(path, MachineStats([stats]).to_arrays())
+    swarm._files = {0: str(path)}
+    asked: list[MachineStats] = []
+    monkeypatch.setattr(
+        balancer, "shed", lambda machine_stats, *request: asked.append(machine_stats) or ()
+    )
+    swarm._ask(0, ShedRequest(1, 0.0, 1.0, 1))
+    assert asked[0].partitions[0].total().n == expected
 
 
 def _changed(rng: random.Random, plan: Plan, moves_only: bool) -> Plan:

@@ -68,7 +68,11 @@ _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.h
 
 
 class BrokerUnavailable(Exception):
-    """Java, Maven Central or the broker itself cannot be had here; the message says which."""
+    """Java or the broker's files cannot be had here; the message says which."""
+
+
+class BrokerFailed(Exception):
+    """The broker is here and does not run, which no test may pass over."""
 
 
 def _free_ports(count: int) -> list[int]:
@@ -86,7 +90,7 @@ class KafkaBroker:
     Parameters
     ----------
     timeout_s
-        How long a start may take before the broker counts as unavailable.
+        How long a start may take before the broker has failed.
 
     Examples
     --------
@@ -188,7 +192,7 @@ class KafkaBroker:
         command += ["format", "--cluster-id", _CLUSTER, "--config", str(properties)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
-            raise BrokerUnavailable(f"Kafka cannot format its folder: {done.stderr[-500:]}")
+            raise BrokerFailed(f"Kafka cannot format its folder: {done.stderr[-500:]}")
 
     def _wait_until_ready(self, log: Path) -> None:
         """Wait for the broker's own word; polling only decides how soon we notice."""
@@ -196,11 +200,9 @@ class KafkaBroker:
         deadline = time.monotonic() + self._timeout_s
         while _READY not in (said := log.read_text(errors="replace")):
             if self._process.poll() is not None:
-                raise BrokerUnavailable(f"Kafka ended at start: {said[-1000:]}")
+                raise BrokerFailed(f"Kafka ended at start: {said[-1000:]}")
             if time.monotonic() > deadline:
-                raise BrokerUnavailable(
-                    f"Kafka not ready in {self._timeout_s:.0f} s: {said[-500:]}"
-                )
+                raise BrokerFailed(f"Kafka not ready in {self._timeout_s:.0f} s: {said[-500:]}")
             time.sleep(0.05)
 
 

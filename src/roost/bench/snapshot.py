@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 POINTS = 1_000_000
 BATCH_ROWS = 50_000
-QUESTIONS, QUESTIONS_QUICK = 40, 10
-WARM, WARM_QUICK = 10, 3
+QUESTIONS, QUESTIONS_QUICK = 40, 8
+WARM, WARM_QUICK = 10, 2
 SEED = 20140401
 # Engines have sines of their own: a distance may differ in its last digits.
 DISTANCE_TOLERANCE_M = 1e-6

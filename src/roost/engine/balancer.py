@@ -199,15 +199,19 @@ class SwarmBalancer(Balancer):
     def prepared(self, task: BatchTask) -> BatchTask:
         """Tell the machines where their statistics are."""
         before = self._previous or task.plan
-        trio = TrioTask(str(self._folder), dict(self._files), before, self._close, self._now)
-        windows = self._setup.windows
-        if windows is not None:
-            # Points of batches that nobody has counted since the restart are not taken out.
-            first = task.batch_id if self._first_batch is None else self._first_batch
-            gone = [f.file for f in windows.gone if batch_of(f.file) >= first]
-            files = tuple(str(windows.folder / name) for name in gone)
-            trio = replace(trio, fade=self._fade, gone=files)
+        files = dict(self._files)
+        gone = self._gone(task.batch_id)
+        trio = TrioTask(str(self._folder), files, before, self._close, self._now, self._fade, gone)
         return replace(super().prepared(task), trio=trio)
+
+    def _gone(self, batch_id: int) -> tuple[str, ...]:
+        """Files that have left the window, of batches that were counted since the restart."""
+        windows = self._setup.windows
+        if windows is None:
+            return ()
+        first = batch_id if self._first_batch is None else self._first_batch
+        names = (file.file for file in windows.gone)
+        return tuple(str(windows.folder / name) for name in names if batch_of(name) >= first)
 
     def _note(self, results: Sequence[MachineResult]) -> None:
         self._close = False

@@ -43,7 +43,7 @@ class TrioTask:
     before: Plan
     close: bool
     now: int
-    fade: float = 0.5
+    fade: float
     gone: tuple[str, ...] = ()
 
 

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +31,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from roost.engine.jobs import deal
 from roost.errors import StateError
-from roost.model import TIMESTAMP
 from roost.state.admission import Rules
 from roost.state.operations import rules_of
 from roost.state.snapshot import (
@@ -234,19 +233,10 @@ class Snapshots:
             meta = self._store.meta()
             assert meta is not None, "a window without settings"
             x, y, time, point_id = meta["points"]
-            id_type = pa.int64() if meta["types"][0] == "int64" else pa.string()
-            time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
-            known = rules_of(self._store)
-            rules = Rules(
-                known.space,
-                pa.string(),
-                time_type,
-                view.attributes,
-                known.polygon_vertices_max,
-                point_id_type=id_type,
-            )
+            rules = replace(rules_of(self._store), attributes=view.attributes)
             names = (x, y, time, point_id or free_name(ROW_NUMBER, view.attributes.names))
-            self._known = rules, Columns(*names, id_type, time_type, view.attributes)
+            types = (rules.point_id_type, rules.time_type)
+            self._known = rules, Columns(*names, *types, view.attributes)
         return self._known
 
     def _dealt(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:

@@ -18,9 +18,15 @@ from rich.table import Table
 from roost.engine.session import make_session
 from roost.engine.snapshot import Answer, Snapshots
 from roost.errors import ConfigError
-from roost.model import Box, Circle, Polygon
+from roost.model import Circle
 from roost.state.columns import record_json
-from roost.state.operations import instant, numbers, plain_console, rules_of
+from roost.state.operations import (
+    plain_console,
+    read_instant,
+    read_numbers,
+    read_shape,
+    rules_of,
+)
 from roost.state.snapshot import Question
 from roost.state.store import Store
 from roost.window import parse_aggregates
@@ -44,18 +50,32 @@ WRITERS: dict[str, Write] = {
 }
 
 
+def write_answer(table: pa.Table, path: Path) -> None:
+    """Write an answer to a file, in the form that its name ends with.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such form, the columns do not fit it, or the file cannot be written.
+    """
+    write = WRITERS.get(path.suffix)
+    if write is None:
+        raise ConfigError("--out", str(path), f"a name that ends with {', '.join(WRITERS)}")
+    try:
+        write(table, path)
+    except OSError as error:
+        raise ConfigError("--out", str(path), f"a file that can be written ({error})") from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        takes = f"another form than {path.suffix}, which does not take these columns ({error})"
+        raise ConfigError("--out", str(path), takes) from error
+
+
 def question_of(arguments: argparse.Namespace) -> Question:
     """Make a question of flags."""
-    shape: Box | Circle | Polygon | None = None
-    if arguments.box is not None:
-        shape = Box(*numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
-    elif arguments.circle is not None:
-        shape = Circle(*numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
-    elif arguments.at is not None:
-        x, y = numbers(arguments.at, 2, "--at", "x,y")
+    shape = read_shape(arguments)
+    if arguments.at is not None:
+        x, y = read_numbers(arguments.at, 2, "--at", "x,y")
         shape = Circle(x, y, math.inf)
-    elif arguments.polygon is not None:
-        shape = Polygon(arguments.polygon)
     if arguments.at is not None and arguments.nearest is None:
         raise ConfigError("--at", arguments.at, "--nearest K, too")
     with closing(Store(arguments.state, durable=False)) as store:
@@ -63,8 +83,8 @@ def question_of(arguments: argparse.Namespace) -> Question:
     return Question(
         shape,
         arguments.where,
-        instant(arguments.since, rules, "--since"),
-        instant(arguments.until, rules, "--until"),
+        read_instant(arguments.since, rules, "--since"),
+        read_instant(arguments.until, rules, "--until"),
         None if arguments.aggregate is None else parse_aggregates(arguments.aggregate),
         arguments.nearest,
     )
@@ -72,12 +92,8 @@ def question_of(arguments: argparse.Namespace) -> Question:
 
 def snapshot_command(arguments: argparse.Namespace) -> int:
     """Ask, and print or write the answer."""
-    write: Write | None = None
-    if arguments.out is not None:
-        write = WRITERS.get(arguments.out.suffix)
-        if write is None:
-            takes = f"a name that ends with {', '.join(WRITERS)}"
-            raise ConfigError("--out", str(arguments.out), takes)
+    if arguments.out is not None and arguments.out.suffix not in WRITERS:
+        write_answer(pa.table({}), arguments.out)  # says what it takes, before Spark is started
     if not (arguments.state / "state.db").exists():
         takes = "a state directory: it has no state.db"
         raise ConfigError("STATE_DIR", str(arguments.state), takes)
@@ -85,11 +101,8 @@ def snapshot_command(arguments: argparse.Namespace) -> int:
     spark = make_session(arguments.master, {})
     with closing(Snapshots(arguments.state, spark)) as snapshots:
         answer = snapshots.ask(question)
-        if write is not None:
-            try:
-                write(answer.table, arguments.out)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise ConfigError("--out", str(arguments.out), f".parquet ({error})") from error
+        if arguments.out is not None:
+            write_answer(answer.table, arguments.out)
             print(f"{_summary(answer)}, in {arguments.out}", file=sys.stderr)
         else:
             _show(answer, arguments.limit)

@@ -125,7 +125,7 @@ class Desk:
         return queries
 
 
-def numbers(text: str, count: int, key: str, takes: str) -> list[float]:
+def read_numbers(text: str, count: int, key: str, takes: str) -> list[float]:
     """Read numbers with commas between; the key names the flag in the error."""
     try:
         numbers = [float(part) for part in text.split(",")]
@@ -136,7 +136,16 @@ def numbers(text: str, count: int, key: str, takes: str) -> list[float]:
     return numbers
 
 
-def instant(text: str | None, rules: Rules, key: str) -> Instant | None:
+def read_shape(arguments: argparse.Namespace) -> Box | Circle | Polygon | None:
+    """Make a shape of the flags ``--box``, ``--circle`` and ``--polygon``; None without any."""
+    if arguments.box is not None:
+        return Box(*read_numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
+    if arguments.circle is not None:
+        return Circle(*read_numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
+    return None if arguments.polygon is None else Polygon(arguments.polygon)
+
+
+def read_instant(text: str | None, rules: Rules, key: str) -> Instant | None:
     """Read an event time of a stream."""
     if text is None:
         return None
@@ -154,17 +163,12 @@ def _request(arguments: argparse.Namespace, rules: Rules) -> Request:
             query_id = int(query_id)
         except ValueError:
             raise ConfigError("QUERY_ID", query_id, "a whole number in this state") from None
-    at = instant(arguments.at, rules, "--at")
+    at = read_instant(arguments.at, rules, "--at")
     if arguments.action == "terminate":
         return Terminate(query_id, arguments.user, at)
-    shape: Box | Circle | Polygon
-    if arguments.box is not None:
-        shape = Box(*numbers(arguments.box, 4, "--box", "x0,y0,x1,y1"))
-    elif arguments.circle is not None:
-        shape = Circle(*numbers(arguments.circle, 3, "--circle", "cx,cy,radius"))
-    else:
-        shape = Polygon(arguments.polygon)
-    expires_at = instant(arguments.expires_at, rules, "--expires-at")
+    shape = read_shape(arguments)
+    assert shape is not None, "the parser asks for one"
+    expires_at = read_instant(arguments.expires_at, rules, "--expires-at")
     return Query(
         query_id,
         shape,

@@ -189,7 +189,35 @@ def near_chunks(
     within: int,
     lonlat: bool,
 ) -> Iterator[Found]:
-    """Yield what :func:`near_pairs` finds, in chunks of about ``CHUNK`` pairs."""
+    """Find all pairs of points within a distance and a time of each other.
+
+    Parameters
+    ----------
+    ax, ay, at
+        Coordinates and event times of one set of points.
+    bx, by, bt
+        Those of the other.
+    distance
+        Greatest distance, inclusive: metres on lon/lat, plain units on a plane.
+    within
+        Greatest difference of event times, inclusive.
+    lonlat
+        Whether coordinates are degrees.
+
+    Yields
+    ------
+    i, j, distances
+        Places of each pair in the two sets, in no particular order, and how far it is apart; in
+        chunks of about ``CHUNK`` pairs.
+
+    Examples
+    --------
+    >>> a, b = np.array([0.0, 9.0]), np.array([0.5, 7.0, 9.0])
+    >>> times = np.array([10, 20, 30])
+    >>> ((i, j, distances),) = near_chunks(a, a, times[:2], b, b, times, 1.0, 10, False)
+    >>> i.tolist(), j.tolist()
+    ([0, 1], [0, 2])
+    """
     if not ax.size or not bx.size:
         return
     reach = reach_of(ay, ay, distance, lonlat)
@@ -252,48 +280,3 @@ def _rows_over(y: Doubles, distance: float, lonlat: bool) -> tuple[float, float,
     scale = rows / span if span > 0.0 else 0.0
     # Differences that are too small or too large to be divided leave a single row.
     return low, scale if math.isfinite(scale) else 0.0, rows
-
-
-def near_pairs(
-    ax: Doubles,
-    ay: Doubles,
-    at: Whole,
-    bx: Doubles,
-    by: Doubles,
-    bt: Whole,
-    distance: float,
-    within: int,
-    lonlat: bool,
-) -> Found:
-    """Find all pairs of points within a distance and a time of each other.
-
-    Parameters
-    ----------
-    ax, ay, at
-        Coordinates and event times of one set of points.
-    bx, by, bt
-        Those of the other.
-    distance
-        Greatest distance, inclusive: metres on lon/lat, plain units on a plane.
-    within
-        Greatest difference of event times, inclusive.
-    lonlat
-        Whether coordinates are degrees.
-
-    Returns
-    -------
-    i, j, distances
-        Places of each pair in the two sets, in no particular order, and how far it is apart.
-
-    Examples
-    --------
-    >>> a, b = np.array([0.0, 9.0]), np.array([0.5, 7.0, 9.0])
-    >>> times = np.array([10, 20, 30])
-    >>> i, j, distances = near_pairs(a, a, times[:2], b, b, times, 1.0, 10, False)
-    >>> i.tolist(), j.tolist()
-    ([0, 1], [0, 2])
-    """
-    chunks = list(near_chunks(ax, ay, at, bx, by, bt, distance, within, lonlat))
-    none = np.empty(0, np.int64)
-    i, j, distances = zip(*chunks, strict=True) if chunks else ((none,), (none,), (np.empty(0),))
-    return np.concatenate(i), np.concatenate(j), np.concatenate(distances)
