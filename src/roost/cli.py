@@ -148,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "name",
         metavar="NAME",
-        help="peers, latency, load, trio, swarm, hotspots, scale or snapshot",
+        help="peers, latency, load, trio, swarm, hotspots, scale, snapshot or guard",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
     bench.add_argument(
@@ -218,6 +218,29 @@ def build_parser() -> argparse.ArgumentParser:
         "--limit", type=int, default=50, help="rows to print at most (default: 50)"
     )
     snapshot.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+
+    guard = commands.add_parser(
+        "guard",
+        help="see whom the guard suspects and blocks; block and unblock users",
+        description=(
+            "Look at the guard of a state directory, block users and let them in again. Orders "
+            "hold from the next batch on, also while a run goes on."
+        ),
+    )
+    actions = guard.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="who is blocked and who is suspicious")
+    log = actions.add_parser("log", help="every decision, with why")
+    log.add_argument("--limit", type=int, default=50, help="how many at most (default: 50)")
+    for action in (listing, log):
+        action.add_argument("--json", action="store_true", help="everything, as JSON")
+    block = actions.add_parser("block", help="refuse a user's requests")
+    block.add_argument("--evict", action="store_true", help="end the user's queries, too")
+    unblock = actions.add_parser("unblock", help="let a user in again")
+    for action in (block, unblock):
+        action.add_argument("user", metavar="USER")
+        action.add_argument("--reason", metavar="TEXT", help="for the log")
+    for action in actions.choices.values():
+        action.add_argument("--state", type=Path, required=True, metavar="DIR")
 
     inspect = commands.add_parser(
         "inspect", help="show a state directory: plan, batches, segments, dead letters"
@@ -306,6 +329,12 @@ def _snapshot(arguments: argparse.Namespace) -> int:
     return snapshot_command(arguments)
 
 
+def _guard(arguments: argparse.Namespace) -> int:
+    from roost.state.guard_desk import guard_command
+
+    return guard_command(arguments)
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
     from roost.state.operations import inspect_state, plain_console
 
@@ -318,6 +347,7 @@ _COMMANDS = {
     "bench": _bench,
     "query": _query,
     "snapshot": _snapshot,
+    "guard": _guard,
     "inspect": _inspect,
 }
 

@@ -72,7 +72,8 @@ COMMANDS = dict(parsers(build_parser()))
 def test_the_commands_are_those_that_were_promised() -> None:
     assert set(COMMANDS) == {
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
-        ("query", "list"), ("snapshot",), ("inspect",),
+        ("query", "list"), ("snapshot",), ("guard",), ("guard", "list"), ("guard", "log"),
+            ("guard", "block"), ("guard", "unblock"), ("inspect",),
     }  # fmt: skip
 
 

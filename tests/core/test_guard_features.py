@@ -11,6 +11,7 @@ import pytest
 from roost.guard.features import add_hotspot, close_features, normalise
 from roost.guard.loops import REGISTERS, TERMINATES
 from roost.guard.sensor import LiveQueries, sense_hotspot
+from roost.guard.tally import Tally
 from roost.guard.users import UserTable, keys_of
 
 SECRET = np.array([1, 2], np.uint64)
@@ -93,7 +94,8 @@ def test_features_are_those_of_the_table(seed: int) -> None:
         sent = random.integers(0, 30, int(random.integers(0, 300)))
         block = pa.array([names[k] for k in sent], pa.string())
         kinds = np.where(random.random(len(sent)) < 0.6, REGISTERS, TERMINATES).astype(np.int8)
-        table.count(keys_of(block, SECRET), kinds, block, number)
+        tally, keys = Tally.of(block, keys_of(block, SECRET), kinds)
+        table.count(keys, tally.names, tally.counts, number)
         for k, kind in zip(sent.tolist(), kinds.tolist(), strict=True):
             (oracle.new if kind == REGISTERS else oracle.deleted)[names[k]] += 1
         for _ in range(int(random.integers(0, 4))):
@@ -118,8 +120,8 @@ def test_features_are_those_of_the_table(seed: int) -> None:
 
 def test_rounds_that_passed_in_silence_fade_too() -> None:
     table = UserTable(SECRET)
-    block = pa.array(["ann"] * 8)
-    table.count(keys_of(block, SECRET), np.full(8, REGISTERS, np.int8), block, 0)
+    names = pa.array(["ann"])
+    table.count(keys_of(names, SECRET), names, np.array([[8, 0, 0]]), 0)
     assert close_features(table).raw[0, 5] == 8.0
     assert close_features(table, 3).raw[0, 5] == 1.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from roost.guard import Guard
 from roost.guard.blocks import BlockList, Event
-from roost.guard.gate import Gate
+from roost.guard.gate import Gate, kinds_of
 from roost.guard.loops import DELETED, NEW, RATE_ROUNDS
 from roost.guard.users import NAME_MAX, UserTable, keys_of
 
@@ -139,8 +139,8 @@ def test_admission_may_refuse_between_judging_and_counting() -> None:
     names, registers = pa.array(["ann", "ann", "bob"]), np.array([True, True, False])
     admitted = gate.judge(names, 5)
     admitted[1] = False
-    gate.count(names, registers, admitted, 5, 0)
-    gate.count(names, registers, admitted, 5, 0)
+    gate.count(names, kinds_of(registers, np.ones(3, np.bool_), admitted), 5, 0)
+    gate.count(names, kinds_of(registers, np.ones(3, np.bool_), admitted), 5, 0)
     assert counts_of(users) == {"ann": (1, 0), "bob": (0, 1)}
 
 
@@ -149,9 +149,8 @@ def test_one_request_gets_an_answer_that_says_so() -> None:
     assert guard.gate.admits("eve") and guard.gate.refusal("eve") is None
     guard.block("eve", 41, "too many hotspots")
     assert not guard.gate.admits("eve")
-    assert guard.gate.refusal("eve") == (
-        "refused: user blocked since position 41 (too many hotspots)"
-    )
+    why = "since position 41 of the query log, too many hotspots"
+    assert guard.gate.refusal("eve") == why
     assert guard.unblock("eve", 50)
     assert guard.gate.admits("eve")
     registers = np.ones(4, np.bool_)

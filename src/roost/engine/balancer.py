@@ -157,9 +157,11 @@ class Balancer(ABC):
             **facts,
         }
         body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
-        self._setup.store.put_round(row, body)
-        if self._setup.guard is not None:
-            self._setup.guard.after_round(plan, decision, busy_s, self._now, self._hottest)
+        guard = self._setup.guard
+        change = None
+        if guard is not None:
+            change = guard.after_round(plan, decision, busy_s, self._now, self._hottest)
+        self._setup.store.put_round(row, body, change)
         self._round += 1
         self._opened = self._now
         self._busy = {}

@@ -35,6 +35,7 @@ from roost.engine.sinks import Sink
 from roost.engine.writers import write_dead
 from roost.predicate import parse
 from roost.space import Space
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog
 from roost.state.store import Commit, Intent, SegmentRef, Store
@@ -86,6 +87,8 @@ class BatchRunner:
         Further sinks.
     windows
         The window that the batches fill; None keeps none.
+    keeper
+        The guard, which obeys operators before each batch; None where there is none.
     answerers
         What tells, after every batch, more of the window than single matches.
     on_step
@@ -105,6 +108,7 @@ class BatchRunner:
     publish_matches: bool = True
     sinks: Sequence[Sink] = ()
     windows: WindowKeeper | None = None
+    keeper: GuardKeeper | None = None
     answerers: Sequence[Answerer] = ()
     on_step: Callable[[str, int], None] = lambda step, batch_id: None
     clock: Callable[[], float] = time.perf_counter
@@ -130,6 +134,8 @@ class BatchRunner:
             self._publish(done)
             return done
         started = self.clock()
+        if self.keeper is not None:
+            self.keeper.obey(self.log)
         self.on_step("intent", batch_id)
         intent = self.store.put_intent(Intent(batch_id, self.epoch, self.log.end(), offsets))
         self.on_step("fold", batch_id)

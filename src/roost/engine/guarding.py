@@ -2,13 +2,12 @@
 
 At the end of a round of the balancer the guard sees the partition that made somebody rebalance,
 with all live queries. When its own round is over, in event time, it judges; who is blocked then is
-refused from the next request of the log on. State and decisions are one transaction.
+refused from the next request of the log on. State and decisions are recorded with the round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,9 @@ from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
 from roost.guard import Block, Guard, LiveQueries
 from roost.model import TIME_MAX
 from roost.space import Space
+from roost.state.guard_book import GuardChange
+from roost.state.guard_keeper import GuardKeeper, decision_row
 from roost.state.queries import QuerySet
-from roost.state.store import Store
 from roost.workload.cells import query_ranges
 
 # So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
@@ -78,32 +78,31 @@ class GuardRounds:
 
     Parameters
     ----------
-    guard
-        The guard, which the fold of the query log has as well.
-    store, queries, space
-        Where decisions are written, the live queries, and where they are.
+    keeper
+        The guard of the state directory, which the fold of the query log has as well.
+    queries, space
+        The live queries, and where they are.
     round_length
         Length of a round of detection, in event time.
     evict
-        Told the names of those who were just blocked, where their queries are to go, too.
+        Whether queries of users who are found and blocked are to go, too.
     """
 
     def __init__(
         self,
-        guard: Guard,
-        store: Store,
+        keeper: GuardKeeper,
         queries: QuerySet,
         space: Space,
         round_length: int,
-        evict: Callable[[Sequence[str]], None] | None = None,
+        *,
+        evict: bool = False,
     ) -> None:
-        self.guard = guard
-        self._store = store
+        self._keeper = keeper
+        self._guard = keeper.guard
         self._queries = queries
         self._space = space
         self._length = round_length
         self._evict = evict
-        self._opened: int | None = None
 
     def after_round(
         self,
@@ -112,39 +111,55 @@ class GuardRounds:
         busy_s: NDArray[np.float64],
         now: int,
         hottest: Hottest,
-    ) -> None:
-        """Note what a round of the balancer came to; ``hottest`` finds a hot partition."""
+    ) -> GuardChange | None:
+        """Note what a round of the balancer came to.
+
+        Parameters
+        ----------
+        plan
+            Under which the round ran.
+        decision
+            What the balancer decided.
+        busy_s
+            Time that each machine was busy.
+        now
+            Event time that the stream has reached.
+        hottest
+            Finds the costliest partition of a machine.
+
+        Returns
+        -------
+        GuardChange or None
+            What to record with the round; None where nothing happened.
+        """
         machine = self._relieved(plan, decision, busy_s)
         hot = None if machine is None else hottest(plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
-            found = live_queries(self._queries, self._space, self.guard, now)
-            self.guard.on_rebalance(rect, found)
-        if self._opened is None:
-            self._opened = now
-        if now - self._opened < self._length and hot is None:
-            return
-        if now - self._opened >= self._length:
-            self._judge()
-            self._opened = now
-        else:
-            self._store.put_guard(self.guard.to_bytes())
+            found = live_queries(self._queries, self._space, self._guard, now)
+            self._guard.on_rebalance(rect, found)
+        if self._guard.opened is None:
+            self._guard.opened = now
+        passed = (now - self._guard.opened) // self._length
+        if passed > 0:
+            self._guard.opened += passed * self._length
+            return self._judge(passed)
+        return None if hot is None else self._keeper.change()
 
-    def _judge(self) -> None:
-        guard = self.guard
-        decisions = guard.close_round(guard.round, self._queries.version.rows)
-        rows = [{"decision": type(d).__name__.lower(), **asdict(d)} for d in decisions]
-        self._store.put_guard(guard.to_bytes(), rows)
-        blocked = [name for d in decisions if isinstance(d, Block) for name in d.users]
-        if blocked and self._evict is not None:
-            self._evict(blocked)
+    def _judge(self, passed: int) -> GuardChange:
+        """End the round, and those that passed without a word after it."""
+        guard = self._guard
+        decisions = guard.close_round(guard.round + passed - 1, self._queries.version.rows)
+        if self._evict:
+            self._keeper.evict(name for d in decisions if isinstance(d, Block) for name in d.users)
+        return self._keeper.change(decision_row(decision) for decision in decisions)
 
     def _relieved(self, plan: Plan, decision: Decision, busy_s: NDArray[np.float64]) -> int | None:
         """Find the machine with the hotspot, if there is one."""
         busiest = int(busy_s.argmax())
         if not isinstance(decision, Rebalance):
             hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
-            return busiest if hot and self.guard.quarantined else None
+            return busiest if hot and self._guard.quarantined else None
         first = decision.changes[0]
         if isinstance(first, Merge):
             return None

@@ -20,24 +20,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from roost.balance import Strategy, initial_plan
-from roost.balance.planner import GlobalPlanner
-from roost.balance.strategies import History, default_strategy
+from roost.balance.strategies import default_strategy
 from roost.config import RunConfig, check_together
-from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
 from roost.engine.batch import STAGING, Answerer, BatchRunner
 from roost.engine.decode import PointSchema
 from roost.engine.files import read_requests
-from roost.engine.guarding import GuardRounds
 from roost.engine.jobs import run_frame, run_slices
 from roost.engine.joins import Joins
 from roost.engine.kafka import VALUE, Topic, kafka_address
+from roost.engine.planning import Sampled, ensure_plan, make_balancer
 from roost.engine.report import build_report
 from roost.engine.schema import (
     aliases_of,
@@ -53,9 +49,7 @@ from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
 from roost.engine.standing import StandingAnswers
 from roost.errors import ConfigError, SourceError
-from roost.guard import Guard
 from roost.model import (
-    TIME_MIN,
     Box,
     Circle,
     Instant,
@@ -66,7 +60,7 @@ from roost.model import (
 )
 from roost.space import Space
 from roost.state.admission import Rules
-from roost.state.columns import convert
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.lock import RunLock
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
@@ -77,11 +71,9 @@ from roost.window import parse_aggregates
 
 POLL_S = 0.2
 IDLE_S = 0.002
-HISTORY_QUERIES = 200_000
 
 OnBatch = Callable[[Commit], None]
 OnStep = Callable[[str, int], None]
-Sampled = Source | Topic
 
 
 def open_log(config: RunConfig) -> QueryLog:
@@ -167,6 +159,7 @@ class Pipeline:
         self.log = open_log(config)
         self.source = source
         self._snapshots: Snapshots | None = None
+        self._keeper: GuardKeeper | None = None
 
     def __enter__(self) -> Pipeline:
         """Use the pipeline in a ``with`` block."""
@@ -195,7 +188,16 @@ class Pipeline:
         return self._spark
 
     def request(self, *requests: Request) -> int:
-        """Register or terminate queries; returns the log position after them."""
+        """Register or terminate queries; returns the log position after them.
+
+        Raises
+        ------
+        RequestError
+            If one of the users is blocked; then none of the requests is made.
+        """
+        keeper = self._keeper or GuardKeeper.onlooking(self.store)
+        if keeper is not None:
+            keeper.refuse(request.user_id for request in requests)
         return self.log.append(requests_table(requests))
 
     def stop(self) -> None:
@@ -429,6 +431,7 @@ class Pipeline:
         if spec is not None:
             kept = window_attributes(config, points)
             windows = WindowKeeper(self.store, spec, kept, aliases_of(points, kept))
+        keeper = self._keeper = self._open_guard()
         rules = Rules(
             space,
             id_type,
@@ -438,18 +441,23 @@ class Pipeline:
             spec is not None,
             None if windows is None else windows.attributes,
             points.id_type,
-            config.guard,
+            keeper is not None,
         )
-        guard = self._guard()
-        queries = QuerySet(self.store, self.log, rules, guard=guard)
+        queries = QuerySet(self.store, self.log, rules, keeper=keeper)
         pending = self.store.last_intent()
         if pending is not None:
             # A batch that was begun and never folded needs the version of its own position.
             queries.advance(max(pending.position, queries.version.position))
+        if keeper is not None:
+            keeper.obey(self.log)
         queries.advance(max(self.log.end(), queries.version.position))
         give_back_memory()
         strategy = config.strategy or default_strategy(self.spark.sparkContext.master or "")
-        epoch = self._ensure_plan(strategy, space, queries, points, source)
+        machines = config.machines or self.spark.sparkContext.defaultParallelism
+        epoch = ensure_plan(self.store, strategy, machines, space, queries, points, source)
+        balancer = make_balancer(
+            config, self.store, strategy, space, queries, points, windows, keeper, self._clock
+        )
         return BatchRunner(
             store=self.store,
             log=self.log,
@@ -459,7 +467,8 @@ class Pipeline:
             query_id_type=id_type,
             out=config.out.absolute(),
             epoch=epoch,
-            balancer=self._balancer(strategy, space, queries, points, windows, guard),
+            balancer=balancer,
+            keeper=keeper,
             windows=windows,
             answerers=self._answerers(points, id_type, windows),
             keep_matches=config.sink != "count" or bool(self._sinks),
@@ -481,17 +490,13 @@ class Pipeline:
             "window_attributes": window_attributes(self.config, points).names,
         }
 
-    def _guard(self) -> Guard | None:
-        """Make the guard, which goes on from where it was; one that is switched off stays there."""
-        if not self.config.guard:
-            return None
-        state = self.store.guard_state()
-        if state is not None:
-            return Guard.from_bytes(state)
-        version = self.store.version_at(1 << 62)
-        begun = 0 if version is None else version.rows
-        seed = secrets.randbits(63)
-        return Guard(seed, users_max=self.config.guard_users_max, position=begun)
+    def _open_guard(self) -> GuardKeeper | None:
+        """Make the guard, or go on with it; one that is switched off still knows who is blocked."""
+        keeper = GuardKeeper.load(self.store)
+        if keeper is None and self.config.guard:
+            seed = secrets.randbits(63)
+            keeper = GuardKeeper.begin(self.store, seed, self.config.guard_users_max)
+        return keeper
 
     def _answerers(
         self, points: PointSchema, query_id_type: pa.DataType, windows: WindowKeeper | None
@@ -513,34 +518,6 @@ class Pipeline:
             found.append(Joins(context, spec, windows.folder, staging["pairs"], *types))
         return found
 
-    def _balancer(
-        self,
-        strategy: Strategy,
-        space: Space,
-        queries: QuerySet,
-        points: PointSchema,
-        windows: WindowKeeper | None,
-        guard: Guard | None,
-    ) -> Balancer | None:
-        """Make what changes plans while the stream runs; it goes on from the last round."""
-        if not strategy.adaptive:
-            return None
-        length = int(self.config.round_length * time_unit(points))
-        saved = self.store.last_round()
-        if saved is not None and saved["strategy"] != strategy.value:
-            saved = {"round": saved["round"]}
-        reached = self.store.reached()
-        now = TIME_MIN if reached is None else reached
-        watch = None
-        if guard is not None:
-            unit = time_unit(points)
-            rounds = int(self.config.guard_round * unit)
-            watch = GuardRounds(guard, self.store, queries, space, rounds)
-        setup = RoundSetup(self.store, queries, length, saved, now, windows, watch, self._clock)
-        if strategy is Strategy.SWARM:
-            return SwarmBalancer(setup)
-        return GlobalBalancer(setup, space, GlobalPlanner(tolerance=self.config.tolerance))
-
     def _configured_sinks(self) -> list[Sink]:
         if self.config.sink == "console":
             return [ConsoleSink()]
@@ -548,50 +525,6 @@ class Pipeline:
             assert self.config.sink_topic is not None
             return [KafkaSink(self.spark, self.config.sink_topic)]
         return []
-
-    def _ensure_plan(
-        self,
-        strategy: Strategy,
-        space: Space,
-        queries: QuerySet,
-        points: PointSchema,
-        source: Sampled | None,
-    ) -> int:
-        """Epoch of the plan to use: the last one, or a new one where it was asked for."""
-        machines = self.config.machines or self.spark.sparkContext.defaultParallelism
-        last = self.store.last_epoch()
-        kept = None if last is None else self.store.plan(last)
-        if kept is not None and (kept["strategy"], kept["machines"]) == (strategy.value, machines):
-            assert last is not None
-            return last
-        history = None
-        if strategy is Strategy.HISTORY and source is None:
-            takes = "another strategy for a stream without a sample of points"
-            raise ConfigError("engine.strategy", strategy.value, takes)
-        if strategy in (Strategy.HISTORY, Strategy.GLOBAL) and source is not None:
-            history = self._history(space, queries, points, source)
-        made = initial_plan(strategy, space.grid, machines, history)
-        epoch = 0 if last is None else last + 1
-        plan = made.renumbered(epoch, 0 if kept is None else int(kept["next_id"]))
-        plan.check_invariants()
-        self.store.put_plan(epoch, {**plan.to_json(), "strategy": strategy.value})
-        return epoch
-
-    @staticmethod
-    def _history(
-        space: Space,
-        queries: QuerySet,
-        points: PointSchema,
-        source: Sampled,
-    ) -> History:
-        sample = source.sample([points.x, points.y])
-        x, y = (
-            convert(sample[name], pa.float64())[0].to_numpy(zero_copy_only=False)
-            for name in (points.x, points.y)
-        )
-        known = np.isfinite(x) & np.isfinite(y)
-        boxes = queries.bounds(HISTORY_QUERIES)
-        return History.of(space.grid, x[known], y[known], boxes)
 
     def _load_requests(self) -> None:
         """Append the configured file of requests to the log, once for each state directory."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.guard.loops import judge_rows, rebuild
+from roost.guard.loops import find_rows, judge_rows, rebuild
 from roost.guard.users import Keys
 
 
@@ -64,7 +64,7 @@ class BlockList:
     def _refusals(self) -> dict[int, int]:
         return dict(zip(self._keys.tolist(), self._refused.tolist(), strict=True))
 
-    def judge(self, keys: Keys, position: int, counted: int) -> NDArray[np.bool_]:
+    def judge(self, keys: Keys, position: int) -> NDArray[np.bool_]:
         """Admit or refuse rows at ``position`` and after; see ``loops.py: judge_rows``."""
         if not self._records:
             return np.ones(len(keys), np.bool_)
@@ -78,10 +78,15 @@ class BlockList:
             self._positions,
             self._states,
             admitted,
-            self._refused,
-            counted,
         )
         return admitted
+
+    def count(self, keys: Keys, refused: NDArray[np.int64]) -> None:
+        """Add to how often some different users were refused; strangers are passed over."""
+        rows = np.empty(len(keys), np.int32)
+        find_rows(keys, self._index, self._keys, rows)
+        known = rows >= 0
+        self._refused[rows[known]] += refused[known]
 
     def now(self, key: int) -> Event | None:
         """Return the event that blocks a user now, None where nothing does."""

@@ -22,10 +22,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.guard.blocks import BlockList
-from roost.guard.loops import REGISTERS, TERMINATES, UNCOUNTED
+from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED
+from roost.guard.tally import Tally
 from roost.guard.users import Keys, UserTable, keys_of
 
 Mask = NDArray[np.bool_]
+
+
+def kinds_of(registers: Mask, admitted: Mask, valid: Mask) -> NDArray[np.int8]:
+    """Sort requests for the counters.
+
+    Parameters
+    ----------
+    registers
+        Whether each registers a query; otherwise it terminates one.
+    admitted
+        Whether the gate lets it in.
+    valid
+        Whether admission finds nothing wrong with it; otherwise it is not counted.
+    """
+    kinds = np.where(registers, np.int8(REGISTERS), np.int8(TERMINATES))
+    kinds[~valid] = UNCOUNTED
+    kinds[~admitted] = REFUSED
+    return kinds
 
 
 class Gate:
@@ -70,50 +89,68 @@ class Gate:
             Round that is open.
         """
         keys = keys_of(users, self._users.secret)
-        admitted = self._blocks.judge(keys, position, self.counted)
-        self._count(keys, users, registers, admitted, position, number)
+        admitted = self._blocks.judge(keys, position)
+        kinds = kinds_of(registers, admitted, admitted)
+        self._count(keys, users, kinds, position, number)
         return admitted
 
     def judge(self, users: pa.Array, position: int) -> Mask:
-        """Judge a block, and count nothing but refusals."""
-        return self._blocks.judge(keys_of(users, self._users.secret), position, self.counted)
+        """Judge a block, and count nothing."""
+        return self._blocks.judge(keys_of(users, self._users.secret), position)
 
-    def count(
-        self, users: pa.Array, registers: Mask, admitted: Mask, position: int, number: int
-    ) -> None:
-        """Count what was admitted of a block that was judged before."""
-        keys = keys_of(users, self._users.secret)
-        self._count(keys, users, registers, admitted, position, number)
+    def count(self, users: pa.Array, kinds: NDArray[np.int8], position: int, number: int) -> Tally:
+        """Count a block that was judged before; returns what was counted for the first time.
+
+        Parameters
+        ----------
+        users
+            Names, one a request.
+        kinds
+            What each request is to the counters, see :func:`kinds_of`.
+        position
+            Log position of the first request.
+        number
+            Round that is open.
+        """
+        return self._count(keys_of(users, self._users.secret), users, kinds, position, number)
 
     def _count(
         self,
         keys: Keys,
         users: pa.Array,
-        registers: Mask,
-        admitted: Mask,
+        kinds: NDArray[np.int8],
         position: int,
         number: int,
-    ) -> None:
-        assert len(registers) == len(keys), "a request is a registration or not"
+    ) -> Tally:
+        assert len(kinds) == len(keys), "every request is of a kind"
         seen = min(max(self.counted - position, 0), len(keys))
-        if seen == len(keys):
-            return
-        kinds = np.where(registers, np.int8(REGISTERS), np.int8(TERMINATES))
-        kinds[~admitted] = UNCOUNTED
         kinds[:seen] = UNCOUNTED
         if users.null_count:
             kinds[users.is_null().to_numpy(zero_copy_only=False)] = UNCOUNTED
-        self._users.count(keys, kinds, users, number)
-        self.counted = position + len(keys)
+        tally, own = Tally.of(users, keys, kinds)
+        self._add(tally, own, max(position + len(keys), self.counted), number)
+        return tally
+
+    def add(self, tally: Tally, counted: int, number: int) -> None:
+        """Add what was counted before, or elsewhere, up to a log position."""
+        self._add(tally, keys_of(tally.names, self._users.secret), counted, number)
+
+    def _add(self, tally: Tally, keys: Keys, counted: int, number: int) -> None:
+        assert counted >= self.counted, "requests are counted in order"
+        asked = np.flatnonzero(tally.counts[:, :2].any(axis=1))
+        names = tally.names.take(pa.array(asked))
+        self._users.count(keys[asked], names, tally.counts[asked], number)
+        self._blocks.count(keys, tally.counts[:, 2])
+        self.counted = counted
 
     def admits(self, user: str) -> bool:
         """Whether a request that is made now will be admitted."""
         return self.refusal(user) is None
 
     def refusal(self, user: str) -> str | None:
-        """Say why a request that is made now will be refused; None where it will not."""
+        """Say since when and why a user is refused; None where a request will be admitted."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
         event = self._blocks.now(key)
         if event is None:
             return None
-        return f"refused: user blocked since position {event.position} ({event.reason})"
+        return f"since position {event.position} of the query log, {event.reason}"

@@ -63,6 +63,8 @@ class Guard:
         The open round; requests and hotspots are counted into it.
     hotspots
         How many hotspots there were; the last one's id.
+    opened
+        Event time at which the open round began, kept for whoever ends rounds.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Guard:
         self.settings = settings
         self.round = first_round
         self.hotspots = 0
+        self.opened: int | None = None
         self._users = UserTable(make_secret(self._random), users_max)
         self._blocks = BlockList()
         self._listed: tuple[Listed, ...] = ()
@@ -161,6 +164,16 @@ class Guard:
         """Whether each of some users is blocked now."""
         return np.isin(keys_of(users, self._users.secret), self._blocks.keys_blocked())
 
+    def judge_one(self, user: str, position: int) -> bool:
+        """Whether a request of a user at a log position is admitted."""
+        key = np.array([self._key(user)], np.uint64)
+        return bool(self._blocks.judge(key, position)[0])
+
+    def same_user(self, users: pa.Array, user: str) -> Mask:
+        """Whether each of some users is this one, who may be named as listings do."""
+        same: Mask = keys_of(users, self._users.secret) == np.uint64(self._key(user))
+        return same
+
     def quarantined_mask(self, users: pa.Array) -> Mask:
         """Whether the queries of each of some users are no reason to rebalance."""
         keys = [key for e in self._listed if self._in_quarantine(e) for key, _ in e.users]
@@ -227,6 +240,7 @@ class Guard:
             "format": _FORMAT,
             "round": self.round,
             "hotspots": self.hotspots,
+            "opened": self.opened,
             "counted": self.gate.counted,
             "begins": self._begins,
             "random": self._random.bit_generator.state,
@@ -269,6 +283,7 @@ class Guard:
         made = cls(0, settings, state["users_max"], state["round"])
         made._random.bit_generator.state = state["random"]
         made.hotspots = state["hotspots"]
+        made.opened = state["opened"]
         made._begins = state["begins"]
         made._listed = tuple(Listed.from_json(entry) for entry in state["listed"])
         made._users = UserTable(np.array(state["secret"], np.uint64), state["users_max"])

@@ -25,7 +25,8 @@ SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS, PLACE_X, PLACE_Y, PLACE_SQUARE = 
 NUMBERS = 17
 
 # What a request is to the counters.
-UNCOUNTED, REGISTERS, TERMINATES = 0, 1, 2
+UNCOUNTED, REGISTERS, TERMINATES, REFUSED = range(4)
+KINDS = 3
 
 _C0 = np.uint64(0x736F6D6570736575)
 _C1 = np.uint64(0x646F72616E646F6D)
@@ -146,12 +147,14 @@ def find_rows(
 def add_rows(
     keys: NDArray[np.uint64],
     start: int,
+    number: int,
     index: NDArray[np.int32],
     held: NDArray[np.uint64],
     used: int,
+    active: NDArray[np.int64],
     newcomers: NDArray[np.int64],
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Give strangers rows, from ``start`` on, until all rows are taken.
+    """Give strangers rows, from ``start`` on, until all rows are taken; all were heard of.
 
     ``newcomers`` gets the place in ``keys`` of each new row. Returns where it stopped and how many
     rows are used then.
@@ -166,42 +169,37 @@ def add_rows(
             held[used] = keys[k]
             used += 1
             index[at] = used
+        active[index[at] - 1] = number
     return keys.size, used
 
 
 @njit(cache=True, nogil=True)
-def count_rows(
+def tally_rows(
     keys: NDArray[np.uint64],
     kinds: NDArray[np.int8],
-    start: int,
-    number: int,
     index: NDArray[np.int32],
-    held: NDArray[np.uint64],
-    used: int,
-    numbers: NDArray[np.float64],
-    active: NDArray[np.int64],
-    newcomers: NDArray[np.int64],
-) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Count requests into x1 and x2 of their users, from ``start`` on; strangers get rows.
+    firsts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> int:  # pragma: no cover - compiled
+    """Count requests by user and kind; returns how many users there are.
 
-    Stops where a stranger finds no row. Returns where, and how many rows are used then.
+    ``index`` is empty at first and has room for twice the rows. ``firsts`` gets the first row of
+    each user, ``counts`` a row a user.
     """
-    first = used
-    for k in range(start, keys.size):
+    users = 0
+    mask = np.uint64(index.size - 1)
+    for k in range(keys.size):
         if kinds[k] == UNCOUNTED:
             continue
-        at = _spot(keys[k], index, held)
+        at = keys[k] & mask
+        while index[at] != 0 and keys[firsts[index[at] - 1]] != keys[k]:
+            at = (at + np.uint64(1)) & mask
         if index[at] == 0:
-            if used == held.size:
-                return k, used
-            newcomers[used - first] = k
-            held[used] = keys[k]
-            used += 1
-            index[at] = used
-        row = index[at] - 1
-        numbers[row, NEW if kinds[k] == REGISTERS else DELETED] += 1.0
-        active[row] = number
-    return keys.size, used
+            firsts[users] = k
+            users += 1
+            index[at] = users
+        counts[index[at] - 1, kinds[k] - 1] += 1
+    return users
 
 
 @njit(cache=True, nogil=True)
@@ -214,13 +212,8 @@ def judge_rows(
     events: NDArray[np.int64],
     states: NDArray[np.bool_],
     admitted: NDArray[np.bool_],
-    refused: NDArray[np.int64],
-    counted: int,
 ) -> None:  # pragma: no cover - compiled
-    """Admit or refuse: the last event before a row's position decides.
-
-    Rows from position ``counted`` on are added to their user's number of refusals.
-    """
+    """Admit or refuse: the last event before a row's position decides."""
     for k in range(keys.size):
         admitted[k] = True
         user = index[_spot(keys[k], index, held)] - 1
@@ -231,8 +224,6 @@ def judge_rows(
             if events[event] < at:
                 admitted[k] = not states[event]
                 break
-        if not admitted[k] and at >= counted:
-            refused[user] += 1
 
 
 @njit(cache=True, nogil=True)

@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.guard.loops import (
+    DELETED,
     INVOLVED,
+    NEW,
     NUMBERS,
     RATE_ROUNDS,
     SEQUENCE,
@@ -31,7 +33,6 @@ from roost.guard.loops import (
     WEIGHTED,
     add_rows,
     compact,
-    count_rows,
     find_rows,
     hash_names,
     rebuild,
@@ -120,41 +121,26 @@ class UserTable:
         find_rows(keys, self._index, self.keys, rows)
         return rows
 
-    def count(self, keys: Keys, kinds: NDArray[np.int8], names: pa.Array, number: int) -> None:
-        """Count requests of round ``number``: kinds as named in ``loops.py``."""
-        at = 0
-        newcomers = np.empty(len(keys), np.int64)
-        while True:
-            at, used = count_rows(
-                keys,
-                kinds,
-                at,
-                number,
-                self._index,
-                self.keys,
-                self.used,
-                self.numbers,
-                self.active,
-                newcomers,
-            )
-            self._welcome(names, newcomers, used)
-            if at == len(keys):
-                return
-            self._widen()
+    def count(self, keys: Keys, names: pa.Array, counts: NDArray[np.int64], number: int) -> None:
+        """Count registrations and terminations of some different users in a round."""
+        rows = self.rows_for(keys, names, number)
+        known = rows >= 0
+        self.numbers[rows[known], NEW] += counts[known, 0]
+        self.numbers[rows[known], DELETED] += counts[known, 1]
 
     def rows_for(self, keys: Keys, names: pa.Array, number: int) -> NDArray[np.int32]:
         """Row of each of some different keys, heard of in a round; -1 where there is no room."""
         at = 0
         newcomers = np.empty(len(keys), np.int64)
         while True:
-            at, used = add_rows(keys, at, self._index, self.keys, self.used, newcomers)
+            at, used = add_rows(
+                keys, at, number, self._index, self.keys, self.used, self.active, newcomers
+            )
             self._welcome(names, newcomers, used)
             if at == len(keys):
                 break
             self._widen()
-        rows = self.find(keys)
-        self.active[rows[rows >= 0]] = number
-        return rows
+        return self.find(keys)
 
     def _welcome(self, names: pa.Array, newcomers: NDArray[np.int64], used: int) -> None:
         """Write down the names of new rows."""

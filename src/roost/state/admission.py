@@ -104,6 +104,14 @@ class Admission:
     ended: dict[tuple[int, int], int] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
 
+    def placed(self, positions: NDArray[np.int64]) -> Admission:
+        """Return the same for requests that are at these positions, and not from zero on."""
+        place = self.queries.schema.get_field_index("born")
+        born = pa.array(positions).take(self.queries["born"].combine_chunks())
+        queries = self.queries.set_column(place, self.queries.schema.field(place), born)
+        refused = [replace(r, position=int(positions[r.position])) for r in self.refused]
+        return Admission(queries, self.ended, refused)
+
 
 # The queries of some identifiers that some point may still match, by place in the array and in
 # the order of their registration; strangers are left out.
@@ -336,7 +344,6 @@ def admit(
     first_position: int,
     rules: Rules,
     lookup: Lookup,
-    blocked: NDArray[np.bool_] | None = None,
 ) -> Admission:
     """Decide about every request of a block.
 
@@ -350,12 +357,8 @@ def admit(
         What requests are measured against.
     lookup
         Gives what is known of some query identifiers.
-    blocked
-        Requests whose users are blocked where they are in the log; None where nobody is.
     """
     block = _Block(table, rules)
-    if blocked is not None:
-        block.refuse_where(blocked, Reason.BLOCKED, "the user is blocked")
     register, terminate = _check_fields(block)
     kinds = _kinds(block, register)
     _check_boxes(block, register & (kinds == BOX))

@@ -35,6 +35,7 @@ from roost.model import (
 from roost.space import Coordinates, Rect, Space
 from roost.state.admission import POLYGON_VERTICES_MAX, Rules, admit
 from roost.state.columns import parse_time
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.queries import QuerySet
 from roost.state.querylog import SqliteQueryLog
 from roost.state.store import Store
@@ -110,8 +111,10 @@ class Desk:
     def submit(self, request: Request) -> int:
         """Append a request to the log, or raise what it would be refused for."""
         block = pa.Table.from_pylist([request_record(request)])
-        queries = QuerySet(self.store, self.log, self.rules, keep=False)
-        queries.advance(self.log.end())
+        keeper = GuardKeeper.onlooking(self.store)
+        if keeper is not None:
+            keeper.refuse([request.user_id])
+        queries = self.queries()
         admission = admit(block, queries.version.rows, self.rules, queries.lookup)
         if admission.refused:
             refused = admission.refused[0]
@@ -120,7 +123,8 @@ class Desk:
 
     def queries(self) -> QuerySet:
         """Return the queries as the log has them now."""
-        queries = QuerySet(self.store, self.log, self.rules, keep=False)
+        keeper = GuardKeeper.onlooking(self.store)
+        queries = QuerySet(self.store, self.log, self.rules, keep=False, keeper=keeper)
         queries.advance(self.log.end())
         return queries
 
@@ -253,6 +257,7 @@ def inspect_state(folder: Path, console: Console) -> None:
         end = desk.log.end()
         console.print(f"query log  position {end}")
         _print_plan(desk.store, console)
+        _print_guard(desk.store, console)
         _print_segments(desk.store, end, console)
         _print_window(desk.store, console)
         _print_batches(desk.store, console)
@@ -287,6 +292,18 @@ def _print_plan(store: Store, console: Console) -> None:
         console.print(
             f"balance    round {last['round']}, busiest machine {last['imbalance']:.2f} of the "
             f"mean: {last['reason']}",
+            highlight=False,
+        )
+
+
+def _print_guard(store: Store, console: Console) -> None:
+    keeper = GuardKeeper.load(store)
+    if keeper is not None:
+        listing = keeper.guard.listing()
+        blocked = sum(item["blocked"] for item in listing["blocked"])
+        console.print(
+            f"guard      round {keeper.guard.round}, {blocked} users blocked, "
+            f"{len(listing['suspects'])} suspicious clusters",
             highlight=False,
         )
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from roost.guard import Guard
 from roost.kernel import Index, Segment, build_segment, pack, unpack
 from roost.model import CIRCLE, TIME_MAX, TIME_MIN
 from roost.space import Space
 from roost.state.admission import Admission, Known, Refused, Rules, admit
-from roost.state.columns import convert
+from roost.state.guard_keeper import Asked, GuardKeeper
 from roost.state.querylog import QueryLog
 from roost.state.segments import map_arrays, write_arrays
 from roost.state.store import IndexVersion, SegmentRef, Store
@@ -71,7 +69,7 @@ class QuerySet:
         What admits them.
     keep
         Whether versions are recorded; an onlooker folds the log in memory only.
-    guard
+    keeper
         Who is blocked, and what counts the requests of each user; None admits everybody.
     """
 
@@ -82,10 +80,10 @@ class QuerySet:
         rules: Rules,
         *,
         keep: bool = True,
-        guard: Guard | None = None,
+        keeper: GuardKeeper | None = None,
     ) -> None:
         self._keep = keep
-        self._guard = guard
+        self._keeper = keeper
         self._store = store
         self._log = log
         self._rules = rules
@@ -117,12 +115,10 @@ class QuerySet:
         refused: list[Refused] = []
         touched: set[str] = set()
         for block in _runs(self._log.read(self.version.position, upto)):
-            admission = self._admit(block, rows)
+            letters, ended = self._fold(block, rows)
             rows += block.num_rows
-            refused += admission.refused
-            touched |= self._end(admission.ended)
-            if admission.queries.num_rows:
-                self._add(admission.queries)
+            refused += letters
+            touched |= ended
         if self._keep:
             self._write_ended(touched, upto)
         self.version = IndexVersion(
@@ -132,22 +128,65 @@ class QuerySet:
             tuple(dataclasses.astuple(item) for item in refused),
         )
         if self._keep:
-            state = None if self._guard is None else self._guard.to_bytes()
-            self._store.put_version(self.version, state)
+            tallies = () if self._keeper is None else self._keeper.taken_tallies()
+            self._store.put_version(self.version, tallies)
         return self.version
 
-    def _admit(self, block: pa.Table, first: int) -> Admission:
-        """Judge a block by the guard and by the rules; what both admit is counted."""
-        guard = self._guard
-        if guard is None:
-            return admit(block, first, self._rules, self.lookup)
-        users, registers = _asking(block)
-        admitted = guard.gate.judge(users, first)
-        admission = admit(block, first, self._rules, self.lookup, ~admitted)
-        for refused in admission.refused:
-            admitted[refused.position - first] = False
-        guard.gate.count(users, registers, admitted, first, guard.round)
-        return admission
+    def _fold(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
+        """Fold a block; returns what was refused and the segments in which queries ended."""
+        if self._keeper is None:
+            return self._settle(admit(block, first, self._rules, self.lookup))
+        refused: list[Refused] = []
+        touched: set[str] = set()
+        asked = Asked.of(block)
+        start = 0
+        for row in [*np.flatnonzero(asked.evicts).tolist(), block.num_rows]:
+            if row > start:
+                letters, ended = self._gated(block.slice(start, row - start), first + start)
+                refused += letters
+                touched |= ended
+            start = row
+            mine = None
+            if row < block.num_rows:
+                mine = self._keeper.evicts(asked.users[row].as_py(), first + row)
+            if mine is not None:
+                touched |= self._end_those(mine)
+                self._keeper.pass_over(first + row)
+                start = row + 1
+        return refused, touched
+
+    def _gated(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
+        """Fold a block of which the guard may refuse something; what is admitted is counted."""
+        keeper = self._keeper
+        assert keeper is not None, "a gate has a keeper"
+        asked = Asked.of(block)
+        admitted = keeper.judge(asked, first)
+        letters: list[Refused] = []
+        passing, positions = block, first + np.arange(block.num_rows)
+        if not admitted.all():
+            letters = keeper.refused(block, asked, admitted, first)
+            passing, positions = block.filter(pa.array(admitted)), positions[admitted]
+        admission = admit(passing, 0, self._rules, self.lookup).placed(positions)
+        valid = admitted.copy()
+        valid[[refused.position - first for refused in admission.refused]] = False
+        keeper.count(asked, admitted, valid, first)
+        refused, touched = self._settle(admission)
+        return [*letters, *refused], touched
+
+    def _settle(self, admission: Admission) -> tuple[list[Refused], set[str]]:
+        touched = self._end(admission.ended)
+        if admission.queries.num_rows:
+            self._add(admission.queries)
+        return admission.refused, touched
+
+    def _end_those(self, mine: Callable[[pa.Array], NDArray[np.bool_]]) -> set[str]:
+        """End the queries of some users at once."""
+        ended = {
+            (number, slot): TIME_MIN
+            for number, member in enumerate(self._members)
+            for slot in np.flatnonzero(mine(member.segment.users)).tolist()
+        }
+        return self._end(ended)
 
     def refused_between(self, after: int, upto: int) -> list[Refused]:
         """Find the requests refused while folding ``(after, upto]``."""
@@ -233,19 +272,6 @@ class QuerySet:
                 until = np.fromiter(member.ended.values(), np.int64, len(member.ended))
                 write_arrays(self._folder / name, {"slots": slots, "until": until})
                 member.ref = dataclasses.replace(member.ref, ended=name)
-
-
-def _asking(block: pa.Table) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Users of a block of requests, and whether each registers a query."""
-    users, operations = (
-        convert(block[name], pa.string())[0] if name in block.column_names else nothing
-        for name, nothing in (
-            ("user_id", pa.nulls(block.num_rows, pa.string())),
-            ("op", pa.nulls(block.num_rows, pa.string())),
-        )
-    )
-    registers = pc.equal(operations, "register").fill_null(False)
-    return users, np.asarray(registers.to_numpy(zero_copy_only=False), bool)
 
 
 def _runs(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:

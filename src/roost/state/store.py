@@ -1,10 +1,10 @@
 """The driver's own small state, in one SQLite file: what happened, and what must be repeated.
 
-Five kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
+Six kinds of facts. *Index versions*: which segments hold the queries of a log position, and the
 requests refused on the way there. *Plans* by epoch. *Rounds*: what was decided, and why. *Batches*:
 the intent (written before any work) and the commit (written after all of it). *The window*: the
-files of its batches, changed with each commit. Each is one row, or one transaction, so each is
-there or not at all.
+files of its batches, changed with each commit. *The guard* has a book of its own
+(``guard_book.py``). Each is one row, or one transaction, so each is there or not at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import StateError
+from roost.state.guard_book import GuardBook, GuardChange
 
 FORMAT = 1
 
@@ -108,11 +109,10 @@ class Store:
             " (number integer primary key, path text, rows integer, first integer);"
             "create table if not exists seen (path text primary key);"
             "create table if not exists windows (batch_id integer primary key, body text);"
-            "create table if not exists guard_state (one integer primary key, body blob);"
-            "create table if not exists guard_log (number integer primary key, body text);"
             "create table if not exists pins"
             " (pin integer primary key, batch_id integer, until real);"
         )
+        self.guard = GuardBook(self._db)
         self._db.commit()
 
     @property
@@ -163,35 +163,19 @@ class Store:
         kept: dict[str, Any] | None = self._get("select value from meta where key = 'meta'")
         return kept
 
-    def put_version(self, version: IndexVersion, guard: bytes | None = None) -> None:
-        """Record an index version, and at once what the guard knows of the requests up to it."""
+    def put_version(self, version: IndexVersion, tallies: Sequence[tuple[int, bytes]] = ()) -> None:
+        """Record an index version, and at once what the guard counted on the way there."""
         with self._db:
             self._db.execute(
                 "insert or replace into versions values (?, ?)",
                 (version.position, json.dumps(asdict(version))),
             )
-            self._put_guard(guard)
+            self.guard.write_tallies(tallies)
 
-    def put_guard(self, state: bytes, decisions: Sequence[dict[str, Any]] = ()) -> None:
-        """Record the guard's state, and what it decided on the way there."""
+    def put_guard(self, change: GuardChange) -> None:
+        """Record the guard as it is from now on, and what it decided on the way there."""
         with self._db:
-            self._put_guard(state)
-            rows = [(json.dumps(decision),) for decision in decisions]
-            self._db.executemany("insert into guard_log (body) values (?)", rows)
-
-    def _put_guard(self, state: bytes | None) -> None:
-        if state is not None:
-            self._db.execute("insert or replace into guard_state values (1, ?)", (state,))
-
-    def guard_state(self) -> bytes | None:
-        """Return the guard's state; None where it never had any."""
-        row = self._db.execute("select body from guard_state").fetchone()
-        return None if row is None else bytes(row[0])
-
-    def guard_log(self) -> list[dict[str, Any]]:
-        """Every decision of the guard and of operators, in order."""
-        rows = self._db.execute("select body from guard_log order by number")
-        return [json.loads(body) for (body,) in rows]
+            self.guard.write(change)
 
     def version_at(self, position: int) -> IndexVersion | None:
         """Newest version that is not beyond a position."""
@@ -235,8 +219,13 @@ class Store:
         plan: dict[str, Any] = body
         return plan
 
-    def put_round(self, row: dict[str, Any], plan: dict[str, Any] | None) -> None:
-        """Record what was decided at the end of a round, and the plan that came of it, at once."""
+    def put_round(
+        self,
+        row: dict[str, Any],
+        plan: dict[str, Any] | None,
+        guard: GuardChange | None = None,
+    ) -> None:
+        """Record at once what a round came to: the decision, its plan, and the guard after it."""
         with self._db:
             self._db.execute(
                 "insert into rounds values (?, ?)", (int(row["round"]), json.dumps(row))
@@ -245,6 +234,8 @@ class Store:
                 self._db.execute(
                     "insert into plans values (?, ?)", (int(plan["epoch"]), json.dumps(plan))
                 )
+            if guard is not None:
+                self.guard.write(guard)
 
     def rounds(self) -> list[dict[str, Any]]:
         """All rounds, in order."""

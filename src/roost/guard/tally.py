@@ -1,0 +1,95 @@
+"""Requests by user: what a block comes to, whoever counted it.
+
+The gate counts blocks of the query log with a compiled loop. Where requests come as a stream, Spark
+has counted them by then. Either way what is left is a row a user: registrations, terminations and
+refusals. A tally is small, and so it is what the state directory keeps of the requests since
+the guard's whole state was last written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.errors import StateError
+from roost.guard.loops import KINDS, tally_rows
+from roost.guard.users import Keys
+
+COLUMNS = ("registers", "terminates", "refused")
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Counts by user.
+
+    Parameters
+    ----------
+    names
+        Different users, in the order in which they came.
+    counts
+        Registrations, terminations and refusals of each, ``(users, 3)``.
+    """
+
+    names: pa.Array
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, names: pa.Array, keys: Keys, kinds: NDArray[np.int8]) -> tuple[Tally, Keys]:
+        """Count requests by user; kinds as named in ``loops.py``. Returns the users' keys, too."""
+        index = np.zeros(1 << (2 * len(keys)).bit_length(), np.int32)
+        firsts = np.empty(len(keys), np.int64)
+        counts = np.zeros((len(keys), KINDS), np.int64)
+        users = tally_rows(keys, kinds, index, firsts, counts)
+        found = names.take(pa.array(firsts[:users]))
+        if pa.types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+        return cls(found, counts[:users]), keys[firsts[:users]]
+
+    @classmethod
+    def none(cls) -> Tally:
+        """Nobody."""
+        return cls(pa.array([], pa.string()), np.empty((0, KINDS), np.int64))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def table(self) -> pa.Table:
+        """As columns ``user_id, registers, terminates, refused``."""
+        columns = {name: self.counts[:, k] for k, name in enumerate(COLUMNS)}
+        return pa.table({"user_id": self.names.cast(pa.string()), **columns})
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Tally:
+        """Inverse of :meth:`table`."""
+        counts = [table[name].cast(pa.int64()).to_numpy() for name in COLUMNS]
+        names = table["user_id"].cast(pa.string()).combine_chunks()
+        if isinstance(names, pa.ChunkedArray):  # a table without rows
+            names = pa.array([], pa.string())
+        return cls(names, np.column_stack(counts).reshape(-1, KINDS))
+
+    def to_bytes(self) -> bytes:
+        """Return an Arrow stream, compressed."""
+        table = self.table()
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Tally:
+        """Inverse of :meth:`to_bytes`.
+
+        Raises
+        ------
+        StateError
+            If it was not written by :meth:`to_bytes`.
+        """
+        try:
+            return cls.from_table(pa.ipc.open_stream(data).read_all())
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise StateError("the guard's counts cannot be read") from error

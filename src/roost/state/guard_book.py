@@ -1,0 +1,122 @@
+"""What a state directory keeps of the guard: its state, its decisions, and orders to it.
+
+The whole state is written when the guard has decided or looked at something. In between it only
+counts requests, and what it counted in a fold is one small row in the same transaction as
+the index version. So a request that is folded once is counted once, and a flood of them does not
+write the whole state again and again.
+
+Operators leave orders, also while a run has the guard in its memory; the run obeys at its next
+batch. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BLOCK, UNBLOCK = "block", "unblock"
+_TABLES = (
+    "create table if not exists guard_state"
+    " (one integer primary key check (one = 1), body blob, obeyed integer, evicting text);"
+    "create table if not exists guard_tallies (counted integer primary key, body blob);"
+    "create table if not exists guard_log (number integer primary key, body text);"
+    "create table if not exists guard_orders (number integer primary key, body text);"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardChange:
+    """The guard as it is from now on.
+
+    Parameters
+    ----------
+    state
+        All that it knows.
+    obeyed
+        Number of the last order that it has obeyed.
+    evicting
+        Users whose queries are still to be ended.
+    decisions
+        What was decided on the way here, for the log.
+    """
+
+    state: bytes
+    obeyed: int = 0
+    evicting: tuple[str, ...] = ()
+    decisions: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an operator wants: ``BLOCK`` or ``UNBLOCK`` a user, and why."""
+
+    action: str
+    user: str
+    reason: str
+    evict: bool = False
+    number: int = 0
+
+
+class GuardBook:
+    """The guard's tables.
+
+    Methods that write are called within somebody else's transaction, except :meth:`order`.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        db.executescript(_TABLES)
+
+    def write(self, change: GuardChange) -> None:
+        """Keep the whole state; what was counted before is in it."""
+        self._db.execute(
+            "insert or replace into guard_state values (1, ?, ?, ?)",
+            (change.state, change.obeyed, json.dumps(change.evicting)),
+        )
+        self._db.execute("delete from guard_tallies")
+        rows = [(json.dumps(decision),) for decision in change.decisions]
+        self._db.executemany("insert into guard_log (body) values (?)", rows)
+
+    def write_tallies(self, tallies: Sequence[tuple[int, bytes]]) -> None:
+        """Keep what was counted up to some positions."""
+        self._db.executemany("insert into guard_tallies values (?, ?)", tallies)
+
+    def read(self) -> tuple[GuardChange, list[tuple[int, bytes]]] | None:
+        """Return the last state and what was counted since; None where there was never any."""
+        # One statement, so that both are of the same moment.
+        rows = self._db.execute(
+            "select null, body, obeyed, evicting from guard_state union all"
+            " select counted, body, null, null from guard_tallies order by 1"
+        ).fetchall()
+        states = [row for row in rows if row[0] is None]
+        if not states:
+            return None
+        _, body, obeyed, evicting = states[0]
+        change = GuardChange(bytes(body), obeyed, tuple(json.loads(evicting)))
+        return change, [(row[0], bytes(row[1])) for row in rows if row[0] is not None]
+
+    def log(self) -> list[dict[str, Any]]:
+        """Every decision of the guard and of operators, in order."""
+        rows = self._db.execute("select body from guard_log order by number")
+        return [json.loads(body) for (body,) in rows]
+
+    def order(self, order: Order) -> None:
+        """Leave an order for whoever runs the guard."""
+        body = {
+            "action": order.action,
+            "user": order.user,
+            "reason": order.reason,
+            "evict": order.evict,
+        }
+        with self._db:
+            self._db.execute("insert into guard_orders (body) values (?)", (json.dumps(body),))
+
+    def orders(self, after: int) -> list[Order]:
+        """Orders that came after one, in order."""
+        rows = self._db.execute(
+            "select number, body from guard_orders where number > ? order by number", (after,)
+        )
+        return [Order(number=number, **json.loads(body)) for number, body in rows]

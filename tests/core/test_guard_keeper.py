@@ -1,0 +1,387 @@
+"""The guard of a state directory: who passes the fold, what is counted, what survives a crash."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roost.cli import main
+from roost.errors import RequestError
+from roost.guard.tally import Tally
+from roost.guard.users import keys_of
+from roost.model import TIME_MIN, Box, Query, Terminate, request_schema
+from roost.space import Coordinates, Rect, Space
+from roost.state.admission import Rules
+from roost.state.guard_book import BLOCK, UNBLOCK, Order
+from roost.state.guard_keeper import GuardKeeper
+from roost.state.operations import Desk
+from roost.state.queries import QuerySet
+from roost.state.querylog import SqliteQueryLog
+from roost.state.store import Store
+
+SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
+RULES = Rules(SPACE, pa.string(), pa.int64(), keep_born=True)
+SCHEMA = request_schema(pa.string(), pa.int64())
+USERS = ("ann", "bob", "eve")
+
+
+class Directory:
+    """A state directory with a guard, that can be left in the lurch and opened again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.open()
+
+    def open(self) -> None:
+        self.store = Store(self.folder)
+        self.log = SqliteQueryLog(self.folder / "queries.db")
+        for file in (self.store, self.log):
+            file._db.execute("pragma synchronous = off")
+        self.keeper = GuardKeeper.load(self.store) or GuardKeeper.begin(self.store, 7, 1 << 10)
+        self.queries = QuerySet(self.store, self.log, RULES, keeper=self.keeper)
+
+    def close(self) -> None:
+        self.store.close()
+        self.log.close()
+
+    def crash(self) -> None:
+        self.close()
+        self.open()
+
+    def append(self, *requests: dict[str, Any]) -> None:
+        self.log.append(pa.Table.from_pylist(list(requests), SCHEMA))
+
+    def fold(self) -> None:
+        self.keeper.obey(self.log)
+        self.queries.advance(self.log.end())
+
+    def live(self) -> dict[str, tuple[str, int]]:
+        """User and place in the log of every live query."""
+        found = {}
+        for _, segment, ended in self.queries.segments():
+            for slot in range(segment.size):
+                if ended.get(slot, 1) != TIME_MIN:
+                    assert segment.born is not None
+                    name = segment.ids[slot].as_py()
+                    found[name] = (segment.users[slot].as_py(), int(segment.born[slot]))
+        return found
+
+    def letters(self) -> list[tuple[int, str]]:
+        refused = self.queries.refused_between(0, self.log.end())
+        return [(item.position, str(item.reason)) for item in refused]
+
+    def counts(self) -> dict[str, tuple[float, float]]:
+        """x1 and x2 of the open round."""
+        users = self.keeper.guard._users
+        pairs = users.numbers[: users.used, :2].tolist()
+        return {
+            name: (new, gone)
+            for name, (new, gone) in zip(users.names, pairs, strict=True)
+            if new or gone
+        }
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    directory = Directory(tmp_path / "state")
+    yield directory
+    directory.close()
+
+
+def register(name: str, user: str = "ann", *, inverted: bool = False) -> dict[str, Any]:
+    box = {"x0": 1.0, "y0": 1.0, "x1": 0.0 if inverted else 2.0, "y1": 2.0}
+    return {"op": "register", "query_id": name, "user_id": user, **box}
+
+
+def terminate(name: str, user: str = "ann") -> dict[str, Any]:
+    return {"op": "terminate", "query_id": name, "user_id": user}
+
+
+def evict(user: str) -> dict[str, Any]:
+    return {"op": "evict", "user_id": user}
+
+
+# -- against an interpreter
+
+
+class Reference:
+    """The same, one request at a time and without a file."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[str, int]] = {}
+        self.blocked: set[str] = set()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.letters: Counter[str] = Counter()
+        self.position = 0
+
+    def take(self, request: dict[str, Any]) -> None:
+        user, operation = request["user_id"], request["op"]
+        if operation == "evict" and user in self.blocked:
+            self.live = {k: v for k, v in self.live.items() if v[0] != user}
+        elif user in self.blocked:
+            self.refused[user] += 1
+        else:
+            reason = self._fault(request)
+            if reason is not None:
+                self.letters[reason] += 1
+            else:
+                self.counts[user, operation] += 1
+        self.position += 1
+
+    def _fault(self, request: dict[str, Any]) -> str | None:
+        if request["op"] == "evict":
+            return "unknown_op"
+        name, user = request["query_id"], request["user_id"]
+        if request["op"] == "register":
+            if request["x0"] > request["x1"]:
+                return "inverted_box"
+            if name in self.live:
+                return "duplicate_query"
+            self.live[name] = (user, self.position)
+            return None
+        if name not in self.live:
+            return "unknown_query"
+        if self.live[name][0] != user:
+            return "not_owner"
+        del self.live[name]
+        return None
+
+
+users = st.sampled_from(USERS)
+requests = st.one_of(
+    st.builds(register, st.sampled_from("abcd"), users),
+    st.builds(lambda name, user: register(name, user, inverted=True), st.just("z"), users),
+    st.builds(terminate, st.sampled_from("abcd"), users),
+    st.builds(evict, users),
+)
+orders = st.builds(Order, st.sampled_from([BLOCK, BLOCK, UNBLOCK]), users, st.just("test"))
+evictions = st.builds(Order, st.just(BLOCK), users, st.just("test"), st.just(True))
+steps = st.lists(
+    st.one_of(requests, requests, requests, orders, evictions, st.sampled_from(["fold", "crash"])),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+def test_any_order_and_any_crash_gives_what_the_log_says(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
+) -> None:
+    directory = Directory(tmp_path_factory.mktemp("state"))
+    reference = Reference()
+    waiting: list[Order] = []
+
+    def fold() -> None:
+        # Orders hold for all that was not folded before, and evictions come after it.
+        gone = []
+        for order in waiting:
+            if order.action == BLOCK:
+                reference.blocked.add(order.user)
+                gone += [order.user] if order.evict else []
+            else:
+                reference.blocked.discard(order.user)
+                gone = [user for user in gone if user != order.user]
+        unfolded.extend(evict(user) for user in gone)
+        for request in unfolded:
+            reference.take(request)
+        waiting.clear()
+        unfolded.clear()
+        directory.fold()
+
+    unfolded: list[dict[str, Any]] = []
+    with closing(directory):
+        for step in [*steps, "fold", "crash", "fold"]:
+            if step == "fold":
+                fold()
+            elif step == "crash":
+                directory.crash()
+            elif isinstance(step, Order):
+                directory.store.guard.order(step)
+                waiting.append(step)
+            else:
+                directory.append(step)
+                unfolded.append(step)
+        assert directory.live() == reference.live
+        assert directory.keeper.guard.blocked == frozenset(reference.blocked)
+        assert directory.counts() == {
+            user: (reference.counts[user, "register"], reference.counts[user, "terminate"])
+            for user in USERS
+            if reference.counts[user, "register"] or reference.counts[user, "terminate"]
+        }
+        listed = directory.keeper.guard.listing()["blocked"]
+        refused = {item["user"]: item["refused"] for item in listed if item["refused"]}
+        assert refused == dict(reference.refused)
+        letters = Counter(reason for _, reason in directory.letters() if reason != "blocked")
+        assert letters == reference.letters
+
+
+# -- what happens to the blocked
+
+
+def test_a_blocked_users_requests_reach_no_index_and_make_one_dead_letter(directory) -> None:
+    directory.append(register("a", "eve"))
+    directory.fold()
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    flood = [register(f"f{k}", "eve") for k in range(500)]
+    directory.append(register("b"), *flood, register("c"), terminate("a", "eve"))
+    directory.fold()
+    assert directory.live() == {"a": ("eve", 0), "b": ("ann", 1), "c": ("ann", 502)}
+    (letter,) = directory.queries.refused_between(0, directory.log.end())
+    assert (letter.position, str(letter.reason)) == (2, "blocked")
+    assert letter.detail == (
+        "user 'eve' is blocked since position 0 of the query log, by hand: "
+        "501 requests at positions 2 to 503"
+    )
+    assert json.loads(letter.record)["query_id"] == "f0"
+
+
+def test_a_replay_of_what_was_folded_before_the_block_admits_it(directory) -> None:
+    directory.append(register("a", "eve"))
+    directory.fold()
+    before = directory.queries.version
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.append(register("b", "eve"))
+    directory.fold()
+    assert directory.queries.advance(before.position) == before
+    assert [ref.size for ref in before.segments] == [1]
+
+
+def test_who_is_let_in_again_is_let_in(directory) -> None:
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.append(register("a", "eve"))
+    directory.fold()
+    directory.store.guard.order(Order(UNBLOCK, "eve", "talked to them"))
+    directory.append(register("b", "eve"))
+    directory.fold()
+    assert set(directory.live()) == {"b"}
+    assert [row["decision"] for row in directory.store.guard.log()] == ["block", "unblock"]
+
+
+def test_nobody_can_evict_somebody_who_is_not_blocked(directory) -> None:
+    directory.append(register("a"), evict("ann"))
+    directory.fold()
+    assert set(directory.live()) == {"a"}
+    assert directory.letters() == [(1, "unknown_op")]
+
+
+def test_an_eviction_that_was_decided_before_a_crash_happens_after_it(directory) -> None:
+    directory.append(register("a", "eve"), register("b"))
+    directory.fold()
+    guard = directory.keeper.guard
+    guard.block("eve", guard.gate.counted - 1)
+    directory.keeper.evict(["eve"])
+    directory.keeper.save()
+    directory.crash()
+    directory.fold()
+    assert set(directory.live()) == {"b"}
+    end = directory.log.end()
+    directory.crash()
+    directory.fold()
+    assert directory.log.end() == end
+
+
+def test_a_restart_has_counted_what_was_folded(directory) -> None:
+    directory.append(register("a"), register("b", "bob"))
+    directory.fold()
+    directory.append(terminate("a"))
+    directory.fold()
+    straight = directory.keeper.guard.to_bytes()
+    directory.crash()
+    assert directory.keeper.guard.to_bytes() == straight
+    assert directory.counts() == {"ann": (1, 1), "bob": (1, 0)}
+
+
+def test_a_fold_that_was_not_recorded_is_not_counted(directory, monkeypatch) -> None:
+    class Died(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    directory.append(register("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.store, "put_version", die)
+        with pytest.raises(Died):
+            directory.fold()
+    directory.crash()
+    directory.fold()
+    assert directory.counts() == {"ann": (1, 0)}
+
+
+def test_a_tally_is_what_a_counter_says() -> None:
+    random = np.random.default_rng(4)
+    names = pa.array([f"user-{k}" for k in random.integers(0, 50, 2_000)])
+    kinds = random.integers(0, 4, 2_000).astype(np.int8)
+    secret = np.array([3, 4], np.uint64)
+    tally, keys = Tally.of(names, keys_of(names, secret), kinds)
+    right: dict[str, list[int]] = {}
+    for name, kind in zip(names.to_pylist(), kinds.tolist(), strict=True):
+        if kind:
+            right.setdefault(name, [0, 0, 0])[kind - 1] += 1
+    assert dict(zip(tally.names.to_pylist(), tally.counts.tolist(), strict=True)) == right
+    assert tally.names.to_pylist() == list(right)
+    assert keys.tolist() == keys_of(tally.names, secret).tolist()
+    again = Tally.from_bytes(tally.to_bytes())
+    assert again.table().equals(tally.table())
+    assert len(Tally.from_bytes(Tally.none().to_bytes())) == 0
+
+
+# -- the desk and the command
+
+
+def test_the_desk_tells_a_blocked_user_at_once(directory) -> None:
+    directory.append(register("a", "eve"))
+    directory.fold()
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    end = directory.log.end()
+    with closing(Desk(directory.folder)) as desk:
+        for request in (Query("b", Box(0, 0, 1, 1), "eve"), Terminate("a", "eve")):
+            with pytest.raises(RequestError, match="blocked") as refusal:
+                desk.submit(request)
+            assert refusal.value.reason == "blocked"
+        desk.submit(Query("c", Box(0, 0, 1, 1), "ann"))
+    assert directory.log.end() == end + 1
+
+
+def test_the_command_blocks_lists_logs_and_unblocks(directory, capsys) -> None:
+    state = str(directory.folder)
+    assert main(["guard", "block", "eve", "--evict", "--reason", "spam", "--state", state]) == 0
+    assert "next batch" in capsys.readouterr().out
+    assert main(["guard", "list", "--json", "--state", state]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["blocked"] == [] and listing["waiting"][0]["user"] == "eve"
+    directory.fold()
+    assert main(["guard", "list", "--state", state]) == 0
+    assert "by an operator: spam" in " ".join(capsys.readouterr().out.split())
+    assert main(["guard", "log", "--json", "--state", state]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (row["decision"], row["users"], row["evidence"]["evict"]) == ("block", ["eve"], True)
+    assert main(["guard", "log", "--state", state]) == 0
+    assert "eve" in capsys.readouterr().out
+    assert main(["guard", "unblock", "ann", "--state", state]) == 1
+    assert "not blocked" in capsys.readouterr().err
+    assert main(["guard", "unblock", "eve", "--state", state]) == 0
+    directory.fold()
+    assert directory.keeper.guard.blocked == frozenset()
+
+
+def test_the_command_needs_a_guard(tmp_path: Path, capsys) -> None:
+    Store(tmp_path).close()
+    assert main(["guard", "block", "eve", "--state", str(tmp_path)]) == 1
+    assert "guard.enabled" in capsys.readouterr().err
