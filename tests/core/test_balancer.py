@@ -6,11 +6,9 @@ a machine is busy for as long as its points and checks say, so that decisions re
 
 from __future__ import annotations
 
-import pickle
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from balance_checks import (
     gets,
     in_partition,
     jumping,
-    look,
     plans_of,
     read_matches,
     recorded,
@@ -44,14 +41,12 @@ from balance_checks import (
     spread,
     worked,
 )
+from local_pipeline import Local
 from oracle import brute_force
-from roost import Pipeline, RunConfig
+from roost import RunConfig
 from roost.balance import Strategy
 from roost.balance.changes import change_from_json
-from roost.engine.batch import BatchRunner
 from roost.engine.messages import BatchTask, MachineResult
-from roost.engine.slices import cut
-from roost.engine.tasks import match_routed, read_and_match, read_and_route
 from roost.space import Coordinates, Rect
 from roost.state.store import Commit, Store
 
@@ -76,50 +71,6 @@ def no_waiting() -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------- the harness
-
-
-class Local(Pipeline):
-    """The pipeline without Spark."""
-
-    def __init__(self, config: RunConfig, busy: Busy = worked, **hooks: Any) -> None:
-        super().__init__(config, **hooks)
-        self._busy_of = busy
-        self.seen: list[Seen] = []
-        self.watched = True
-        self.in_job: Callable[[int], None] = lambda batch_id: None
-        for file in (self.store, self.log):
-            file._db.execute("pragma synchronous = off")  # type: ignore[attr-defined]
-
-    def _batch(
-        self, runner: BatchRunner, batch_id: int, slices: Sequence[Any], offsets: dict[str, Any]
-    ) -> None:
-        self.runner = runner
-        self._on_batch(runner.run(batch_id, offsets, partial(self._job, slices)))
-
-    def _job(self, slices: Sequence[Any], task: BatchTask) -> list[MachineResult]:
-        task = pickle.loads(pickle.dumps(task))
-        results = pickle.loads(pickle.dumps(list(run_here(slices, task))))
-        for result in results:
-            result.load_s = 1e-9 * result.loaded_bytes
-            result.busy_s = self._busy_of(task, result) + result.load_s
-        if self.watched:
-            self.seen.append(look(task, results))
-        self.in_job(task.batch_id)
-        return results
-
-
-def run_here(slices: Sequence[Any], task: BatchTask) -> Iterator[MachineResult]:
-    machines = range(task.plan.machines)
-    if task.plan.fully_replicated:
-        for machine, group in zip(machines, cut(slices, len(machines)), strict=True):
-            yield from read_and_match(task, machine, [group])
-        return
-    routed: list[list[Any]] = [[] for _ in machines]
-    for part, group in enumerate(cut(slices, 2)):
-        for machine, item in read_and_route(task, part, [group]):
-            routed[machine].append((machine, item))
-    for machine in machines:
-        yield from match_routed(task, machine, routed[machine])
 
 
 @dataclass

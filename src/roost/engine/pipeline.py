@@ -123,6 +123,10 @@ class Pipeline:
         Called after each batch with what it came to.
     on_step
         Called before each step of a batch, see :mod:`roost.engine.batch`.
+    clock
+        Seconds, to time batches.
+    seed
+        Where the guard's chance comes from; drawn, and kept secret, where there is none.
 
     Examples
     --------
@@ -143,6 +147,7 @@ class Pipeline:
         on_batch: OnBatch = lambda commit: None,
         on_step: OnStep = lambda step, batch_id: None,
         clock: Callable[[], float] = time.perf_counter,
+        seed: int | None = None,
     ) -> None:
         check_together(config)
         self.config = config
@@ -151,6 +156,7 @@ class Pipeline:
         self._on_batch = on_batch
         self._on_step = on_step
         self._clock = clock
+        self._seed = seed
         self._stopping = False
         self._busy = threading.Lock()
         self._failure: BaseException | None = None
@@ -431,7 +437,7 @@ class Pipeline:
         if spec is not None:
             kept = window_attributes(config, points)
             windows = WindowKeeper(self.store, spec, kept, aliases_of(points, kept))
-        keeper = self._keeper = self._open_guard()
+        keeper = GuardKeeper.load(self.store)
         rules = Rules(
             space,
             id_type,
@@ -441,7 +447,7 @@ class Pipeline:
             spec is not None,
             None if windows is None else windows.attributes,
             points.id_type,
-            keeper is not None,
+            config.guard or keeper is not None,
         )
         queries = QuerySet(self.store, self.log, rules, keeper=keeper)
         pending = self.store.last_intent()
@@ -451,6 +457,12 @@ class Pipeline:
         if keeper is not None:
             keeper.obey(self.log)
         queries.advance(max(self.log.end(), queries.version.position))
+        if keeper is None and config.guard:
+            # What is there before the stream begins was not sent to make a hotspot in it.
+            seed = secrets.randbits(63) if self._seed is None else self._seed
+            keeper = GuardKeeper.begin(self.store, seed, config.guard_users_max)
+            queries.keeper = keeper
+        self._keeper = keeper
         give_back_memory()
         strategy = config.strategy or default_strategy(self.spark.sparkContext.master or "")
         machines = config.machines or self.spark.sparkContext.defaultParallelism
@@ -489,14 +501,6 @@ class Pipeline:
             "window": spec.to_json(),
             "window_attributes": window_attributes(self.config, points).names,
         }
-
-    def _open_guard(self) -> GuardKeeper | None:
-        """Make the guard, or go on with it; one that is switched off still knows who is blocked."""
-        keeper = GuardKeeper.load(self.store)
-        if keeper is None and self.config.guard:
-            seed = secrets.randbits(63)
-            keeper = GuardKeeper.begin(self.store, seed, self.config.guard_users_max)
-        return keeper
 
     def _answerers(
         self, points: PointSchema, query_id_type: pa.DataType, windows: WindowKeeper | None

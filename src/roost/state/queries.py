@@ -83,7 +83,7 @@ class QuerySet:
         keeper: GuardKeeper | None = None,
     ) -> None:
         self._keep = keep
-        self._keeper = keeper
+        self.keeper = keeper
         self._store = store
         self._log = log
         self._rules = rules
@@ -128,13 +128,13 @@ class QuerySet:
             tuple(dataclasses.astuple(item) for item in refused),
         )
         if self._keep:
-            tallies = () if self._keeper is None else self._keeper.taken_tallies()
+            tallies = () if self.keeper is None else self.keeper.taken_tallies()
             self._store.put_version(self.version, tallies)
         return self.version
 
     def _fold(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
         """Fold a block; returns what was refused and the segments in which queries ended."""
-        if self._keeper is None:
+        if self.keeper is None:
             return self._settle(admit(block, first, self._rules, self.lookup))
         refused: list[Refused] = []
         touched: set[str] = set()
@@ -148,16 +148,16 @@ class QuerySet:
             start = row
             mine = None
             if row < block.num_rows:
-                mine = self._keeper.evicts(asked.users[row].as_py(), first + row)
+                mine = self.keeper.evicts(asked.users[row].as_py(), first + row)
             if mine is not None:
                 touched |= self._end_those(mine)
-                self._keeper.pass_over(first + row)
+                self.keeper.pass_over(first + row)
                 start = row + 1
         return refused, touched
 
     def _gated(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
         """Fold a block of which the guard may refuse something; what is admitted is counted."""
-        keeper = self._keeper
+        keeper = self.keeper
         assert keeper is not None, "a gate has a keeper"
         asked = Asked.of(block)
         admitted = keeper.judge(asked, first)

@@ -1,0 +1,116 @@
+"""Users, some of them malicious, before a pipeline: points, requests by batch, and what came of it.
+
+A batch is a round of the balancer, two of them a round of detection. Machines are busy for what
+they did and by no clock, so that the same users are found on every machine and in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost import RunConfig
+from roost.balance import Strategy
+from roost.engine.messages import BatchTask, MachineResult
+from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party, World
+from roost.space import Coordinates, Rect
+
+TICK_S = 15
+DETECTION_BATCHES = 2
+NORMAL = Normal(users=30, rate=20.0, queries=3_000)
+START = 4
+
+PARTIES: dict[str, Party] = {
+    "attack": Attack(users=4, rate=30.0, queries=900, start=START, side=0.05),
+    "one attacker": Attack(users=1, rate=30.0, queries=900, start=START, side=0.05),
+    "crowd": Crowd(users=60, queries_each=20, start=START, stop=30, rise=3, side=0.05),
+    "newcomer": Newcomer(rate=30.0, queries=900, start=START, town=0.05),
+    "mover": Mover(rate=30.0, queries=900, start=START, side=0.05),
+}
+
+
+def worked_by_pairs(task: BatchTask, result: MachineResult) -> float:
+    """Seconds that a machine is busy for: pairs count, as on a machine with many queries."""
+    return 1e-4 + 1e-7 * result.points + 1e-6 * result.checks
+
+
+@dataclass(frozen=True)
+class GuardStory:
+    """A party among normal users."""
+
+    party: str
+    seed: int = 0
+    batches: int = 40
+    rows: int = 1_500
+
+    @property
+    def data(self) -> np.ndarray:
+        """Places in towns, in the unit square."""
+        random = np.random.default_rng([self.seed, 5])
+        towns = 0.1 + 0.8 * random.random((12, 2))
+        near = towns[random.integers(0, 12, 4_000)] + 0.03 * random.normal(size=(4_000, 2))
+        return np.clip(near, 0.0, 1.0)
+
+    def world(self) -> World:
+        parties = [NORMAL.scaled(1.0), PARTIES[self.party].scaled(1.0)]
+        return World(parties, self.data, self.seed, TICK_S, query_side=0.01)
+
+    @cached_property
+    def blocks(self) -> list[pa.Table]:
+        """Requests that come before each batch."""
+        world = self.world()
+        bounds = Rect(0.0, 0.0, 1.0, 1.0)
+        return [
+            (world.begin() if number == 0 else world.next()).table(world.names, bounds)
+            for number in range(self.batches)
+        ]
+
+    @property
+    def malicious(self) -> frozenset[str]:
+        world = self.world()
+        return frozenset(np.array(world.names)[world.malicious].tolist())
+
+    def write(self, folder: Path) -> Path:
+        """Write the points, a batch after the other."""
+        random = np.random.default_rng([self.seed, 6])
+        count = self.batches * self.rows
+        xy = self.data[random.integers(0, 4_000, count)] + 0.01 * random.normal(size=(count, 2))
+        times = 1_000_000 + np.arange(count) * TICK_S // self.rows
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"id": np.arange(count), "x": xy[:, 0], "y": xy[:, 1], "time": times})
+        path = folder / "points.parquet"
+        pq.write_table(table, path, row_group_size=self.rows)
+        return path
+
+    def config(self, folder: Path, strategy: Strategy, **more: Any) -> RunConfig:
+        settings: dict[str, Any] = {
+            "points": str(folder / "points.parquet"),
+            "time": "time",
+            "bounds": Rect(0.0, 0.0, 1.0, 1.0),
+            "grid": (32, 32),
+            "coordinates": Coordinates.PLANE,
+            "strategy": strategy,
+            "machines": 16,
+            "batch_rows": self.rows,
+            "available_now": True,
+            "query_id_type": "text",
+            "round_length": float(TICK_S - 1),
+            "tolerance": 1.1,
+            "sink": "count",
+            "out": folder / "out",
+            "guard": True,
+            "guard_round": float(DETECTION_BATCHES * TICK_S),
+        }
+        return RunConfig(**{**settings, **more})
+
+
+def blocked_users(log: Sequence[dict[str, Any]]) -> list[str]:
+    """Users that the detector has blocked, in order."""
+    return [user for row in log if row["decision"] == "block" for user in row["users"]]

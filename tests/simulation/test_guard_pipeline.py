@@ -1,0 +1,238 @@
+"""Attacks and crowds before the whole pipeline, with its tasks run in this process.
+
+``test_guard_scenarios.py`` has many more of them on a simulated cluster, ``tests/spark/test_guard.py``
+a few on Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from guard_story import GuardStory, blocked_users, worked_by_pairs
+from local_pipeline import Local
+from roost import Box, Query
+from roost.balance import Strategy
+from roost.errors import RequestError
+from roost.model import TIME_MIN
+from roost.state.store import Commit
+
+STEPS = ("intent", "fold", "match", "deliver", "commit", "publish", "forget", "balance", "end")
+SHORT = ("fold", "commit", "balance", "end")
+
+
+class Died(BaseException):
+    """Stands for the death of the driver: whatever is on the disk stays as it is."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.engine.pipeline.give_back_memory", lambda: None)
+        yield
+
+
+@dataclass
+class Ran:
+    """What a run left."""
+
+    log: list[dict[str, Any]]
+    live: list[tuple[str, int]]
+    positions: int
+    counted: int
+    refused: dict[str, int]
+    out: Path = field(default_factory=Path)
+
+    @property
+    def blocked(self) -> list[str]:
+        return blocked_users(self.log)
+
+
+class Scene:
+    """One state directory, and as many lives of the driver as a test wants."""
+
+    def __init__(
+        self, folder: Path, story: GuardStory, strategy: Strategy = Strategy.GLOBAL, **more: Any
+    ) -> None:
+        self.folder, self.story = folder, story
+        story.write(folder)
+        self.config = story.config(folder, strategy, **more)
+        self.deaths: list[tuple[int, str]] = []
+        self.upto = story.batches
+
+    def run(self) -> Ran:
+        """Run to the end, dying wherever it was asked for."""
+        while True:
+            try:
+                return self._live()
+            except Died:
+                continue
+
+    def _live(self) -> Ran:
+        blocks = self.story.blocks
+
+        def on_batch(commit: Commit) -> None:
+            following = commit.batch_id + 1
+            if following < len(blocks):
+                pipeline.log.append(blocks[following], tag=f"before-{following}")
+            if following >= self.upto:
+                pipeline.stop()
+            self.watch(pipeline, commit)
+
+        def on_step(step: str, batch_id: int) -> None:
+            if (batch_id, step) in self.deaths:
+                self.deaths.remove((batch_id, step))
+                raise Died
+
+        hooks = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
+        with Local(self.config, worked_by_pairs, **hooks) as pipeline:
+            pipeline.watched = False
+            pipeline.log.append(blocks[0], tag="before-0")
+            done = len(pipeline.store.commits())
+            for number in range(1, min(done, len(blocks) - 1) + 1):
+                pipeline.log.append(blocks[number], tag=f"before-{number}")
+            pipeline.run()
+            return self._look(pipeline)
+
+    def watch(self, pipeline: Local, commit: Commit) -> None:
+        """Look on after each batch."""
+
+    def _look(self, pipeline: Local) -> Ran:
+        keeper = pipeline._keeper
+        assert keeper is not None
+        queries = pipeline.runner.queries
+        live = [
+            (segment.users[slot].as_py(), int(segment.born[slot]))
+            for _, segment, ended in queries.segments()
+            for slot in range(segment.size)
+            if ended.get(slot, 1) != TIME_MIN and segment.born is not None
+        ]
+        listing = keeper.guard.listing()["blocked"]
+        return Ran(
+            pipeline.store.guard.log(),
+            live,
+            queries.version.rows,
+            keeper.guard.gate.counted,
+            {item["user"]: item["refused"] for item in listing},
+            self.config.out,
+        )
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return Scene(tmp_path_factory.mktemp("attack"), GuardStory("attack")).run()
+
+
+def test_attackers_are_blocked_and_nobody_else(attacked: Ran) -> None:
+    assert sorted(attacked.blocked) == sorted(GuardStory("attack").malicious)
+    found = [row for row in attacked.log if row["decision"] in ("suspect", "block")]
+    assert found[0]["decision"] == "suspect"
+    block = found[-1]
+    assert block["evidence"]["splits"] and block["evidence"]["share"] > 0.2
+    assert block["reason"] == "found again in hotspots of their making"
+
+
+def test_after_the_block_no_request_of_theirs_reaches_an_index(attacked: Ran) -> None:
+    (block,) = [row for row in attacked.log if row["decision"] == "block"]
+    born = [place for user, place in attacked.live if user in block["users"]]
+    assert born and max(born) <= block["position"]
+    others = [place for user, place in attacked.live if user not in block["users"]]
+    assert max(others) > block["position"]
+    assert all(attacked.refused[user] > 100 for user in block["users"])
+
+
+def test_what_was_refused_is_in_the_dead_letters_with_its_number(attacked: Ran) -> None:
+    rows = [
+        row
+        for path in (attacked.out / "dead").glob("*.parquet")
+        for row in pq.read_table(path).to_pylist()
+        if row["reason"] == "blocked"
+    ]
+    counts: dict[str, int] = dict.fromkeys(attacked.refused, 0)
+    for row in rows:
+        (user,) = [name for name in counts if f"'{name}'" in row["detail"]]
+        counts[user] += int(row["detail"].split(": ")[-1].split(" ")[0])
+    assert counts == attacked.refused
+    assert len(rows) < sum(counts.values()) / 10
+
+
+@pytest.mark.parametrize("party", ["crowd", "newcomer", "mover"])
+def test_crowds_newcomers_and_movers_are_left_alone(tmp_path: Path, party: str) -> None:
+    assert Scene(tmp_path, GuardStory(party)).run().blocked == []
+
+
+@pytest.mark.parametrize("strategy", [Strategy.GLOBAL, Strategy.SWARM])
+@pytest.mark.parametrize("seed", [pytest.param(k, marks=pytest.mark.full) for k in range(2, 8)])
+@pytest.mark.parametrize("party", ["attack", "one attacker", "crowd", "newcomer", "mover"])
+def test_many_stories(tmp_path: Path, party: str, seed: int, strategy: Strategy) -> None:
+    story = GuardStory(party, seed)
+    blocked = Scene(tmp_path, story, strategy).run().blocked
+    assert set(blocked) <= story.malicious
+    if strategy is Strategy.GLOBAL:
+        assert set(blocked) == story.malicious
+
+
+def test_one_attacker_under_swarm(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, GuardStory("one attacker", 0, batches=16), Strategy.SWARM)
+    assert scene.run().blocked == ["attacker-0"]
+
+
+def test_queries_of_the_blocked_can_be_ended(tmp_path: Path) -> None:
+    story = GuardStory("attack", batches=16)
+    ran = Scene(tmp_path, story, guard_evict=True).run()
+    assert set(ran.blocked) == story.malicious
+    assert not {user for user, _ in ran.live} & story.malicious
+    assert len(ran.live) >= 2_500
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(s, marks=() if s in SHORT else pytest.mark.full) for s in STEPS]
+)
+def test_the_guard_survives_a_death_at_every_step(tmp_path: Path, step: str) -> None:
+    """As the attack begins, when it is suspected, and when it is blocked."""
+    story = GuardStory("attack", batches=20)
+    scene = Scene(tmp_path, story)
+    scene.deaths = [(number, step) for number in (4, 6, 9, 11)]
+    ran = scene.run()
+    assert scene.deaths == []
+    assert sorted(ran.blocked) == sorted(story.malicious)
+    assert ran.positions == ran.counted == sum(block.num_rows for block in story.blocks)
+    (block,) = [row for row in ran.log if row["decision"] == "block"]
+    assert max(p for user, p in ran.live if user in story.malicious) <= block["position"]
+
+
+def test_a_blocked_user_who_asks_the_pipeline_is_told(tmp_path: Path) -> None:
+    answers: list[str] = []
+
+    class Asking(Scene):
+        def watch(self, pipeline: Local, commit: Commit) -> None:
+            end = pipeline.log.end()
+            name = f"mine-{commit.batch_id}"
+            try:
+                pipeline.request(Query(name, Box(0.0, 0.0, 0.1, 0.1), "attacker-1"))
+            except RequestError as refusal:
+                assert refusal.reason == "blocked" and pipeline.log.end() == end
+                answers.append(str(refusal))
+
+    ran = Asking(tmp_path, GuardStory("attack", batches=14)).run()
+    assert "attacker-1" in ran.blocked
+    assert answers and "attack on the balancer" in answers[0]
+
+
+def test_a_guard_that_is_switched_off_still_knows_who_is_blocked(tmp_path: Path) -> None:
+    story = GuardStory("attack", batches=16)
+    scene = Scene(tmp_path, story)
+    scene.upto = 12
+    first = scene.run()
+    assert set(first.blocked) == story.malicious
+    scene.upto = story.batches
+    scene.config = story.config(tmp_path, Strategy.GLOBAL, guard=False)
+    again = scene.run()
+    assert again.log == first.log
+    assert sum(again.refused.values()) > sum(first.refused.values())
