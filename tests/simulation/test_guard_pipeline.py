@@ -1,7 +1,7 @@
 """Attacks and crowds before the whole pipeline, with its tasks run in this process.
 
-``test_guard_scenarios.py`` has many more of them on a simulated cluster, ``tests/spark/test_guard.py``
-a few on Spark.
+``test_guard_scenarios.py`` has many more of them on a simulated cluster, and
+``tests/spark/test_guard.py`` a few on Spark.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from roost.engine.joins import Joins
 from roost.engine.kafka import VALUE, Topic, kafka_address
 from roost.engine.planning import Sampled, ensure_plan, make_balancer
 from roost.engine.report import build_report
+from roost.engine.request_stream import append_batch
 from roost.engine.schema import (
     aliases_of,
     message_schema,
@@ -166,6 +167,7 @@ class Pipeline:
         self.source = source
         self._snapshots: Snapshots | None = None
         self._keeper: GuardKeeper | None = None
+        self._request_logs: list[QueryLog] = []
 
     def __enter__(self) -> Pipeline:
         """Use the pipeline in a ``with`` block."""
@@ -181,7 +183,8 @@ class Pipeline:
         if self._snapshots is not None:
             self._snapshots.close()
         self.store.close()
-        self.log.close()
+        for log in (self.log, *self._request_logs):
+            log.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -372,6 +375,34 @@ class Pipeline:
         )
         if self.config.available_now:
             writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    def take_requests(self, frame: DataFrame, *, name: str = "requests") -> StreamingQuery:
+        """Take requests from a streaming DataFrame; returns Spark's handle of the query.
+
+        Parameters
+        ----------
+        frame
+            A streaming DataFrame with the columns of requests: ``op``, ``query_id``, ``user_id``
+            and those of shapes.
+        name
+            Of the stream; each has a checkpoint of its own.
+        """
+        missing = {"op", "query_id", "user_id"} - set(frame.columns)
+        if missing:
+            raise SourceError(f"requests without the columns {', '.join(sorted(missing))}")
+        # A connection of its own: what is not committed yet must not be seen by a batch.
+        log = open_log(self.config)
+
+        def each(batch: DataFrame, batch_id: int) -> None:
+            append_batch(batch, log, self._keeper, f"{name}:{batch_id}")
+
+        writer = frame.writeStream.foreachBatch(each).option(
+            "checkpointLocation", str(self.store.folder / f"checkpoint-{name}")
+        )
+        if self.config.available_now:
+            writer = writer.trigger(availableNow=True)
+        self._request_logs.append(log)
         return writer.start()
 
     def _run_kafka(self) -> None:

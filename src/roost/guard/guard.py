@@ -33,7 +33,7 @@ from roost.guard.features import Features, add_hotspot, close_features
 from roost.guard.gate import Gate, Mask
 from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import Listed, Settings
-from roost.guard.users import USERS_MAX, UserTable, keys_of, make_secret, shown
+from roost.guard.users import USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
 
 _FORMAT = 1
 _META = b"guard"
@@ -163,6 +163,10 @@ class Guard:
     def blocked_mask(self, users: pa.Array) -> Mask:
         """Whether each of some users is blocked now."""
         return np.isin(keys_of(users, self._users.secret), self._blocks.keys_blocked())
+
+    def keys_of(self, users: pa.Array) -> Keys:
+        """Keys of users, for whoever counts by them."""
+        return keys_of(users, self._users.secret)
 
     def judge_one(self, user: str, position: int) -> bool:
         """Whether a request of a user at a log position is admitted."""

@@ -53,6 +53,10 @@ class Tally:
         """Nobody."""
         return cls(pa.array([], pa.string()), np.empty((0, KINDS), np.int64))
 
+    def negated(self) -> Tally:
+        """Return what takes this back."""
+        return Tally(self.names, -self.counts)
+
     def __len__(self) -> int:
         return len(self.names)
 

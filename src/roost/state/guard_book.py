@@ -21,7 +21,8 @@ BLOCK, UNBLOCK = "block", "unblock"
 _TABLES = (
     "create table if not exists guard_state"
     " (one integer primary key check (one = 1), body blob, obeyed integer, evicting text);"
-    "create table if not exists guard_tallies (counted integer primary key, body blob);"
+    "create table if not exists guard_tallies"
+    " (number integer primary key, counted integer, body blob);"
     "create table if not exists guard_log (number integer primary key, body text);"
     "create table if not exists guard_orders (number integer primary key, body text);"
 )
@@ -82,21 +83,22 @@ class GuardBook:
 
     def write_tallies(self, tallies: Sequence[tuple[int, bytes]]) -> None:
         """Keep what was counted up to some positions."""
-        self._db.executemany("insert into guard_tallies values (?, ?)", tallies)
+        statement = "insert into guard_tallies (counted, body) values (?, ?)"
+        self._db.executemany(statement, tallies)
 
     def read(self) -> tuple[GuardChange, list[tuple[int, bytes]]] | None:
         """Return the last state and what was counted since; None where there was never any."""
         # One statement, so that both are of the same moment.
         rows = self._db.execute(
             "select null, body, obeyed, evicting from guard_state union all"
-            " select counted, body, null, null from guard_tallies order by 1"
+            " select number, body, counted, null from guard_tallies order by 1"
         ).fetchall()
         states = [row for row in rows if row[0] is None]
         if not states:
             return None
         _, body, obeyed, evicting = states[0]
         change = GuardChange(bytes(body), obeyed, tuple(json.loads(evicting)))
-        return change, [(row[0], bytes(row[1])) for row in rows if row[0] is not None]
+        return change, [(row[2], bytes(row[1])) for row in rows if row[0] is not None]
 
     def log(self) -> list[dict[str, Any]]:
         """Every decision of the guard and of operators, in order."""

@@ -9,6 +9,10 @@ A blocked user's queries can be ended as well. That is a request like any other,
 ``evict``, which the keeper appends to the log: so it has a position, and every batch and every
 replay agrees on it. Anybody could write one. It is obeyed only where its user is blocked at that
 position.
+
+Requests that come as a stream were counted by Spark. They are in the log with the mark ``counted``,
+and after them the tally, as rows with the operation ``tally``. Whoever could write those could hide
+what he does, so they are believed only in a log that nobody else writes to.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from numpy.typing import NDArray
 from roost.errors import RequestError
 from roost.guard import Decision, Guard, Settings
 from roost.guard.gate import kinds_of
+from roost.guard.loops import UNCOUNTED
 from roost.guard.tally import Tally
 from roost.model import Reason
 from roost.state.admission import Refused
@@ -32,34 +37,51 @@ from roost.state.guard_book import BLOCK, GuardChange, Order
 from roost.state.querylog import QueryLog
 from roost.state.store import Store
 
-EVICT = "evict"
+EVICT, TALLY = "evict", "tally"
+COUNTED = "counted"
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A block of requests as the gate sees it."""
+    """A block of requests as the gate sees it.
+
+    Parameters
+    ----------
+    users
+        Who asks.
+    operations
+        For what.
+    counted
+        Whether a request is in a tally of this log already.
+    """
 
     users: pa.Array
-    registers: Mask
-    evicts: Mask
+    operations: pa.Array
+    counted: Mask
 
     @classmethod
-    def of(cls, block: pa.Table) -> Asked:
-        """Look at who asks for what."""
+    def of(cls, block: pa.Table, *, private: bool) -> Asked:
+        """Look at who asks for what; only in a private log is anything counted already."""
         users, operations = (
             convert(block[name], pa.string())[0]
             if name in block.column_names
             else pa.nulls(block.num_rows, pa.string())
             for name in ("user_id", "op")
         )
-        return cls(users, _equal(operations, "register"), _equal(operations, EVICT))
+        counted = np.zeros(block.num_rows, np.bool_)
+        if private and COUNTED in block.column_names:
+            counted = _mask(convert(block[COUNTED], pa.bool_())[0])
+        return cls(users, operations, counted)
+
+    def are(self, operation: str) -> Mask:
+        """Whether each request asks for an operation."""
+        return _mask(pc.equal(self.operations, operation))
 
 
-def _equal(texts: pa.Array, text: str) -> Mask:
-    found = pc.equal(texts, text).fill_null(False)
-    return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+def _mask(values: pa.Array) -> Mask:
+    return np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def load_guard(store: Store, settings: Settings | None = None) -> tuple[Guard, GuardChange] | None:
@@ -131,14 +153,36 @@ class GuardKeeper:
 
     def count(self, asked: Asked, admitted: Mask, valid: Mask, first: int) -> None:
         """Count a block that was judged, and note it for the transaction of the fold."""
-        kinds = kinds_of(asked.registers, admitted, valid)
-        tally = self.guard.gate.count(asked.users, kinds, first, self.guard.round)
-        self._tallies.append((self.guard.gate.counted, tally.to_bytes()))
+        gate, number = self.guard.gate, self.guard.round
+        registers = asked.are("register")
+        kinds = kinds_of(registers, admitted, valid)
+        if asked.counted.any():
+            # A tally has these as they were sent. What came of them may be something else.
+            sent = kinds_of(registers, admitted | True, registers | asked.are("terminate"))
+            unnamed = _mask(asked.users.is_null())
+            sent[~asked.counted | unnamed | (sent == kinds)] = UNCOUNTED
+            kinds[asked.counted & (sent == UNCOUNTED)] = UNCOUNTED
+            if sent.any():
+                taken, _ = Tally.of(asked.users, self.guard.keys_of(asked.users), sent)
+                self.add(taken.negated(), gate.counted)
+        tally = gate.count(asked.users, kinds, first, number)
+        self._tallies.append((gate.counted, tally.to_bytes()))
 
-    def pass_over(self, position: int) -> None:
-        """Note that a request needs no counting."""
-        self.guard.gate.add(Tally.none(), position + 1, self.guard.round)
-        self._tallies.append((position + 1, Tally.none().to_bytes()))
+    def add(self, tally: Tally, counted: int) -> None:
+        """Add what was counted elsewhere, and note it for the transaction of the fold."""
+        self.guard.gate.add(tally, counted, self.guard.round)
+        self._tallies.append((counted, tally.to_bytes()))
+
+    def add_rows(self, block: pa.Table, first: int) -> list[Refused]:
+        """Add tallies that are in the log; returns dead letters for what they have as refused."""
+        tally = Tally.from_table(block)
+        self.add(tally, first + block.num_rows)
+        letters = []
+        for row in np.flatnonzero(tally.counts[:, 2]).tolist():
+            user = tally.names[row].as_py()
+            count = int(tally.counts[row, 2])
+            letters.append(self._letter(user, first + row, f"{count} requests of a stream"))
+        return letters
 
     def taken_tallies(self) -> list[tuple[int, bytes]]:
         """Hand over what was counted since the last time."""
@@ -161,12 +205,15 @@ class GuardKeeper:
         for user, mine in zip(
             codes.dictionary.to_pylist(), np.split(rows[order], ends[:-1]), strict=True
         ):
-            since = self.guard.gate.refusal(user) or "at that time"
             span = f"{len(mine)} requests at positions {first + mine[0]} to {first + mine[-1]}"
-            detail = f"user {user!r} is blocked {since}: {span}"
             record = record_json(block.slice(int(mine[0]), 1).to_pylist()[0])
-            letters.append(Refused(first + int(mine[0]), Reason.BLOCKED, detail, record))
+            letters.append(self._letter(user, first + int(mine[0]), span, record))
         return letters
+
+    def _letter(self, user: str, position: int, what: str, record: str = "{}") -> Refused:
+        since = self.guard.gate.refusal(user) or "at that time"
+        detail = f"user {user!r} is blocked {since}: {what}"
+        return Refused(position, Reason.BLOCKED, detail, record)
 
     # -- orders and decisions
 

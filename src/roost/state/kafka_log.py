@@ -61,6 +61,8 @@ class KafkaQueryLog:
         If the topic cannot serve as a log.
     """
 
+    private = False
+
     def __init__(
         self,
         bootstrap: str,

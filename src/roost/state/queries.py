@@ -12,17 +12,19 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from roost.guard.tally import Tally
 from roost.kernel import Index, Segment, build_segment, pack, unpack
 from roost.model import CIRCLE, TIME_MAX, TIME_MIN
 from roost.space import Space
 from roost.state.admission import Admission, Known, Refused, Rules, admit
-from roost.state.guard_keeper import Asked, GuardKeeper
+from roost.state.guard_keeper import EVICT, TALLY, Asked, GuardKeeper
 from roost.state.querylog import QueryLog
 from roost.state.segments import map_arrays, write_arrays
 from roost.state.store import IndexVersion, SegmentRef, Store
@@ -136,30 +138,44 @@ class QuerySet:
         """Fold a block; returns what was refused and the segments in which queries ended."""
         if self.keeper is None:
             return self._settle(admit(block, first, self._rules, self.lookup))
+        asked = Asked.of(block, private=self._log.private)
+        special = asked.are(EVICT).astype(np.int8)
+        if self._log.private:
+            special[asked.are(TALLY)] = 2
         refused: list[Refused] = []
         touched: set[str] = set()
-        asked = Asked.of(block)
-        start = 0
-        for row in [*np.flatnonzero(asked.evicts).tolist(), block.num_rows]:
-            if row > start:
-                letters, ended = self._gated(block.slice(start, row - start), first + start)
-                refused += letters
-                touched |= ended
-            start = row
-            mine = None
-            if row < block.num_rows:
-                mine = self.keeper.evicts(asked.users[row].as_py(), first + row)
-            if mine is not None:
+        borders = [0, *(np.flatnonzero(np.diff(special)) + 1).tolist(), block.num_rows]
+        for start, stop in pairwise(borders):
+            part, at = block.slice(start, stop - start), first + start
+            if special[start] == 2:
+                refused += self.keeper.add_rows(part, at)
+                continue
+            fold = self._evicted if special[start] else self._gated
+            letters, ended = fold(part, at)
+            refused += letters
+            touched |= ended
+        return refused, touched
+
+    def _evicted(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
+        """End the queries of users who are blocked; others cannot be evicted."""
+        assert self.keeper is not None, "only a guard evicts"
+        refused: list[Refused] = []
+        touched: set[str] = set()
+        users = Asked.of(block, private=self._log.private).users
+        for row in range(block.num_rows):
+            mine = self.keeper.evicts(users[row].as_py(), first + row)
+            if mine is None:
+                refused += self._gated(block.slice(row, 1), first + row)[0]
+            else:
                 touched |= self._end_those(mine)
-                self.keeper.pass_over(first + row)
-                start = row + 1
+                self.keeper.add(Tally.none(), first + row + 1)
         return refused, touched
 
     def _gated(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
         """Fold a block of which the guard may refuse something; what is admitted is counted."""
         keeper = self.keeper
         assert keeper is not None, "a gate has a keeper"
-        asked = Asked.of(block)
+        asked = Asked.of(block, private=self._log.private)
         admitted = keeper.judge(asked, first)
         letters: list[Refused] = []
         passing, positions = block, first + np.arange(block.num_rows)

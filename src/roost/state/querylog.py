@@ -18,7 +18,12 @@ ENTRY_ROWS_MAX = 1 << 17
 
 
 class QueryLog(Protocol):
-    """What the engine needs of a log, wherever it is kept."""
+    """What the engine needs of a log, wherever it is kept.
+
+    ``private`` says that nobody but Roost writes to it.
+    """
+
+    private: bool
 
     def append(self, block: pa.Table, tag: str | None = None) -> int:
         """Add requests at the end; returns the position after them.
@@ -68,6 +73,8 @@ class SqliteQueryLog:
     >>> [block.num_rows for block in log.read(0, log.end())]
     [1]
     """
+
+    private = True
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=60, check_same_thread=False)

@@ -1,0 +1,73 @@
+"""Requests that come as a stream: judged and counted by Spark, and only then put into the log.
+
+The gate of the fold (:mod:`roost.state.guard_keeper`) sees every request that is in the log. Where
+requests come through Spark anyway, its executors can do that work. Of each micro-batch they refuse
+what blocked users sent, which then never reaches the driver, and count the rest by user. The driver
+gets what passed and a row a user, and appends both as one block with a name of its own: a
+micro-batch that Spark runs again is in the log once.
+
+The fold judges again, because it alone knows positions: who is blocked between the two is refused
+there, and what admission finds wrong is taken back from the counts. A log that others write to
+cannot be trusted with tallies; there the driver counts.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from roost.guard import Guard
+from roost.guard.tally import COLUMNS
+from roost.state.guard_keeper import COUNTED, TALLY, GuardKeeper
+from roost.state.querylog import QueryLog
+
+_BLOCKED = "roost_blocked"
+
+
+def _is(operation: str) -> Column:
+    return f.coalesce(f.col("op") == operation, f.lit(False))
+
+
+def _number(condition: Column) -> Column:
+    return f.sum(f.when(condition, 1).otherwise(0))
+
+
+def judged(requests: DataFrame, guard: Guard) -> DataFrame:
+    """Mark the requests of users who are blocked now."""
+    blocked = f.col("user_id").isin(sorted(guard.blocked)) if guard.blocked else f.lit(False)
+    return requests.withColumn(_BLOCKED, f.coalesce(blocked, f.lit(False)))
+
+
+def tally(requests: DataFrame) -> DataFrame:
+    """Count marked requests by user: ``user_id, registers, terminates, refused``."""
+    passing = ~f.col(_BLOCKED)
+    counts = dict(
+        zip(
+            COLUMNS,
+            (passing & _is("register"), passing & _is("terminate"), f.col(_BLOCKED)),
+            strict=True,
+        )
+    )
+    known = requests.where(f.col("user_id").isNotNull())
+    columns = [_number(condition).alias(name) for name, condition in counts.items()]
+    return known.groupBy("user_id").agg(*columns)
+
+
+def append_batch(requests: DataFrame, log: QueryLog, keeper: GuardKeeper | None, tag: str) -> int:
+    """Put a micro-batch into the log, once; returns the position after it."""
+    if keeper is None:
+        return log.append(requests.toArrow(), tag=tag)
+    marked = judged(requests.withColumn("user_id", f.col("user_id").cast("string")), keeper.guard)
+    marked.persist()
+    try:
+        passed = marked.where(~f.col(_BLOCKED)).drop(_BLOCKED).toArrow()
+        counts = tally(marked).toArrow()
+    finally:
+        marked.unpersist()
+    if log.private:
+        mark = pa.array([True] * passed.num_rows, pa.bool_())
+        passed = passed.append_column(COUNTED, mark)
+        counts = counts.append_column("op", pa.array([TALLY] * counts.num_rows, pa.string()))
+        passed = pa.concat_tables([passed, counts], promote_options="default")
+    return log.append(passed, tag=tag)

@@ -1,0 +1,220 @@
+"""The guard on Spark: an attack, a death after the block, a crowd, and requests as a stream."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from guard_driver import counted, play
+from pyspark.sql import DataFrame, SparkSession
+
+from guard_story import GuardStory, blocked_users
+from roost import Pipeline, RunConfig
+from roost.balance import Strategy
+from roost.engine import pipeline as engine
+from roost.errors import SourceError
+from roost.guard.tally import Tally
+from roost.model import TIME_MIN
+from roost.space import Coordinates, Rect
+from roost.state.guard_book import BLOCK, Order
+from roost.state.guard_keeper import GuardKeeper, load_guard
+from roost.state.operations import Desk
+from roost.state.store import Store
+
+pytestmark = pytest.mark.spark
+
+DRIVER = Path(__file__).with_name("guard_driver.py")
+DEADLINE_S = 240
+
+
+@pytest.mark.parametrize("party", ["attack", "crowd"])
+def test_an_attack_is_blocked_and_a_crowd_is_not(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, party: str
+) -> None:
+    monkeypatch.setattr(engine, "run_slices", counted)
+    story = GuardStory(party, batches=14)
+    story.write(tmp_path)
+    play(spark, story, tmp_path)
+    with closing(Store(tmp_path / "out" / "state")) as store:
+        assert set(blocked_users(store.guard.log())) == story.malicious
+
+
+def drive(folder: Path, batches: int, *more: str) -> int:
+    with (folder / "err.txt").open("w") as err:
+        done = subprocess.run(
+            [sys.executable, str(DRIVER), str(folder), str(batches), *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    return done.returncode
+
+
+def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(tmp_path: Path) -> None:
+    story = GuardStory("attack", batches=14)
+    story.write(tmp_path)
+    assert drive(tmp_path, 14, "die") == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
+    with closing(Store(tmp_path / "out" / "state")) as store:
+        before = store.guard.log()
+        done = len(store.commits())
+    assert set(blocked_users(before)) == story.malicious and done < 14
+    assert drive(tmp_path, 14) == 0, (tmp_path / "err.txt").read_text()[-2000:]
+    with closing(Desk(tmp_path / "out" / "state")) as desk:
+        log = desk.store.guard.log()
+        assert log[: len(before)] == before
+        assert sorted(blocked_users(log)) == sorted(story.malicious)
+        kept = load_guard(desk.store)
+        assert kept is not None
+        rows = sum(block.num_rows for block in story.blocks)
+        assert kept[0].gate.counted == rows
+        (block,) = [row for row in log if row["decision"] == "block"]
+        sent = 0
+        for number, requests in enumerate(story.blocks):
+            first = sum(earlier.num_rows for earlier in story.blocks[:number])
+            for row, user in enumerate(requests["user_id"].to_pylist()):
+                sent += user in story.malicious and first + row > block["position"]
+        listing = kept[0].listing()["blocked"]
+        assert sum(item["refused"] for item in listing) == sent > 1_000
+        for _, segment, ended in desk.queries().segments():
+            for slot in range(segment.size):
+                if segment.users[slot].as_py() in story.malicious and slot not in ended:
+                    assert int(segment.born[slot]) <= block["position"]
+
+
+# -- requests as a stream
+
+
+def request(name: str, user: str | None, op: str = "register", x1: float = 2.0) -> dict[str, Any]:
+    corners = {"x0": 1.0, "y0": 1.0, "x1": x1, "y1": 2.0} if op == "register" else {}
+    return {"op": op, "query_id": name, "user_id": user, **corners}
+
+
+COLUMNS = pa.schema(
+    [(name, pa.string()) for name in ("op", "query_id", "user_id")]
+    + [(name, pa.float64()) for name in ("x0", "y0", "x1", "y1")]
+)
+BATCHES = [
+    [
+        *(request(f"a{k}", "ann") for k in range(50)),
+        *(request(f"b{k}", "bob") for k in range(20)),
+        *(request(f"e{k}", "eve") for k in range(400)),
+        request("wrong", "bob", x1=0.0),
+        request("nobody", None),
+        request("odd", "bob", op="dance"),
+    ],
+    [
+        *(request(f"a{k}", "ann", op="terminate") for k in range(30)),
+        *(request(f"b{k}", "ann", op="terminate") for k in range(5)),
+        request("a1", "bob"),
+    ],
+]
+
+
+def write_batch(folder: Path, number: int) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{number}.parquet"
+    pq.write_table(pa.Table.from_pylist(BATCHES[number], COLUMNS), path)
+    os.utime(path, (1_000_000_000 + number,) * 2)
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    schema = spark.read.parquet(str(folder)).schema
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+
+
+def config_of(folder: Path) -> RunConfig:
+    points = {"id": [0, 1], "x": [1.5, 9.0], "y": [1.5, 9.0], "time": [10, 11]}
+    pq.write_table(pa.table(points), folder / "points.parquet")
+    return RunConfig(
+        points=str(folder / "points.parquet"),
+        time="time",
+        bounds=Rect(0.0, 0.0, 10.0, 10.0),
+        coordinates=Coordinates.PLANE,
+        strategy=Strategy.GLOBAL,
+        machines=2,
+        available_now=True,
+        query_id_type="text",
+        out=folder / "out",
+        guard=True,
+    )
+
+
+def users_of(keeper: GuardKeeper) -> dict[str, tuple[float, float]]:
+    """x1 and x2 of the open round."""
+    users = keeper.guard._users
+    pairs = users.numbers[: users.used, :2].tolist()
+    return {n: (a, b) for n, (a, b) in zip(users.names, pairs, strict=True) if a or b}
+
+
+def test_requests_of_a_stream_are_judged_and_counted_by_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = config_of(tmp_path), tmp_path / "requests"
+    write_batch(folder, 0)
+    by_driver: list[int] = []
+    counting = Tally.of.__func__  # type: ignore[attr-defined]
+
+    def noted(cls: type[Tally], names: Any, keys: Any, kinds: Any) -> Any:
+        made = counting(cls, names, keys, kinds)
+        by_driver.append(int(made[0].counts[:, :2].sum()))
+        return made
+
+    monkeypatch.setattr(Tally, "of", classmethod(noted))
+    with Pipeline(config, spark=spark, seed=1) as pipeline:
+        pipeline.run()  # makes the guard
+        pipeline.store.guard.order(Order(BLOCK, "eve", "by hand"))
+        assert pipeline._keeper is not None
+        pipeline._keeper.obey(pipeline.log)
+        pipeline.take_requests(stream(spark, folder)).awaitTermination()
+        end = pipeline.log.end()
+        blocks = list(pipeline.log.read(0, end))
+        assert "eve" not in {
+            row["user_id"]
+            for block in blocks
+            for row in block.to_pylist()
+            if row["op"] == "register"
+        }
+    for number in range(2):  # the second time Spark has nothing new to say
+        with Pipeline(config, spark=spark) as pipeline:
+            write_batch(folder, 1)
+            frame = stream(spark, folder)
+            pipeline._keeper = GuardKeeper.load(pipeline.store)
+            pipeline.take_requests(frame).awaitTermination()
+            pipeline.run()
+            keeper = pipeline._keeper
+            assert users_of(keeper) == {"ann": (50, 30), "bob": (21, 0)}
+            (eve,) = keeper.guard.listing()["blocked"]
+            assert (eve["user"], eve["refused"]) == ("eve", 400)
+            if number:
+                assert pipeline.log.end() == end
+            end = pipeline.log.end()
+    # What admission refused was taken back; nothing else was counted twice.
+    assert sum(by_driver) == 1 + 5
+    with closing(Desk(config.state_folder)) as desk:
+        live = Counter(
+            segment.users[slot].as_py()
+            for _, segment, ended in desk.queries().segments()
+            for slot in range(segment.size)
+            if ended.get(slot, 1) != TIME_MIN
+        )
+        assert live == {"ann": 20, "bob": 21}
+
+
+def test_a_stream_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.readStream.format("rate").load()
+    with (
+        Pipeline(config_of(tmp_path), spark=spark) as pipeline,
+        pytest.raises(SourceError, match="op, query_id, user_id"),
+    ):
+        pipeline.take_requests(frame)
