@@ -68,6 +68,7 @@ class RunConfig:
     guard: bool = False
     guard_round: float = 60.0
     guard_evict: bool = False
+    guard_quarantine: bool = False
     guard_users_max: int = 262_144
 
     join_left: str | None = None
@@ -282,6 +283,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "guard.enabled": ("guard", _flag("guard.enabled")),
     "guard.round": ("guard_round", _above("guard.round", 0.0)),
     "guard.evict": ("guard_evict", _flag("guard.evict")),
+    "guard.quarantine": ("guard_quarantine", _flag("guard.quarantine")),
     "guard.users_max": ("guard_users_max", _whole("guard.users_max", 1)),
     "join.left": ("join_left", _text("join.left")),
     "join.right": ("join_right", _text("join.right")),

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from roost.state.queries import QuerySet
 from roost.state.query_counts import QueryCounts
 from roost.state.store import Store
 from roost.state.windows import WindowKeeper, batch_of
-from roost.workload import CellCounts, CostModel
+from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
 
 ROUNDS_SEEN = 3
 # Seconds of the calibrated model before it has seen any: a machine, a point, a pair to look at.
@@ -137,7 +138,9 @@ class Balancer(ABC):
         clock = self._setup.clock
         started = clock()
         busy_s = np.array([self._busy.get(m, 0.0) for m in range(plan.machines)])
-        decision, facts = self._decide(plan, busy_s)
+        guard = self._setup.guard
+        hidden = np.empty((0, 4), np.int32) if guard is None else guard.hidden(self._now)
+        decision, facts = self._decide(plan, busy_s, hidden)
         after: Plan | None = None
         changes: tuple[Change, ...] = ()
         if isinstance(decision, Rebalance):
@@ -152,12 +155,12 @@ class Balancer(ABC):
             "next_epoch": None if after is None else after.epoch,
             "changes": [change_to_json(change) for change in changes],
             "reason": decision.reason,
+            "quarantined": len(hidden),
             "imbalance": imbalance(busy_s),
             "seconds": clock() - started,
             **facts,
         }
         body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
-        guard = self._setup.guard
         change = None
         if guard is not None:
             change = guard.after_round(plan, decision, busy_s, self._now, self._hottest)
@@ -176,8 +179,13 @@ class Balancer(ABC):
         """Find the costliest partition of a machine in the round that ended."""
 
     @abstractmethod
-    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
-        """Decide at the end of a round; returns facts for the record as well."""
+    def _decide(
+        self, plan: Plan, busy_s: NDArray[np.float64], hidden: NDArray[np.int32]
+    ) -> tuple[Decision, dict[str, Any]]:
+        """Decide at the end of a round; returns facts for the record as well.
+
+        ``hidden`` are the cells of queries that are no reason to rebalance.
+        """
 
 
 class SwarmBalancer(Balancer):
@@ -229,13 +237,18 @@ class SwarmBalancer(Balancer):
             if str(path) not in kept:
                 path.unlink(missing_ok=True)
 
-    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
+    def _decide(
+        self, plan: Plan, busy_s: NDArray[np.float64], hidden: NDArray[np.int32]
+    ) -> tuple[Decision, dict[str, Any]]:
         self._close = True
         reports = [self._reports[m] for m in range(plan.machines) if m in self._reports]
+        if len(hidden):
+            costs = {r.machine: self._statistics(r.machine, hidden).numerator() for r in reports}
+            reports = [replace(r, numerator=costs[r.machine]) for r in reports]
         received = sum(report.received for report in reports)
         slowest = float(busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
-        decision = self._swarm.decide(plan, reports, rate, self._ask)
+        decision = self._swarm.decide(plan, reports, rate, partial(self._ask, hidden))
         return decision, {
             "rate": rate,
             "bytes_sent": self._swarm.bytes_sent,
@@ -243,20 +256,25 @@ class SwarmBalancer(Balancer):
         }
 
     def _hottest(self, plan: Plan, machine: int) -> Partition | None:
-        name = self._files.get(machine)
-        if name is None:
+        if machine not in self._files:
             return None
-        stats = load_statistics(Path(name))
-        stats.close_round(self._fade)
+        stats = self._statistics(machine, np.empty((0, 4), np.int32))
         costs = {n: s.total().numerator for n, s in stats.partitions.items()}
         mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
         return max(mine, key=lambda p: costs[p.partition_id], default=None)
 
-    def _ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+    def _ask(
+        self, hidden: NDArray[np.int32], machine: int, request: ShedRequest
+    ) -> tuple[Change, ...]:
         """Have a machine look for what it can give away, in its own statistics."""
+        return shed(self._statistics(machine, hidden), machine, request)
+
+    def _statistics(self, machine: int, hidden: NDArray[np.int32]) -> MachineStats:
+        """Read what a machine knows at the end of the round, without some queries."""
         stats = load_statistics(Path(self._files[machine]))
+        stats.add_queries(hidden, -1)
         stats.close_round(self._fade)
-        return shed(stats, machine, request)
+        return stats
 
 
 class GlobalBalancer(Balancer):
@@ -305,7 +323,9 @@ class GlobalBalancer(Balancer):
             old = self._per_query_s
             self._per_query_s = LOADING_MEMORY * old + (1 - LOADING_MEMORY) * seconds
 
-    def _decide(self, plan: Plan, busy_s: NDArray[np.float64]) -> tuple[Decision, dict[str, Any]]:
+    def _decide(
+        self, plan: Plan, busy_s: NDArray[np.float64], hidden: NDArray[np.int32]
+    ) -> tuple[Decision, dict[str, Any]]:
         reported = [part for parts in self._cells.values() for part in parts]
         sent = sum(part.cells.nbytes + part.counts.nbytes for part in reported)
         counts = {m: CellCounts.joined(parts) for m, parts in self._cells.items()}
@@ -318,13 +338,26 @@ class GlobalBalancer(Balancer):
         self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
         _, per_point, per_check = self._model.coefficients.tolist()
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
-        decision = self._planner.decide(plan, list(self._rounds), histogram, rates)
+        decision = self._planned(plan, histogram, rates, hidden)
         return decision, {
             "bytes_sent": sent,
             "model": self._model.to_json(),
             "model_error": error,
             "per_query_s": self._per_query_s,
         }
+
+    def _planned(
+        self, plan: Plan, histogram: EulerHistogram, rates: CostRates, hidden: NDArray[np.int32]
+    ) -> Decision:
+        """Plan for all queries, if those that are not hidden are reason enough."""
+        rounds = list(self._rounds)
+        if len(hidden):
+            histogram.add(hidden, -1)
+            decision = self._planner.decide(plan, rounds, histogram, rates)
+            histogram.add(hidden, 1)
+            if not isinstance(decision, Rebalance):
+                return decision
+        return self._planner.decide(plan, rounds, histogram, rates)
 
     def _hottest(self, plan: Plan, machine: int) -> Partition | None:
         costs = self._costs.reshape(plan.rows, plan.columns)

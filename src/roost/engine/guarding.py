@@ -86,6 +86,8 @@ class GuardRounds:
         Length of a round of detection, in event time.
     evict
         Whether queries of users who are found and blocked are to go, too.
+    quarantine
+        Whether what suspicious users register is no reason to rebalance.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class GuardRounds:
         round_length: int,
         *,
         evict: bool = False,
+        quarantine: bool = False,
     ) -> None:
         self._keeper = keeper
         self._guard = keeper.guard
@@ -103,6 +106,16 @@ class GuardRounds:
         self._space = space
         self._length = round_length
         self._evict = evict
+        self._quarantine = quarantine
+
+    def hidden(self, now: int) -> NDArray[np.int32]:
+        """Cells of the queries that are no reason to rebalance, ``(k, 4)``, both ends included."""
+        if not (self._quarantine and self._guard.quarantined):
+            return np.empty((0, 4), np.int32)
+        found = live_queries(self._queries, self._space, self._guard, now)
+        users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)
+        hidden: NDArray[np.int32] = found.bounds[self._guard.quarantined_mask(users, found.rounds)]
+        return hidden
 
     def after_round(
         self,
@@ -159,7 +172,7 @@ class GuardRounds:
         busiest = int(busy_s.argmax())
         if not isinstance(decision, Rebalance):
             hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
-            return busiest if hot and self._guard.quarantined else None
+            return busiest if hot and self._quarantine and self._guard.quarantined else None
         first = decision.changes[0]
         if isinstance(first, Merge):
             return None

@@ -96,7 +96,14 @@ def make_balancer(
     guard = None
     if config.guard and keeper is not None:
         length = max(int(config.guard_round * unit), 1)
-        guard = GuardRounds(keeper, queries, space, length, evict=config.guard_evict)
+        guard = GuardRounds(
+            keeper,
+            queries,
+            space,
+            length,
+            evict=config.guard_evict,
+            quarantine=config.guard_quarantine,
+        )
     setup = RoundSetup(
         store,
         queries,
