@@ -73,6 +73,7 @@ def simulate_guarded(
     detection_rounds: int = 4,
     clock: Callable[[], float] | None = None,
     restart_at: int | None = None,
+    users_seed: int | None = None,
 ) -> Outcome:
     """Run a scenario whose queries come from users.
 
@@ -91,19 +92,23 @@ def simulate_guarded(
         Measures detections, in seconds.
     restart_at
         Balancer's round before which the guard is saved and made again.
+    users_seed
+        Where the chance of the users and of the guard comes from, if not from the scenario's seed:
+        other users on the same cluster.
     """
     assert scenario.load.churn == 0, "requests come from parties"
     source = LoadSource(scenario.load, scenario.columns, scenario.rows, scenario.seed)
     data = _sample(source.usual_weights(), scenario.seed)
     fresh = [party.scaled(1.0) for party in parties]
-    world = World(fresh, data, scenario.seed, scenario.round_s, scenario.load.query_side)
+    seed = scenario.seed if users_seed is None else users_seed
+    world = World(fresh, data, seed, scenario.round_s, scenario.load.query_side)
     drivers: list[_GuardedDriver] = []
 
     def make(plan: Plan, book: QueryBook, network: Network) -> Driver:
         users = _Users(world, book, scenario.load.queries)
         inner = _strategy(scenario, plan, book, network)
         drivers.append(
-            _GuardedDriver(scenario, users, inner, defence, detection_rounds, clock, restart_at)
+            _GuardedDriver(seed, users, inner, defence, detection_rounds, clock, restart_at)
         )
         return drivers[-1]
 
@@ -156,8 +161,16 @@ class _Users:
         self.rounds = np.full(len(begun), -100, np.int64)
 
     def _cells(self, boxes: Floats) -> NDArray[np.int32]:
-        sides = np.array([self.book.columns, self.book.rows] * 2)
-        cells: NDArray[np.int32] = np.clip(boxes * sides, 0, sides - 1).astype(np.int32)
+        """Cells of boxes: on average as many as their sides have, and one at least.
+
+        That is how the load draws the queries that the cluster is laid out for. If those that come
+        later covered more cells, the cluster would be overloaded after a while without any attack.
+        """
+        sides = np.array([self.book.columns, self.book.rows])
+        low, high = boxes[:, :2] * sides, boxes[:, 2:] * sides
+        middle, reach = (low + high) / 2, np.maximum(high - low - 1.0, 0.0) / 2
+        corners = np.hstack([middle - reach, middle + reach])
+        cells: NDArray[np.int32] = np.clip(corners, 0, np.tile(sides - 1, 2)).astype(np.int32)
         return cells
 
     def take(self, requests: Requests, admitted: NDArray[np.bool_], number: int) -> tuple[Ids, Ids]:
@@ -192,7 +205,7 @@ class _GuardedDriver:
 
     def __init__(
         self,
-        scenario: Scenario,
+        seed: int,
         users: _Users,
         inner: Driver,
         defence: Defence,
@@ -210,7 +223,7 @@ class _GuardedDriver:
         self._tick = 0
         self.bytes_sent = 0
         self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
-        self.guard = Guard(scenario.seed, defence.settings)
+        self.guard = Guard(seed, defence.settings)
         self.judgements: list[Judgement] = []
         self.hotspots: list[tuple[int, int | None]] = []
         self.detection_s: list[float] = []

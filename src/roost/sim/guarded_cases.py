@@ -8,6 +8,8 @@ that there is rebalancing that nobody is to blame for.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 
 from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party
@@ -95,3 +97,8 @@ def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
         name: [Normal(queries=QUERIES).scaled(scale), party.scaled(scale)]
         for name, party in parties.items()
     }
+
+
+def case_seed(name: str, seed: int) -> int:
+    """Seed of a case's users: cases that share a cluster do not share their chance."""
+    return crc32(f"{name} {seed}".encode())
