@@ -25,7 +25,11 @@ By default four more things are asked for, all of them with numbers that are the
   recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
 * *Users, not clusters,* are found again: those who were on the list before, if they are cause
-  enough by themselves. One more or one fewer in the cluster than the last time is no way out.
+  enough by themselves or like those who are. One more or one fewer in the cluster than the last
+  time is no way out.
+
+k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
+``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots.
 
 Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
 lower mean, and are gone. So it is tried a few times.
@@ -48,8 +52,10 @@ from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release,
 from roost.guard.features import X3, X11, X12, X14, Features, normalise
 from roost.guard.suspicion import Listed, Place, Rows, Settings
 
-# A user with this part of the cluster's ALQR is like the rest of it.
+# A user with this part of the cluster's ALQR is like the rest of it; if he is not in it yet, he
+# must also add this part of its median. Whoever shares the work evenly rarely adds less than half.
 ALIKE = 0.8
+ALIKE_ADDED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +138,17 @@ def suspicious_cluster(
     with threadpool_limits(1):
         for _ in range(settings.tries):
             rows, splits = _split(raw, random, settings.deviation_max)
-            found = _tested(raw, rows, {"users": len(raw), "splits": splits}, settings)
+            found = _tested(features, rows, {"users": len(raw), "splits": splits}, settings)
             if found[0] is not None:
                 break
     return found
 
 
 def _tested(
-    raw: NDArray[np.float64], rows: Rows, evidence: Evidence, settings: Settings
+    features: Features, rows: Rows, evidence: Evidence, settings: Settings
 ) -> tuple[Rows | None, Evidence, str]:
     """Put what splitting left to the tests of a single round."""
+    raw = features.raw
     others = np.ones(len(raw), np.bool_)
     others[rows] = False
     own = _alqr(raw, rows)
@@ -154,6 +161,7 @@ def _tested(
     if settings.each:
         rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
         rows = _without_hangers_on(raw, rows, settings.hanger_on)
+        rows = np.union1d(rows, _alike(features, rows, normal * settings.beta))
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
     if evidence["share"] < settings.share_min:
@@ -197,6 +205,21 @@ def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Ro
     return kept
 
 
+def _alike(features: Features, rows: Rows, least: float = 0.0) -> Rows:
+    """Find all users who are like a cluster, and have more than the ``least`` x14."""
+    raw = features.raw
+    place = Place.of(features, rows)
+    if place is None:
+        return rows
+    rate = max(least, ALIKE * _alqr(raw, rows))
+    added = ALIKE_ADDED * float(np.median(raw[rows, X12]))
+    able = np.flatnonzero((raw[:, X14] > rate) & (raw[:, X12] > 0.0) & (raw[:, X12] >= added))
+    x, y, square = (features.places[able] / raw[able, X12][:, None]).T
+    spread = np.sqrt(np.maximum(square - x * x - y * y, 0.0))
+    found: Rows = able[np.hypot(x - place.x, y - place.y) <= place.spread + spread]
+    return found
+
+
 def _share(raw: NDArray[np.float64], rows: Rows) -> float:
     """Part of all recent queries in this round's hotspots that are a cluster's."""
     whole = float(raw[:, X12].sum())
@@ -227,9 +250,11 @@ class _Case:
         self, listed: tuple[Listed, ...], random: np.random.Generator
     ) -> tuple[list[Decision], tuple[Listed, ...], tuple[tuple[int, str], ...]]:
         """Block who was found before, and put the rest on the list."""
-        found = {k: common for k, e in enumerate(listed) if (common := self._common(e))}
-        again = {k for k, common in found.items() if self._again(listed[k], common)}
-        blocked = sorted({key for k in again for key in found[k]})
+        common = {k: keys for k, e in enumerate(listed) if (keys := self._common(e))}
+        found = {k: keys for k, keys in common.items() if self._enough(keys)}
+        again = {k for k, keys in found.items() if self._again(listed[k], keys)}
+        sure = {key for k in again for key in found[k]}
+        blocked = sorted(sure | self._like(sure, listed, common))
         known = sorted({key for common in found.values() for key in common})
         decisions: list[Decision] = []
         if blocked:
@@ -264,22 +289,44 @@ class _Case:
         earlier = [key for key, _ in entry.users]
         if self._settings.exact:
             return earlier if set(earlier) == self._row_of.keys() else []
-        common = [key for key in earlier if key in self._row_of]
-        rows = np.array([self._row_of[key] for key in common], np.int64)
-        enough = len(common) and _share(self._features.raw, rows) >= self._settings.share_min
-        return common if enough else []
+        return [key for key in earlier if key in self._row_of]
+
+    def _rows_of(self, keys: Iterable[int]) -> Rows:
+        return np.array([self._row_of[key] for key in keys], np.int64)
+
+    def _enough(self, keys: list[int]) -> bool:
+        """Whether users are cause enough by themselves."""
+        return _share(self._features.raw, self._rows_of(keys)) >= self._settings.share_min
+
+    def _like(
+        self, sure: set[int], listed: tuple[Listed, ...], common: dict[int, list[int]]
+    ) -> set[int]:
+        """Find listed users like those who are blocked for sure.
+
+        A group that was listed in parts, some of them too small to be a cause, is blocked as one.
+        """
+        if not sure:
+            return set()
+        rows = _alike(self._features, self._rows_of(sorted(sure)))
+        alike = set(self._features.keys[rows].tolist())
+        found: set[int] = set()
+        for k, keys in common.items():
+            part = [key for key in keys if key in alike]
+            if part and self._again(listed[k], part):
+                found.update(part)
+        return found
 
     def _again(self, entry: Listed, common: list[int]) -> bool:
         """Whether users that are found again are to be blocked."""
         if not self._settings.moved:
             return True
-        rows = np.array([self._row_of[key] for key in common], np.int64)
+        rows = self._rows_of(common)
         now = Place.of(self._features, rows)
         return now is not None and entry.place is not None and now.apart_from(entry.place)
 
     def _suspect(self, keys: list[int], random: np.random.Generator, kept: list[Listed]) -> Suspect:
         until = self._removal(random)
-        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        rows = self._rows_of(keys)
         place = Place.of(self._features, rows)
         users = tuple((key, self._name(key)) for key in keys)
         proof = self._proof(keys, ())
@@ -289,7 +336,7 @@ class _Case:
     def _proof(self, keys: Iterable[int], listed: Iterable[Listed]) -> Evidence:
         """Everything that led here, as plain data."""
         keys = list(keys)
-        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        rows = self._rows_of(keys)
         place = Place.of(self._features, rows)
         values = {f"x{k + 1}": self._features.raw[rows, k].mean() for k in range(14)}
         earlier = [e for e in listed if any(key in keys for key, _ in e.users)]

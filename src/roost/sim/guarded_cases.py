@@ -24,14 +24,24 @@ ROUNDS_PER_MINUTE = 4
 ATTACK_MINUTE = 5
 SCALE = 0.1
 SIDE = 100
+UTILISATION = 0.85
 _START = ATTACK_MINUTE * ROUNDS_PER_MINUTE
 _SPOTS = 31
 
 
 def cluster(
-    seed: int, minutes: int = 30, scale: float = SCALE, strategy: str = "global", side: int = SIDE
+    seed: int,
+    minutes: int = 30,
+    scale: float = SCALE,
+    strategy: str = "global",
+    side: int = SIDE,
+    utilisation: float = UTILISATION,
 ) -> Scenario:
-    """Return the cluster and its points."""
+    """Return the cluster and its points.
+
+    With a ``utilisation`` of more than one, more comes than the machines can do, and throughput is
+    what they can do.
+    """
     random = np.random.default_rng([seed, _SPOTS])
     rounds = minutes * ROUNDS_PER_MINUTE
     starts = random.integers(ROUNDS_PER_MINUTE, rounds, 3)
@@ -52,7 +62,7 @@ def cluster(
         rounds=rounds,
         seed=seed,
         load=load,
-        utilisation=0.85,
+        utilisation=utilisation,
     )
 
 
