@@ -269,7 +269,7 @@ class _Case:
             left = entry.without(blocked)
             if left.users:
                 kept.append(left)
-        rest = [key for key in self._row_of if key not in known]
+        rest = [key for key in self._row_of if key not in known and key not in blocked]
         if rest:
             decisions.append(self._suspect(rest, random, kept))
         elif not blocked:

@@ -6,9 +6,9 @@ plan is changed because of one (:meth:`Guard.on_rebalance`), and of the end of d
 blocked and who is quarantined. It is told the time as round numbers and reads no clock; all chance
 comes from one seed, which also makes the secret of the users' keys, so that a live system draws it.
 
-Quarantine comes before the block. The queries of a cluster on the suspicious list stop counting as
-a reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
-crowd is: load that stays is better balanced than suffered, whoever made it. Their hotspots must
+Quarantine comes before the block. What a cluster registers after it was found suspicious is no
+reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
+crowd is: load that stays is better balanced than suffered, whoever made it. Its hotspots must
 still be shown to the sensor, also where they no longer make anybody rebalance, or quarantine would
 hide what comes next.
 
@@ -149,22 +149,54 @@ class Guard:
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """Names of those whose queries are no reason to rebalance, for the time being.
+        """Names of those whose new queries are no reason to rebalance, for the time being.
 
         The blocked are not among them: what is left of their queries stays for good, and load that
         stays has to be balanced.
         """
-        waiting = (entry for entry in self._listed if self._in_quarantine(entry))
-        return frozenset(name for entry in waiting for _, name in entry.users)
+        return frozenset(self.quarantine)
+
+    @property
+    def quarantine(self) -> dict[str, int]:
+        """By name of a quarantined user, the round in which he was found.
+
+        Only queries that were registered after that round are no reason to rebalance. Those before
+        were there already; and if they made a hotspot, it was balanced.
+        """
+        return {name: found for (_, name), found in self._quarantine().items()}
+
+    def _quarantine(self) -> dict[tuple[int, str], int]:
+        found: dict[tuple[int, str], int] = {}
+        for entry in self._listed:
+            if self._in_quarantine(entry):
+                found |= {
+                    user: min(entry.found, found.get(user, entry.found)) for user in entry.users
+                }
+        return found
 
     def blocked_mask(self, users: pa.Array) -> Mask:
         """Whether each of some users is blocked now."""
         return np.isin(keys_of(users, self._users.secret), self._blocks.keys_blocked())
 
-    def quarantined_mask(self, users: pa.Array) -> Mask:
-        """Whether the queries of each of some users are no reason to rebalance."""
-        keys = [key for e in self._listed if self._in_quarantine(e) for key, _ in e.users]
-        return np.isin(keys_of(users, self._users.secret), np.array(keys, np.uint64))
+    def quarantined_mask(self, users: pa.Array, rounds: NDArray[np.int64] | None = None) -> Mask:
+        """Whether queries of some users are no reason to rebalance.
+
+        Parameters
+        ----------
+        users
+            User of each query.
+        rounds
+            Round in which each was registered; without it, all are taken to be new.
+        """
+        found = {key: number for (key, _), number in self._quarantine().items()}
+        known = np.array(sorted(found), np.uint64)
+        keys = keys_of(users, self._users.secret)
+        mask: Mask = np.isin(keys, known)
+        if rounds is not None and len(known):
+            since = np.array([found[int(key)] for key in known], np.int64)
+            at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+            mask &= rounds > since[at]
+        return mask
 
     def _in_quarantine(self, entry: Listed) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds

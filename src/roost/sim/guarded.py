@@ -6,9 +6,11 @@ parties (``guard/attack.py``) make requests, takes those that the guard admits i
 queries, and passes them on. When the strategy changes the plan it shows the guard the hot
 partition; every ``detection_rounds`` rounds it closes a round of detection.
 
-Under quarantine the queries of suspicious users are hidden from the strategy, although machines
-have to work for them all the same. A machine that is then far busier than the others shows that
-there is a hotspot which makes nobody rebalance; the guard is shown that, too.
+Under quarantine the strategy decides as if what suspicious users registered since they were found
+were not there, although machines have to work for it all the same; they report it, too, so that
+costs are learnt from everything. Where the rest of the load is reason enough to rebalance, the plan
+is made for all of it. A machine that is far busier than the others shows that there is a hotspot
+which makes nobody rebalance; the guard is shown that, too.
 
 The hot partition is the costliest one of the machine that is relieved, by points times queries over
 their cells. A real driver knows as much. Nothing here decides anything.
@@ -16,7 +18,7 @@ their cells. A real driver knows as much. Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +38,7 @@ from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
 
 _SAMPLE = 21
 _SAMPLE_SIZE = 20_000
+_NEVER = 1 << 30
 # So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
 HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
@@ -52,7 +55,7 @@ class Defence:
     guard
         Whether anybody is looked for at all.
     quarantine
-        Whether queries of suspicious users stop counting as a reason to rebalance.
+        Whether new queries of suspicious users are no reason to rebalance.
     evict
         Whether queries of blocked users are ended.
     settings
@@ -194,6 +197,11 @@ class _Users:
         """Whether each query ever registered is one of these users'."""
         return np.isin(self.world.names, list(names))[self.codes]
 
+    def since(self, rounds: Mapping[str, int]) -> Ids:
+        """Ids of live queries that users registered after a round, which is given by name."""
+        after = np.array([rounds.get(name, _NEVER) for name in self.world.names])
+        return np.flatnonzero(self.book.live & (self.rounds > after[self.codes]))
+
     def live(self) -> LiveQueries:
         """All live queries, for the sensor."""
         ids = self.book.live_ids()
@@ -222,7 +230,6 @@ class _GuardedDriver:
         self._position = 0
         self._tick = 0
         self.bytes_sent = 0
-        self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
         self.guard = Guard(seed, defence.settings)
         self.judgements: list[Judgement] = []
         self.hotspots: list[tuple[int, int | None]] = []
@@ -258,8 +265,7 @@ class _GuardedDriver:
             admitted = self.guard.on_requests(names, requests.registers, self._position)
         self._position += len(requests)
         begun, ended = self._users.take(requests, admitted, self.guard.round)
-        ended = np.concatenate([ended, self._evicted()])
-        self._pass_on(plan, begun, ended)
+        self._inner.requests(plan, begun, np.concatenate([ended, self._evicted()]))
 
     def _evicted(self) -> Ids:
         """End the queries of blocked users."""
@@ -269,24 +275,11 @@ class _GuardedDriver:
         self._users.book.end(ids)
         return ids
 
-    def _pass_on(self, plan: Plan, begun: Ids, ended: Ids) -> None:
-        """Hide and show what quarantine asks for."""
-        live = self._users.book.live
-        before = np.zeros(len(live), np.bool_)
-        before[: len(self._hidden)] = self._hidden
-        hidden = np.zeros(len(live), np.bool_)
-        if self._defence.quarantine and self.guard.quarantined:
-            hidden = self._users.of(self.guard.quarantined)
-        fresh = np.zeros(len(live), np.bool_)
-        fresh[begun] = True
-        over = np.zeros(len(live), np.bool_)
-        over[ended] = True
-        visible = (live | over) & ~fresh & ~before
-        shown = live & ~hidden
-        self._inner.requests(
-            plan, np.flatnonzero(shown & ~visible), np.flatnonzero(visible & ~shown)
-        )
-        self._hidden = hidden
+    def _hidden(self) -> Ids:
+        """Ids of queries that are no reason to rebalance."""
+        if not (self._defence.quarantine and self.guard.quarantine):
+            return np.empty(0, np.int64)
+        return self._users.since(self.guard.quarantine)
 
     def collect(self, seen: Seen) -> None:
         """Pass on."""
@@ -294,21 +287,33 @@ class _GuardedDriver:
 
     def decide(self, seen: Seen) -> Decision:
         """Pass on; show hotspots to the guard, and close its round when it is time."""
-        decision = self._inner.decide(seen)
+        hidden = self._hidden()
+        decision = self._decided(seen, hidden)
         self.bytes_sent = self._inner.bytes_sent
         if self._defence.guard:
-            machine = self._relieved(seen, decision)
+            machine = self._relieved(seen, decision, bool(len(hidden)))
             if machine is not None:
                 self._show(seen, machine)
             if (self._tick + 1) % self._detection_rounds == 0:
                 self._detect()
         return decision
 
-    def _relieved(self, seen: Seen, decision: Decision) -> int | None:
+    def _decided(self, seen: Seen, hidden: Ids) -> Decision:
+        """Let the strategy decide without some queries, but make a plan for all of them."""
+        if not len(hidden):
+            return self._inner.decide(seen)
+        none = np.empty(0, np.int64)
+        self._inner.requests(seen.plan, none, hidden)
+        decision = self._inner.decide(seen)
+        self._inner.requests(seen.plan, hidden, none)
+        # Asking twice is for strategies that keep nothing between rounds.
+        again = isinstance(decision, Rebalance) and isinstance(self._inner, GlobalDriver)
+        return self._inner.decide(seen) if again else decision
+
+    def _relieved(self, seen: Seen, decision: Decision, hiding: bool) -> int | None:
         """Find the machine with the hotspot, if there is one."""
         busiest = int(seen.busy_s.argmax())
         if not isinstance(decision, Rebalance):
-            hiding = self._defence.quarantine and bool(self._hidden.any())
             hot = float(seen.busy_s[busiest]) > HOT * float(seen.busy_s.mean())
             return busiest if hiding and hot else None
         first = decision.changes[0]

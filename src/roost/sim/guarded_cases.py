@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party
+from roost.guard.attack import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
 from roost.sim.scenario import Scenario
 from roost.sim.workloads import CellHotspot, Load
 
@@ -75,6 +75,12 @@ def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:
     """Return normal users and an attack."""
     rest = Normal(queries=QUERIES - attack.queries)
     return [rest.scaled(scale), attack.scaled(scale)]
+
+
+def departed(scale: float = SCALE) -> list[Party]:
+    """Return normal users, and those who end their queries when an attack would begin."""
+    rest = Normal(queries=QUERIES - ATTACK_QUERIES)
+    return [rest.scaled(scale), Leaver(queries=ATTACK_QUERIES, stop=_START).scaled(scale)]
 
 
 def paper_attacks() -> dict[str, Attack]:
