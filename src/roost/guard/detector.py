@@ -15,12 +15,16 @@ queries are all new, all in the same hotspots, and a hotspot that grows is rebal
 once. Splitting also always ends with somebody, be it one user with three queries that all fell
 into the hot partition. And a very active user, far from all others, falls into the attackers' half
 for that.
-By default four more things are asked for, all of them with numbers that are there anyway:
+By default five more things are asked for, all of them with numbers that are there anyway:
 
 * *Each.* Whoever is within ``beta`` by himself and clearly below the cluster's ALQR, or adds less
   than ``hanger_on`` of the cluster's median to its hotspots, is not of the cluster.
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
   ``share_min``: with less, the hotspot would be there without it.
+* *Chance.* The part of its recent queries that the cluster has in the hot partitions is ``beta``
+  times what anybody has there: the part of a user's old queries, on average. In a crowd of
+  hundreds who are in no hotspot yet, the ALQR of everybody else is next to nothing, and half of
+  the normal users are beyond ``beta`` of it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
   recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
@@ -49,7 +53,7 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release, Suspect
-from roost.guard.features import X3, X11, X12, X14, Features, normalise
+from roost.guard.features import X3, X6, X11, X12, X14, Features, normalise
 from roost.guard.suspicion import Listed, Place, Rows, Settings
 
 # A user with this part of the cluster's ALQR is like the rest of it; if he is not in it yet, he
@@ -166,6 +170,11 @@ def _tested(
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
     if evidence["share"] < settings.share_min:
         return None, evidence, "not the cause of the hotspots"
+    if settings.chance:
+        rate = float(raw[rows, X12].sum() / max(raw[rows, X6].sum(), 1e-9))
+        evidence |= {"rate": rate, "chance": features.chance}
+        if rate <= settings.beta * features.chance:
+            return None, evidence, "no more in the hotspots than chance has it"
     return rows, evidence, ""
 
 
@@ -214,7 +223,8 @@ def _alike(features: Features, rows: Rows, least: float = 0.0) -> Rows:
     rate = max(least, ALIKE * _alqr(raw, rows))
     added = ALIKE_ADDED * float(np.median(raw[rows, X12]))
     able = np.flatnonzero((raw[:, X14] > rate) & (raw[:, X12] > 0.0) & (raw[:, X12] >= added))
-    x, y, square = (features.places[able] / raw[able, X12][:, None]).T
+    weight, *sums = features.places[able].T
+    x, y, square = (values / weight for values in sums)
     spread = np.sqrt(np.maximum(square - x * x - y * y, 0.0))
     found: Rows = able[np.hypot(x - place.x, y - place.y) <= place.spread + spread]
     return found

@@ -19,6 +19,7 @@ saved, random numbers included.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import Listed, Settings
 from roost.guard.users import USERS_MAX, UserTable, keys_of, make_secret, shown
 
-_FORMAT = 1
+_FORMAT = 2
 _META = b"guard"
 BY_OPERATOR = "by an operator"
 
@@ -77,6 +78,7 @@ class Guard:
         self.settings = settings
         self.round = first_round
         self.hotspots = 0
+        self._chance = 0.0
         self._users = UserTable(make_secret(self._random), users_max)
         self._blocks = BlockList()
         self._listed: tuple[Listed, ...] = ()
@@ -112,6 +114,7 @@ class Guard:
         self.hotspots += 1
         summary = sense_hotspot(queries, rects, self.round)
         add_hotspot(self._users, summary, self.hotspots, self.round)
+        self._chance += summary.chance
         return self.hotspots
 
     def close_round(self, number: int, position: int) -> tuple[Decision, ...]:
@@ -125,7 +128,9 @@ class Guard:
             First log position of the next round; whoever is blocked now is refused from there on.
         """
         assert number >= self.round, "rounds end in order"
-        features = self._unblocked(close_features(self._users, number - self.round + 1))
+        closed = close_features(self._users, number - self.round + 1)
+        features = self._unblocked(replace(closed, chance=self._chance))
+        self._chance = 0.0
         # A block holds for rows after its position, and the row at ``position`` is still to come.
         at = position - 1
         found = detect(features, self._listed, number, at, self._random, self.settings)
@@ -259,6 +264,7 @@ class Guard:
             "format": _FORMAT,
             "round": self.round,
             "hotspots": self.hotspots,
+            "chance": self._chance,
             "counted": self.gate.counted,
             "begins": self._begins,
             "random": self._random.bit_generator.state,
@@ -301,6 +307,7 @@ class Guard:
         made = cls(0, settings, state["users_max"], state["round"])
         made._random.bit_generator.state = state["random"]
         made.hotspots = state["hotspots"]
+        made._chance = state["chance"]
         made._begins = state["begins"]
         made._listed = tuple(Listed.from_json(entry) for entry in state["listed"])
         made._users = UserTable(np.array(state["secret"], np.uint64), state["users_max"])
