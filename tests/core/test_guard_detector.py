@@ -46,11 +46,9 @@ def made_up(
     raw[:, 7:10] = raw[:, 2:5]
     if not involved:
         raw[NORMAL:, 2] = 0.0
-    places = np.zeros((users, 3))
     x, y = place
-    weight = raw[:, 11]
-    places[:, 0], places[:, 1] = x * weight, y * weight
-    places[:, 2] = (x * x + y * y + spread * spread) * weight
+    square = x * x + y * y + spread * spread
+    places = np.outer(raw[:, 11], [1.0, x, y, square])
     names = [f"normal-{k}" for k in range(NORMAL)] + [f"bad-{k}" for k in range(bad)]
     return Features(np.arange(1, users + 1).astype(np.uint64), names, raw, places)
 
@@ -98,10 +96,15 @@ def test_one_user_alone_is_found() -> None:
         pytest.param(made_up(rate=0.1), "within beta of normal users", id="beta"),
         pytest.param(made_up(involved=False), "in no hotspot of this round", id="involvement"),
         pytest.param(made_up(contribution=2.0), "not the cause of the hotspots", id="cause"),
+        pytest.param(
+            replace(made_up(), chance=0.18),
+            "no more in the hotspots than chance has it",
+            id="chance",
+        ),
         pytest.param(made_up().taken(np.arange(1)), "fewer than two users", id="one user"),
         pytest.param(
             Features(
-                np.arange(3).astype(np.uint64), list("abc"), np.zeros((3, 14)), np.zeros((3, 3))
+                np.arange(3).astype(np.uint64), list("abc"), np.zeros((3, 14)), np.zeros((3, 4))
             ),
             "no hotspot in this round",
             id="quiet",
@@ -166,6 +169,51 @@ def test_a_very_active_user_is_not_taken_along() -> None:
     assert {name for entry in first.listed for _, name in entry.users} <= bad_names()
 
 
+def test_more_than_chance_is_found() -> None:
+    # They have 200 of about 400 recent queries there: half, and three times 0.16 is less.
+    assert isinstance(judge(replace(made_up(), chance=0.16)).decisions[0], Suspect)
+    assert isinstance(judge(replace(made_up(), chance=0.9), settings=PAPER).decisions[0], Suspect)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_through_the_middle_of_a_group_leaves_nobody_out(seed: int) -> None:
+    features = made_up(seed)
+    # Half of them missed an early hotspot by chance, which x11 never forgets.
+    features.raw[NORMAL : NORMAL + BAD // 2, 10] = 4.0
+    found = judge(features, seed=seed)
+    assert {name for entry in found.listed for _, name in entry.users} == bad_names()
+    far = made_up(seed)
+    far.raw[NORMAL : NORMAL + BAD // 2, 10] = 4.0
+    # At another place they are another group.
+    far.places[NORMAL : NORMAL + BAD // 2] = [200.0, 200.0 * 90, 200.0 * 90, 200.0 * 16_201]
+    parted = judge(far, seed=seed)
+    assert {name for entry in parted.listed for _, name in entry.users} < bad_names()
+
+
+def listed_in_parts(first: Finding, parts: list[slice]) -> tuple[Listed, ...]:
+    (entry,) = first.listed
+    return tuple(replace(entry, users=entry.users[part]) for part in parts)
+
+
+def test_a_group_that_was_listed_in_parts_is_blocked_as_one() -> None:
+    parts = listed_in_parts(judge(made_up()), [slice(0, 7), slice(7, 8)])
+    there = made_up(place=(70.0, 20.0))
+    # One of eight is too small a part of the hotspot to be its cause.
+    alone = judge(there, parts[1:], 8)
+    assert alone.blocked == ()
+    both = judge(there, parts, 8)
+    assert {name for _, name in both.blocked} == bad_names() and both.listed == ()
+    (block,) = both.decisions
+    assert isinstance(block, Block)
+    # Who was listed for the place where all are now has not moved.
+    stayed = (parts[0], replace(parts[1], place=Place(70.0, 20.0, 1.0)))
+    assert {name for _, name in judge(there, stayed, 8).blocked} == bad_names(7)
+    # Who adds much less than the others may be somebody else.
+    less = made_up(place=(70.0, 20.0))
+    less.raw[-1, 11] *= 0.4
+    assert {name for _, name in judge(less, parts, 8).blocked} == bad_names(7)
+
+
 def test_who_is_not_found_again_in_time_is_released() -> None:
     first = judge(made_up())
     (entry,) = first.listed
@@ -210,5 +258,5 @@ def test_places_are_apart_beyond_their_spread() -> None:
     features = made_up(spread=2.0)
     place = Place.of(features, np.arange(NORMAL, NORMAL + BAD))
     assert place is not None and place.spread == pytest.approx(2.0)
-    features.raw[:, 11] = 0.0
+    features.places[:] = 0.0
     assert Place.of(features, np.arange(3)) is None

@@ -158,6 +158,50 @@ def test_the_sensor_finds_users_and_places(seed: int) -> None:
         assert place == pytest.approx([x, y, square])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_chance_is_the_part_of_old_queries_in_the_hotspot(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    queries = drawn_queries(random, 12, 20)
+    rects = np.array([[5, 5, 20, 20], [15, 15, 30, 30]])
+    parts = []
+    for code in range(len(queries.names)):
+        old = [
+            any(x0 < c1 and x1 >= c0 and y0 < r1 and y1 >= r0 for c0, r0, c1, r1 in rects.tolist())
+            for owner, number, (x0, y0, x1, y1) in zip(
+                queries.codes.tolist(),
+                queries.rounds.tolist(),
+                queries.bounds.tolist(),
+                strict=True,
+            )
+            if owner == code and 20 - number >= 5
+        ]
+        if old:
+            parts.append(sum(old) / len(old))
+    right = sum(parts) / len(parts) if parts else 0.0
+    assert sense_hotspot(queries, rects, 20).chance == pytest.approx(right)
+
+
+def test_a_user_is_where_his_last_hotspot_is() -> None:
+    table = UserTable(SECRET)
+
+    def hotspot(number: int, place: float, count: int) -> None:
+        bounds = np.full((count, 4), place)
+        queries = LiveQueries(
+            pa.array(["ann"]), np.zeros(count, np.int32), np.zeros(count, np.int64), bounds
+        )
+        corners = np.array([[place - 1, place - 1, place + 1, place + 1]])
+        add_hotspot(table, sense_hotspot(queries, corners, 0), number, 0)
+
+    hotspot(1, 10.0, 24)
+    hotspot(2, 50.0, 6)
+    # A single query in a hotspot of others is by the way.
+    hotspot(3, 90.0, 1)
+    closed = close_features(table)
+    assert closed.places[0].tolist() == [6.0, 300.0, 300.0, 30_000.0]
+    assert closed.raw[0, 11] == 31.0
+    assert close_features(table).places[0].tolist() == [0.0] * 4
+
+
 def test_the_sensor_takes_coordinates() -> None:
     queries = LiveQueries(
         pa.array(["ann"]),

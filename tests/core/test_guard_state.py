@@ -133,6 +133,18 @@ def test_a_replay_of_rows_before_a_block_still_admits_them() -> None:
     assert admitted.tolist() == [True, True, True, False, False, False]
 
 
+def check_masks(guard: Guard) -> None:
+    """Only queries that were registered after their user was found are quarantined."""
+    names = [*guard.quarantined, "nobody"]
+    rounds = range(guard.round + 1)
+    asked = [(name, number) for name in names for number in rounds]
+    users = pa.array([name for name, _ in asked])
+    mask = guard.quarantined_mask(users, np.array([number for _, number in asked]))
+    never = guard.round + 1
+    assert mask.tolist() == [n > guard.quarantine.get(name, never) for name, n in asked]
+    assert guard.quarantined_mask(users).tolist() == [name != "nobody" for name, _ in asked]
+
+
 def test_quarantine_comes_before_the_block_and_ends() -> None:
     stage, guard = Play(0), Guard(0)
     quarantined, blocked = [], []
@@ -143,6 +155,7 @@ def test_quarantine_comes_before_the_block_and_ends() -> None:
             quarantined.append(guard.quarantined)
             blocked.append(guard.blocked)
             assert not guard.blocked & guard.quarantined
+            check_masks(guard)
     attackers = {f"attacker-{k}" for k in range(4)}
     first = next(k for k, names in enumerate(quarantined) if attackers <= names)
     assert first < next(k for k, names in enumerate(blocked) if attackers <= names)

@@ -33,11 +33,15 @@ def test_it_writes_rows_a_summary_and_a_plot(
         "rounds_to_block",
         "us_per_request",
         "throughput_with_guard",
-        "throughput_with_guard_worst",
         "throughput_with_quarantine",
+        "throughput_saturated_with_guard",
+        "throughput_saturated_with_quarantine",
         "detection_ms",
     }
-    assert written["summary"]["throughput_with_guard"] == row["throughput_with_guard"]
+    assert written["summary"]["throughput_with_guard"] == row["throughput_with_guard_worst"]
+    (saturated,) = written["saturated"]
+    assert saturated.keys() == row.keys()
+    assert saturated["availability_without_attack"] < row["availability_without_attack"]
     assert [case["case"] for case in written["others"]] == ["nobody"]
     assert [gate["users"] for gate in written["gate"]] == [110, 500]
     assert path.with_suffix(".png").stat().st_size > 1_000

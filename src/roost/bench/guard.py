@@ -3,16 +3,17 @@
 The attacks are those of section 6.4 of the dissertation: 10 users at four rates, and 2 to 50 users
 at one, over 30 minutes of which the attack has 25. The cluster is simulated (``sim/guarded.py``);
 policies, gate, sensor and detector are the real ones. Crowds, newcomers and movers are run too,
-because the worst false positive is one of those.
+because the worst false positive is one of those. Every case has random numbers of its own.
 
 Throughput is points let in over points that came, as a part of what a run without an attack has.
-The headline is without eviction, as in the dissertation: ending the attackers' queries leaves a
-tenth fewer than the run without an attack has, and would count that as Guard's doing. Figures
-with eviction are in the rows. They can exceed one either way: a cluster at peace is left alone
-while it is nearly balanced. Availability is the part of a round's points let in without delay.
+A cluster with room to spare catches up on what had to wait, so its throughput says little; its
+availability, the part of a round's points let in without delay, says more. So the rates are run a
+second time on a cluster that is ``saturated``: more comes than it can do, and throughput is what it
+can do. Seeds are none of those that defaults were chosen by.
 
-Cases that differ only in the number of users share their random numbers: the same requests come
-from more users. Their figures are equal where the block comes in the same round.
+The headline is without eviction, as in the dissertation: ending the attackers' queries leaves a
+tenth fewer than the run without an attack has, and would count that as Guard's doing. Eviction is
+compared with a run in which the same queries end and nobody attacks.
 
 Time at the gate is measured by the clock on blocks of requests, from 110 users as in the
 dissertation up to a flood of a million made-up ones.
@@ -28,32 +29,37 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
 
 from roost.bench.common import environment, save_panels_plot, write_json
 from roost.guard import Guard
-from roost.guard.attack import Attack
+from roost.guard.attack import Attack, Party
 from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import (
     ATTACK_MINUTE,
     RATES,
     ROUNDS_PER_MINUTE,
     SCALE,
+    UTILISATION,
     attacked,
+    case_seed,
     cluster,
     crowds,
+    departed,
     other_attacks,
     paper_attacks,
     peace,
 )
 from roost.sim.guarded_outcome import Outcome, availability, shares
-from roost.sim.workloads import Floats
 
-SEEDS = tuple(range(3))
-QUICK_SEEDS = (0,)
+SEEDS = tuple(range(300, 303))
+QUICK_SEEDS = (300,)
 QUICK_CASES = ("150/s", "600/s", "1200/s", "2 users", "50 users")
 MINUTES = 30
 STRATEGY = "global"
 HARDEST = f"{RATES[-1]}/s"
+SATURATED = 1.2
 RECOVERED = 0.98
 # Different users, and requests in a block.
 GATE_USERS = (110, 10_000, 100_000, 1_000_000)
@@ -61,33 +67,26 @@ GATE_BLOCK, GATE_BLOCKS = 10_000, 40
 DEFENCES = {
     "no guard": Defence(guard=False),
     "guard": Defence(evict=False),
-    "guard and eviction": Defence(),
-    "guard and quarantine": Defence(quarantine=True, evict=False),
+    "eviction": Defence(),
+    "quarantine": Defence(quarantine=True, evict=False),
+    "quarantine and eviction": Defence(quarantine=True),
 }
+# The number of users makes no difference to these.
+BY_RATE_ONLY = ("eviction", "quarantine", "quarantine and eviction")
 
 Line = list[tuple[float, float]]
+Runs = Mapping[int, Outcome]
+Row = dict[str, Any]
 
 
 def run(quick: bool, json_path: Path) -> dict[str, Any]:
     """Measure, and write the result with its plot."""
     seeds = QUICK_SEEDS if quick else SEEDS
     attacks = paper_attacks() if not quick else {k: paper_attacks()[k] for k in QUICK_CASES}
-    usual = {seed: _run(seed, None, Defence(guard=False)) for seed in seeds}
-    rows, panels = [], {}
-    for name, attack in attacks.items():
-        runs = {
-            defence: {seed: _run(seed, attack, how) for seed in seeds}
-            for defence, how in DEFENCES.items()
-        }
-        rows.append(_row(name, attack, usual, runs))
-        print(f"{name}: {rows[-1]['throughput_with_guard']:.3f} of no attack with Guard")
-        if name.endswith("/s"):
-            panels[f"{name}: points let in over points that came, by minute"] = {
-                "no attack": _minutes(usual[seeds[0]]),
-                **{defence: _minutes(by_seed[seeds[0]]) for defence, by_seed in runs.items()},
-            }
+    hard = {k: a for k, a in attacks.items() if k.endswith("/s") and (k == HARDEST or not quick)}
+    rows, panels = _measure(attacks, seeds, UTILISATION)
+    saturated, more_panels = _measure(hard, seeds, SATURATED)
     others = _others(seeds)
-    pipeline = measure_pipeline(quick)
     gate = measure_gate()
     result = {
         "bench": "guard",
@@ -96,21 +95,26 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             "strategy": STRATEGY,
             "minutes": MINUTES,
             "scale": SCALE,
+            "utilisation": UTILISATION,
+            "saturated": SATURATED,
             "seeds": list(seeds),
         },
         "environment": environment(),
         "rows": rows,
+        "saturated": saturated,
         "others": others,
         "gate": gate,
-        "pipeline": pipeline,
-        "summary": _summary(rows, others, gate),
+        "pipeline": measure_pipeline(quick),
+        "summary": _summary(rows, saturated, others, gate),
     }
     write_json(json_path, result)
-    save_panels_plot(json_path.with_suffix(".png"), "attacks from minute 5 on", panels, columns=2)
+    title = "points let in over points that came, by minute; attacks from minute 5 on"
+    save_panels_plot(json_path.with_suffix(".png"), title, panels | more_panels, columns=2)
+    Console(stderr=True).print(_table(rows, saturated))
     return result
 
 
-def measure_pipeline(quick: bool) -> list[dict[str, Any]]:
+def measure_pipeline(quick: bool) -> list[Row]:
     """Measure the same attacks on the engine's pipeline; the rows look as the simulator's.
 
     The simulator alone is measured so far: no rows.
@@ -118,75 +122,124 @@ def measure_pipeline(quick: bool) -> list[dict[str, Any]]:
     return []
 
 
-def _run(seed: int, attack: Attack | None, defence: Defence) -> Outcome:
-    parties = peace() if attack is None else attacked(attack)
-    scenario = cluster(seed, MINUTES, strategy=STRATEGY)
-    return simulate_guarded(scenario, parties, defence, clock=time.thread_time)
+def _measure(
+    attacks: Mapping[str, Attack], seeds: tuple[int, ...], utilisation: float
+) -> tuple[list[Row], dict[str, dict[str, Line]]]:
+    """Run attacks on a cluster with so much to do; returns rows, and a panel for each rate."""
+    usual, left = (
+        {seed: _run(seed, "peace", parties, Defence(guard=False), utilisation) for seed in seeds}
+        for parties in (peace(), departed())
+    )
+    rows, panels = [], {}
+    for name, attack in attacks.items():
+        by_rate = name.endswith("/s")
+        runs = {
+            defence: {seed: _run(seed, name, attacked(attack), how, utilisation) for seed in seeds}
+            for defence, how in DEFENCES.items()
+            if by_rate or defence not in BY_RATE_ONLY
+        }
+        rows.append(_row(name, attack, usual, left, runs))
+        print(f"{name}: {rows[-1]['throughput_with_guard']:.3f} of no attack with Guard")
+        if by_rate:
+            busy = " on a saturated cluster" if utilisation > 1.0 else ""
+            shown = {"no attack": usual} | {k: runs[k] for k in ("no guard", "guard", "quarantine")}
+            panels[name + busy] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
+    return rows, panels
 
 
-def _row(
-    name: str,
-    attack: Attack,
-    usual: Mapping[int, Outcome],
-    runs: Mapping[str, Mapping[int, Outcome]],
-) -> dict[str, Any]:
+def _run(
+    seed: int, case: str, parties: list[Party], defence: Defence, utilisation: float = UTILISATION
+) -> Outcome:
+    scenario = cluster(seed, MINUTES, strategy=STRATEGY, utilisation=utilisation)
+    users_seed = case_seed(case, seed)
+    return simulate_guarded(
+        scenario, parties, defence, clock=time.thread_time, users_seed=users_seed
+    )
+
+
+def _row(name: str, attack: Attack, usual: Runs, left: Runs, runs: Mapping[str, Runs]) -> Row:
     """Sum up a case: means over the seeds, and the worst for what must never happen."""
     off, on = runs["no guard"], runs["guard"]
-    from_peace = {
+    kept = {
         defence: [_throughput(by_seed[seed]) / _throughput(usual[seed]) for seed in usual]
         for defence, by_seed in runs.items()
     }
-    spoilt, kept = ([availability(o.trace) for o in r.values()] for r in (off, on))
-    blocks = [o.rounds_to_block for o in on.values()]
     detections_s = [s for o in on.values() for s in o.detection_s]
-    return {
+    row: Row = {
         "case": name,
         "rate": attack.rate,
         "users": attack.users,
-        "throughput_gain": mean(from_peace["guard"]) / mean(from_peace["no guard"]),
-        "throughput_without_guard": mean(from_peace["no guard"]),
-        "throughput_with_guard": mean(from_peace["guard"]),
-        "throughput_with_guard_worst": min(from_peace["guard"]),
-        "throughput_with_eviction": mean(from_peace["guard and eviction"]),
-        "throughput_with_quarantine": mean(from_peace["guard and quarantine"]),
-        "throughput_with_quarantine_worst": min(from_peace["guard and quarantine"]),
-        "throughput_min_without_guard": min(float(shares(o.trace).min()) for o in off.values()),
-        "throughput_min_with_guard": min(float(shares(o.trace).min()) for o in on.values()),
-        "availability_gain": _mean_of(kept, "mean") / _mean_of(spoilt, "mean"),
-        "availability_without_guard": _mean_of(spoilt, "mean"),
-        "availability_with_guard": _mean_of(kept, "mean"),
-        "min_availability_gain": _mean_of(kept, "min") / _mean_of(spoilt, "min"),
-        "rounds_to_suspect": _largest([_since_attack(o.suspected_in) for o in on.values()]),
-        "rounds_to_block": _largest(blocks),
-        "rounds_from_attack_to_block": _largest([_since_attack(o.blocked_in) for o in on.values()]),
-        "rounds_to_recover": _largest([_recovery(o) for o in on.values()]),
+        "throughput_gain": mean(kept["guard"]) / mean(kept["no guard"]),
+        "availability_gain": _available(on) / _available(off),
+        "min_availability_gain": _least_available(on) / _least_available(off),
+        "rounds_to_block": _largest([o.rounds_to_block for o in on.values()]),
         "fp": max(o.false_positives for o in on.values()),
         "fn": max(o.false_negatives for o in on.values()),
         "missed_without_two_hotspots": max(o.missed - o.false_negatives for o in on.values()),
+        "throughput_without_guard": mean(kept["no guard"]),
+        "throughput_with_guard": mean(kept["guard"]),
+        "throughput_with_guard_worst": min(kept["guard"]),
+        "min_throughput_without_guard": mean(float(shares(o.trace).min()) for o in off.values()),
+        "min_throughput_with_guard": mean(float(shares(o.trace).min()) for o in on.values()),
+        "availability_without_attack": _available(usual),
+        "availability_without_guard": _available(off),
+        "availability_with_guard": _available(on),
+        "min_availability_without_guard": _least_available(off),
+        "min_availability_with_guard": _least_available(on),
+        "detect_s": _mean([_seconds(o, o.suspected_in) for o in on.values()]),
+        "block_s": _mean([_seconds(o, o.blocked_in) for o in on.values()]),
+        "recovery_s": _mean([_recovery_s(on[seed], usual[seed]) for seed in usual]),
+        "queries_moved_without_guard": _moved(off),
+        "queries_moved_with_guard": _moved(on),
         "detection_ms": 1e3 * mean(detections_s),
         "detection_ms_worst": 1e3 * max(detections_s),
     }
+    for defence in set(runs) & set(BY_RATE_ONLY):
+        key = defence.replace(" ", "_")
+        row[f"throughput_with_{key}"] = mean(kept[defence])
+        row[f"throughput_with_{key}_worst"] = min(kept[defence])
+        row[f"availability_with_{key}"] = _available(runs[defence])
+        row[f"queries_moved_with_{key}"] = _moved(runs[defence])
+        row["fp"] = max(row["fp"], *(o.false_positives for o in runs[defence].values()))
+    if "eviction" in runs:
+        fair = [_throughput(runs["eviction"][seed]) / _throughput(left[seed]) for seed in left]
+        row["throughput_with_eviction_of_fewer_queries"] = mean(fair)
+    return row
 
 
 def _throughput(outcome: Outcome) -> float:
     return float(shares(outcome.trace).mean())
 
 
-def _mean_of(runs: list[Floats], what: str) -> float:
-    """Mean over the runs of a run's mean or least."""
-    return mean(float(getattr(values, what)()) for values in runs)
+def _available(runs: Runs) -> float:
+    return mean(float(availability(o.trace).mean()) for o in runs.values())
 
 
-def _since_attack(number: int | None) -> int | None:
-    return None if number is None else number - ATTACK_MINUTE
+def _least_available(runs: Runs) -> float:
+    return mean(float(availability(o.trace).min()) for o in runs.values())
 
 
-def _recovery(outcome: Outcome) -> int | None:
-    """Count rounds of detection from the lowest availability under attack until it is back."""
-    let_in = availability(outcome.trace)[ATTACK_MINUTE * ROUNDS_PER_MINUTE :]
+def _moved(runs: Runs) -> float:
+    """Count queries that machines had to load for new plans, from the attack on."""
+    start = ATTACK_MINUTE * ROUNDS_PER_MINUTE
+    return mean(float(o.trace.column("moved_queries")[start:].sum()) for o in runs.values())
+
+
+def _seconds(outcome: Outcome, number: int | None) -> float | None:
+    """Seconds from the attack's first hotspot to the end of a round of detection."""
+    if number is None or outcome.attacked_in is None:
+        return None
+    rounds = (number + 1) * outcome.detection_rounds - outcome.attacked_in
+    return max(rounds, 0) * outcome.trace.scenario.round_s
+
+
+def _recovery_s(outcome: Outcome, usual: Outcome) -> float | None:
+    """Seconds from the lowest availability under attack until it is as without one."""
+    start = ATTACK_MINUTE * ROUNDS_PER_MINUTE
+    let_in, normal = (availability(o.trace)[start:] for o in (outcome, usual))
     lowest = int(let_in.argmin())
-    back = np.flatnonzero(let_in[lowest:] >= RECOVERED)
-    return int(np.ceil(back[0] / ROUNDS_PER_MINUTE)) if back.size else None
+    back = np.flatnonzero(let_in[lowest:] >= RECOVERED * normal[lowest:])
+    return float(back[0]) * outcome.trace.scenario.round_s if back.size else None
 
 
 def _largest(values: list[int | None]) -> int | None:
@@ -194,17 +247,22 @@ def _largest(values: list[int | None]) -> int | None:
     return max(known) if known else None
 
 
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
 def _minutes(outcome: Outcome) -> Line:
     by_minute = shares(outcome.trace).reshape(-1, ROUNDS_PER_MINUTE).mean(axis=1)
     return [(float(minute), float(value)) for minute, value in enumerate(by_minute)]
 
 
-def _others(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+def _others(seeds: tuple[int, ...]) -> list[Row]:
     """Run attacks that try to be missed, and crowds that are none."""
     cases = {name: attacked(attack) for name, attack in other_attacks().items()} | crowds()
     found = []
     for name, parties in cases.items():
-        outcomes = [simulate_guarded(cluster(seed, MINUTES), parties) for seed in seeds]
+        outcomes = [_run(seed, name, parties, Defence()) for seed in seeds]
         found.append(
             {
                 "case": name,
@@ -244,18 +302,37 @@ def measure_gate() -> list[dict[str, Any]]:
     return rows[1:]
 
 
-def _summary(
-    rows: list[dict[str, Any]], others: list[dict[str, Any]], gate: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _summary(rows: list[Row], saturated: list[Row], others: list[Row], gate: list[Row]) -> Row:
     """Take the worst of all cases; attacks outside the dissertation count for ``fp`` only."""
     (hardest,) = [row for row in rows if row["case"] == HARDEST]
+    (full,) = [row for row in saturated if row["case"] == HARDEST]
     return {
-        "fp": max(row["fp"] for row in [*rows, *others]),
+        "fp": max(row["fp"] for row in [*rows, *saturated, *others]),
         "fn": max(row["fn"] for row in rows),
         "rounds_to_block": _largest([row["rounds_to_block"] for row in rows]),
         "us_per_request": max(row["us_per_request"] for row in gate),
-        "throughput_with_guard": hardest["throughput_with_guard"],
-        "throughput_with_guard_worst": hardest["throughput_with_guard_worst"],
-        "throughput_with_quarantine": hardest["throughput_with_quarantine"],
+        "throughput_with_guard": hardest["throughput_with_guard_worst"],
+        "throughput_with_quarantine": hardest["throughput_with_quarantine_worst"],
+        "throughput_saturated_with_guard": full["throughput_with_guard_worst"],
+        "throughput_saturated_with_quarantine": full["throughput_with_quarantine_worst"],
         "detection_ms": max(row["detection_ms"] for row in rows),
     }
+
+
+def _table(rows: list[Row], saturated: list[Row]) -> Table:
+    table = Table(
+        "case", "no guard", "guard", "worst", "quarantine", "available", "block s", "fp fn"
+    )
+    for row, busy in [(r, "") for r in rows] + [(r, ", saturated") for r in saturated]:
+        block_s, quarantine = row["block_s"], row.get("throughput_with_quarantine")
+        table.add_row(
+            row["case"] + busy,
+            f"{row['throughput_without_guard']:.3f}",
+            f"{row['throughput_with_guard']:.3f}",
+            f"{row['throughput_with_guard_worst']:.3f}",
+            "" if quarantine is None else f"{quarantine:.3f}",
+            f"{row['availability_without_guard']:.3f} -> {row['availability_with_guard']:.3f}",
+            "" if block_s is None else f"{block_s:.0f}",
+            f"{row['fp']} {row['fn']}",
+        )
+    return table

@@ -19,6 +19,7 @@ from roost.guard.parties import (
     Crowd,
     Floats,
     Ids,
+    Leaver,
     Mover,
     Newcomer,
     Normal,
@@ -32,6 +33,7 @@ from roost.space import Rect
 __all__ = [
     "Attack",
     "Crowd",
+    "Leaver",
     "Mover",
     "Newcomer",
     "Normal",

@@ -15,17 +15,25 @@ queries are all new, all in the same hotspots, and a hotspot that grows is rebal
 once. Splitting also always ends with somebody, be it one user with three queries that all fell
 into the hot partition. And a very active user, far from all others, falls into the attackers' half
 for that.
-By default four more things are asked for, all of them with numbers that are there anyway:
+By default five more things are asked for, all of them with numbers that are there anyway:
 
 * *Each.* Whoever is within ``beta`` by himself and clearly below the cluster's ALQR, or adds less
   than ``hanger_on`` of the cluster's median to its hotspots, is not of the cluster.
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
   ``share_min``: with less, the hotspot would be there without it.
+* *Chance.* The part of its recent queries that the cluster has in the hot partitions is ``beta``
+  times what anybody has there: the part of a user's old queries, on average. In a crowd of
+  hundreds who are in no hotspot yet, the ALQR of everybody else is next to nothing, and half of
+  the normal users are beyond ``beta`` of it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
   recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
 * *Users, not clusters,* are found again: those who were on the list before, if they are cause
-  enough by themselves. One more or one fewer in the cluster than the last time is no way out.
+  enough by themselves or like those who are. One more or one fewer in the cluster than the last
+  time is no way out.
+
+k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
+``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots.
 
 Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
 lower mean, and are gone. So it is tried a few times.
@@ -45,11 +53,13 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release, Suspect
-from roost.guard.features import X3, X11, X12, X14, Features, normalise
+from roost.guard.features import X3, X6, X11, X12, X14, Features, normalise
 from roost.guard.suspicion import Listed, Place, Rows, Settings
 
-# A user with this part of the cluster's ALQR is like the rest of it.
+# A user with this part of the cluster's ALQR is like the rest of it; if he is not in it yet, he
+# must also add this part of its median. Whoever shares the work evenly rarely adds less than half.
 ALIKE = 0.8
+ALIKE_ADDED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +142,17 @@ def suspicious_cluster(
     with threadpool_limits(1):
         for _ in range(settings.tries):
             rows, splits = _split(raw, random, settings.deviation_max)
-            found = _tested(raw, rows, {"users": len(raw), "splits": splits}, settings)
+            found = _tested(features, rows, {"users": len(raw), "splits": splits}, settings)
             if found[0] is not None:
                 break
     return found
 
 
 def _tested(
-    raw: NDArray[np.float64], rows: Rows, evidence: Evidence, settings: Settings
+    features: Features, rows: Rows, evidence: Evidence, settings: Settings
 ) -> tuple[Rows | None, Evidence, str]:
     """Put what splitting left to the tests of a single round."""
+    raw = features.raw
     others = np.ones(len(raw), np.bool_)
     others[rows] = False
     own = _alqr(raw, rows)
@@ -154,10 +165,16 @@ def _tested(
     if settings.each:
         rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
         rows = _without_hangers_on(raw, rows, settings.hanger_on)
+        rows = np.union1d(rows, _alike(features, rows, normal * settings.beta))
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
     if evidence["share"] < settings.share_min:
         return None, evidence, "not the cause of the hotspots"
+    if settings.chance:
+        rate = float(raw[rows, X12].sum() / max(raw[rows, X6].sum(), 1e-9))
+        evidence |= {"rate": rate, "chance": features.chance}
+        if rate <= settings.beta * features.chance:
+            return None, evidence, "no more in the hotspots than chance has it"
     return rows, evidence, ""
 
 
@@ -197,6 +214,22 @@ def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Ro
     return kept
 
 
+def _alike(features: Features, rows: Rows, least: float = 0.0) -> Rows:
+    """Find all users who are like a cluster, and have more than the ``least`` x14."""
+    raw = features.raw
+    place = Place.of(features, rows)
+    if place is None:
+        return rows
+    rate = max(least, ALIKE * _alqr(raw, rows))
+    added = ALIKE_ADDED * float(np.median(raw[rows, X12]))
+    able = np.flatnonzero((raw[:, X14] > rate) & (raw[:, X12] > 0.0) & (raw[:, X12] >= added))
+    weight, *sums = features.places[able].T
+    x, y, square = (values / weight for values in sums)
+    spread = np.sqrt(np.maximum(square - x * x - y * y, 0.0))
+    found: Rows = able[np.hypot(x - place.x, y - place.y) <= place.spread + spread]
+    return found
+
+
 def _share(raw: NDArray[np.float64], rows: Rows) -> float:
     """Part of all recent queries in this round's hotspots that are a cluster's."""
     whole = float(raw[:, X12].sum())
@@ -227,9 +260,11 @@ class _Case:
         self, listed: tuple[Listed, ...], random: np.random.Generator
     ) -> tuple[list[Decision], tuple[Listed, ...], tuple[tuple[int, str], ...]]:
         """Block who was found before, and put the rest on the list."""
-        found = {k: common for k, e in enumerate(listed) if (common := self._common(e))}
-        again = {k for k, common in found.items() if self._again(listed[k], common)}
-        blocked = sorted({key for k in again for key in found[k]})
+        common = {k: keys for k, e in enumerate(listed) if (keys := self._common(e))}
+        found = {k: keys for k, keys in common.items() if self._enough(keys)}
+        again = {k for k, keys in found.items() if self._again(listed[k], keys)}
+        sure = {key for k in again for key in found[k]}
+        blocked = sorted(sure | self._like(sure, listed, common))
         known = sorted({key for common in found.values() for key in common})
         decisions: list[Decision] = []
         if blocked:
@@ -244,7 +279,7 @@ class _Case:
             left = entry.without(blocked)
             if left.users:
                 kept.append(left)
-        rest = [key for key in self._row_of if key not in known]
+        rest = [key for key in self._row_of if key not in known and key not in blocked]
         if rest:
             decisions.append(self._suspect(rest, random, kept))
         elif not blocked:
@@ -264,22 +299,44 @@ class _Case:
         earlier = [key for key, _ in entry.users]
         if self._settings.exact:
             return earlier if set(earlier) == self._row_of.keys() else []
-        common = [key for key in earlier if key in self._row_of]
-        rows = np.array([self._row_of[key] for key in common], np.int64)
-        enough = len(common) and _share(self._features.raw, rows) >= self._settings.share_min
-        return common if enough else []
+        return [key for key in earlier if key in self._row_of]
+
+    def _rows_of(self, keys: Iterable[int]) -> Rows:
+        return np.array([self._row_of[key] for key in keys], np.int64)
+
+    def _enough(self, keys: list[int]) -> bool:
+        """Whether users are cause enough by themselves."""
+        return _share(self._features.raw, self._rows_of(keys)) >= self._settings.share_min
+
+    def _like(
+        self, sure: set[int], listed: tuple[Listed, ...], common: dict[int, list[int]]
+    ) -> set[int]:
+        """Find listed users like those who are blocked for sure.
+
+        A group that was listed in parts, some of them too small to be a cause, is blocked as one.
+        """
+        if not sure:
+            return set()
+        rows = _alike(self._features, self._rows_of(sorted(sure)))
+        alike = set(self._features.keys[rows].tolist())
+        found: set[int] = set()
+        for k, keys in common.items():
+            part = [key for key in keys if key in alike]
+            if part and self._again(listed[k], part):
+                found.update(part)
+        return found
 
     def _again(self, entry: Listed, common: list[int]) -> bool:
         """Whether users that are found again are to be blocked."""
         if not self._settings.moved:
             return True
-        rows = np.array([self._row_of[key] for key in common], np.int64)
+        rows = self._rows_of(common)
         now = Place.of(self._features, rows)
         return now is not None and entry.place is not None and now.apart_from(entry.place)
 
     def _suspect(self, keys: list[int], random: np.random.Generator, kept: list[Listed]) -> Suspect:
         until = self._removal(random)
-        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        rows = self._rows_of(keys)
         place = Place.of(self._features, rows)
         users = tuple((key, self._name(key)) for key in keys)
         proof = self._proof(keys, ())
@@ -289,7 +346,7 @@ class _Case:
     def _proof(self, keys: Iterable[int], listed: Iterable[Listed]) -> Evidence:
         """Everything that led here, as plain data."""
         keys = list(keys)
-        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        rows = self._rows_of(keys)
         place = Place.of(self._features, rows)
         values = {f"x{k + 1}": self._features.raw[rows, k].mean() for k in range(14)}
         earlier = [e for e in listed if any(key in keys for key, _ in e.users)]

@@ -27,7 +27,7 @@ from roost.guard.loops import (
     FADED,
     INVOLVED,
     PLACE_SQUARE,
-    PLACE_X,
+    PLACE_WEIGHT,
     RATE_ROUNDS,
     RATE_SUM,
     SEQUENCE,
@@ -41,7 +41,9 @@ FADE = 0.5
 WEIGHTS = FADE ** np.arange(ROUNDS)
 COUNT = 14
 # Places of features that the detector asks for by name.
-X3, X11, X12, X13, X14 = 2, 10, 11, 12, 13
+X3, X6, X11, X12, X13, X14 = 2, 5, 10, 11, 12, 13
+# With less than this of its earlier weight, a later hotspot is not where a user is.
+PLACE_PART = 0.2
 
 Floats = NDArray[np.float64]
 
@@ -57,19 +59,23 @@ class Features:
     raw
         x1 to x14, ``(users, 14)``.
     places
-        Weighted sums of where each user's queries in hotspots lie, ``(users, 3)``; the sum of the
-        weights is x12.
+        Where each user's queries in the last hotspot of the round lie, ``(users, 4)``: the sum of
+        their weights, and weighted sums of x, of y and of their squares. An attack may move on
+        within a round; a mean of two places would be neither.
+    chance
+        What x13 is to be expected in this round of somebody who has no part in its hotspots.
     """
 
     keys: NDArray[np.uint64]
     names: list[str]
     raw: Floats
     places: Floats
+    chance: float = 0.0
 
     def taken(self, rows: NDArray[np.int64]) -> Features:
         """Pick some of the users."""
         names = [self.names[row] for row in rows.tolist()]
-        return Features(self.keys[rows], names, self.raw[rows], self.places[rows])
+        return Features(self.keys[rows], names, self.raw[rows], self.places[rows], self.chance)
 
 
 def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -> None:
@@ -82,8 +88,11 @@ def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -
     numbers[rows, CONTRIBUTED] += by_age.sum(axis=1)
     numbers[rows, SEQUENCE] += hotspot
     numbers[rows, SEQUENCE_NEW] += np.where(by_age[:, 0] > 0, hotspot, 0)
-    numbers[rows, WEIGHTED] += by_age @ WEIGHTS
-    numbers[rows, PLACE_X : PLACE_SQUARE + 1] += summary.places[known]
+    weights = by_age @ WEIGHTS
+    numbers[rows, WEIGHTED] += weights
+    here = (weights > 0.0) & (weights >= PLACE_PART * numbers[rows, PLACE_WEIGHT])
+    places = np.column_stack([weights, summary.places[known]])
+    numbers[rows[here], PLACE_WEIGHT : PLACE_SQUARE + 1] = places[here]
 
 
 def close_features(users: UserTable, rounds: int = 1) -> Features:
@@ -105,11 +114,11 @@ def close_features(users: UserTable, rounds: int = 1) -> Features:
     raw[:, 5:10] = history
     raw[:, X11] = numbers[:, SEQUENCE_NEW]
     raw[:, X12] = numbers[:, WEIGHTED]
-    raw[:, X13] = _quotient(raw[:, X12], raw[:, 5])
+    raw[:, X13] = _quotient(raw[:, X12], raw[:, X6])
     numbers[:, RATE_SUM] += raw[:, X13]
     numbers[:, RATE_ROUNDS] += raw[:, X13] != 0.0
     raw[:, X14] = _quotient(numbers[:, RATE_SUM], numbers[:, RATE_ROUNDS])
-    places = numbers[:, PLACE_X : PLACE_SQUARE + 1].copy()
+    places = numbers[:, PLACE_WEIGHT : PLACE_SQUARE + 1].copy()
     closed = Features(users.keys[: users.used].copy(), list(users.names), raw, places)
     users.start_round()
     return closed

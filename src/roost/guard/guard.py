@@ -6,9 +6,9 @@ plan is changed because of one (:meth:`Guard.on_rebalance`), and of the end of d
 blocked and who is quarantined. It is told the time as round numbers and reads no clock; all chance
 comes from one seed, which also makes the secret of the users' keys, so that a live system draws it.
 
-Quarantine comes before the block. The queries of a cluster on the suspicious list stop counting as
-a reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
-crowd is: load that stays is better balanced than suffered, whoever made it. Their hotspots must
+Quarantine comes before the block. What a cluster registers after it was found suspicious is no
+reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
+crowd is: load that stays is better balanced than suffered, whoever made it. Its hotspots must
 still be shown to the sensor, also where they no longer make anybody rebalance, or quarantine would
 hide what comes next.
 
@@ -19,6 +19,7 @@ saved, random numbers included.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import Listed, Settings
 from roost.guard.users import USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
 
-_FORMAT = 1
+_FORMAT = 2
 _META = b"guard"
 BY_OPERATOR = "by an operator"
 
@@ -80,6 +81,7 @@ class Guard:
         self.round = first_round
         self.hotspots = 0
         self.opened: int | None = None
+        self._chance = 0.0
         self._users = UserTable(make_secret(self._random), users_max)
         self._blocks = BlockList()
         self._listed: tuple[Listed, ...] = ()
@@ -115,6 +117,7 @@ class Guard:
         self.hotspots += 1
         summary = sense_hotspot(queries, rects, self.round)
         add_hotspot(self._users, summary, self.hotspots, self.round)
+        self._chance += summary.chance
         return self.hotspots
 
     def close_round(self, number: int, position: int) -> tuple[Decision, ...]:
@@ -128,7 +131,9 @@ class Guard:
             First log position of the next round; whoever is blocked now is refused from there on.
         """
         assert number >= self.round, "rounds end in order"
-        features = self._unblocked(close_features(self._users, number - self.round + 1))
+        closed = close_features(self._users, number - self.round + 1)
+        features = self._unblocked(replace(closed, chance=self._chance))
+        self._chance = 0.0
         # A block holds for rows after its position, and the row at ``position`` is still to come.
         at = position - 1
         found = detect(features, self._listed, number, at, self._random, self.settings)
@@ -152,13 +157,30 @@ class Guard:
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """Names of those whose queries are no reason to rebalance, for the time being.
+        """Names of those whose new queries are no reason to rebalance, for the time being.
 
         The blocked are not among them: what is left of their queries stays for good, and load that
         stays has to be balanced.
         """
-        waiting = (entry for entry in self._listed if self._in_quarantine(entry))
-        return frozenset(name for entry in waiting for _, name in entry.users)
+        return frozenset(self.quarantine)
+
+    @property
+    def quarantine(self) -> dict[str, int]:
+        """By name of a quarantined user, the round in which he was found.
+
+        Only queries that were registered after that round are no reason to rebalance. Those before
+        were there already; and if they made a hotspot, it was balanced.
+        """
+        return {name: found for (_, name), found in self._quarantine().items()}
+
+    def _quarantine(self) -> dict[tuple[int, str], int]:
+        found: dict[tuple[int, str], int] = {}
+        for entry in self._listed:
+            if self._in_quarantine(entry):
+                found |= {
+                    user: min(entry.found, found.get(user, entry.found)) for user in entry.users
+                }
+        return found
 
     def blocked_mask(self, users: pa.Array) -> Mask:
         """Whether each of some users is blocked now."""
@@ -178,10 +200,25 @@ class Guard:
         same: Mask = keys_of(users, self._users.secret) == np.uint64(self._key(user))
         return same
 
-    def quarantined_mask(self, users: pa.Array) -> Mask:
-        """Whether the queries of each of some users are no reason to rebalance."""
-        keys = [key for e in self._listed if self._in_quarantine(e) for key, _ in e.users]
-        return np.isin(keys_of(users, self._users.secret), np.array(keys, np.uint64))
+    def quarantined_mask(self, users: pa.Array, rounds: NDArray[np.int64] | None = None) -> Mask:
+        """Whether queries of some users are no reason to rebalance.
+
+        Parameters
+        ----------
+        users
+            User of each query.
+        rounds
+            Round in which each was registered; without it, all are taken to be new.
+        """
+        found = {key: number for (key, _), number in self._quarantine().items()}
+        known = np.array(sorted(found), np.uint64)
+        keys = keys_of(users, self._users.secret)
+        mask: Mask = np.isin(keys, known)
+        if rounds is not None and len(known):
+            since = np.array([found[int(key)] for key in known], np.int64)
+            at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+            mask &= rounds > since[at]
+        return mask
 
     def _in_quarantine(self, entry: Listed) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
@@ -245,6 +282,7 @@ class Guard:
             "round": self.round,
             "hotspots": self.hotspots,
             "opened": self.opened,
+            "chance": self._chance,
             "counted": self.gate.counted,
             "begins": self._begins,
             "random": self._random.bit_generator.state,
@@ -288,6 +326,7 @@ class Guard:
         made._random.bit_generator.state = state["random"]
         made.hotspots = state["hotspots"]
         made.opened = state["opened"]
+        made._chance = state["chance"]
         made._begins = state["begins"]
         made._listed = tuple(Listed.from_json(entry) for entry in state["listed"])
         made._users = UserTable(np.array(state["secret"], np.uint64), state["users_max"])

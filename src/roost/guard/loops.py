@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 # what was left of x6 to x10 when the last round was closed.
 NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
 FADED = 5
-SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS, PLACE_X, PLACE_Y, PLACE_SQUARE = range(10, 17)
-NUMBERS = 17
+SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS = range(10, 14)
+PLACE_WEIGHT, PLACE_X, PLACE_Y, PLACE_SQUARE = range(14, 18)
+NUMBERS = 18
 
 # What a request is to the counters.
 UNCOUNTED, REGISTERS, TERMINATES, REFUSED = range(4)
@@ -234,12 +235,13 @@ def sense(
     ages: NDArray[np.int64],
     present: NDArray[np.bool_],
     by_age: NDArray[np.int64],
+    older: NDArray[np.int64],
     places: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
     """Count the queries that touch a rectangle by user and age; and sum up where they lie.
 
     A place is the weighted sum of the middles, and of their squares with the query's own extent;
-    the weights are those of x12.
+    the weights are those of x12. Queries beyond all ages are ``older``.
     """
     rounds = by_age.shape[1]
     for k in range(codes.size):
@@ -250,7 +252,9 @@ def sense(
             user = codes[k]
             present[user] = True
             age = max(ages[k], 0)
-            if age < rounds:
+            if age >= rounds:
+                older[user] += 1
+            else:
                 by_age[user, age] += 1
                 weight = 0.5**age
                 x, y = (bounds[k, 0] + bounds[k, 2]) / 2.0, (bounds[k, 1] + bounds[k, 3]) / 2.0

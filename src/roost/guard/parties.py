@@ -302,6 +302,32 @@ class Mover:
         return Step(np.zeros(count, np.int64), places, count)
 
 
+@dataclass
+class Leaver:
+    """Users who have queries as attackers do, and end them all instead of attacking."""
+
+    users: int = 10
+    queries: int = 100_000
+    stop: int = 20
+    name: str = "leaver"
+    malicious = False
+    mixed = False
+
+    def scaled(self, factor: float) -> Leaver:
+        """Fewer queries."""
+        return replace(self, queries=int(self.queries * factor))
+
+    def begin(self, random: Random, data: Floats) -> Step:
+        """All queries, where the data is."""
+        owners = random.integers(0, self.users, self.queries)
+        return Step(owners, drawn(random, data, self.queries))
+
+    def step(self, tick: int, tick_s: float, held: int, random: Random, data: Floats) -> Step:
+        """Stay, and go at once."""
+        gone = held if tick >= self.stop else 0
+        return Step(np.empty(0, np.int64), np.empty((0, 2)), gone)
+
+
 def nothing() -> Step:
     """Return a tick without requests."""
     return Step(np.empty(0, np.int64), np.empty((0, 2)))

@@ -6,7 +6,8 @@ round, in the one before, and so on, five rounds back. Users who have only older
 are in the summary with zeros.
 
 Beyond the paper it also sums up where these queries lie, with the weights of x12. That is what
-tells a crowd, which stays where it is, from an attack, which must move on to do harm.
+tells a crowd, which stays where it is, from an attack, which must move on to do harm. And it says
+what part of anybody's queries is to be expected there, from those that are older than five rounds.
 
 It does not know what made the partition hot: queries that were always there are counted too.
 """
@@ -59,11 +60,15 @@ class Summary:
         Queries by age in rounds, ``(users, 5)``.
     places
         Weighted sums of x, of y and of their squares, ``(users, 3)``.
+    chance
+        Part of a user's old queries that are in the hot partition, on average over all users who
+        have any: what is to be expected of somebody who has no part in the hotspot.
     """
 
     names: pa.Array
     by_age: NDArray[np.int64]
     places: NDArray[np.float64]
+    chance: float = 0.0
 
 
 def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Summary:
@@ -94,9 +99,12 @@ def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Sum
     users = len(queries.names)
     present = np.zeros(users, np.bool_)
     by_age = np.zeros((users, ROUNDS), np.int64)
+    older = np.zeros(users, np.int64)
     places = np.zeros((users, 3))
     ages = number - queries.rounds
     corners = np.asarray(rects, queries.bounds.dtype).reshape(-1, 4)
-    sense(queries.bounds, corners, queries.codes, ages, present, by_age, places)
+    sense(queries.bounds, corners, queries.codes, ages, present, by_age, older, places)
     rows = np.flatnonzero(present)
-    return Summary(queries.names.take(pa.array(rows)), by_age[rows], places[rows])
+    held = np.bincount(queries.codes[ages >= ROUNDS], minlength=users)
+    chance = float((older[held > 0] / held[held > 0]).mean()) if held.any() else 0.0
+    return Summary(queries.names.take(pa.array(rows)), by_age[rows], places[rows], chance)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.guard.decisions import Evidence
-from roost.guard.features import X12, Features
+from roost.guard.features import Features
 
 Rows = NDArray[np.int64]
 
@@ -31,6 +31,9 @@ class Settings:
     share_min
         Part of the recent queries in the round's hot partitions that a cluster must have; zero
         asks for none.
+    chance
+        Whether a cluster must be in the hotspots with ``beta`` times the part of its queries that
+        is to be expected of anybody.
     each
         Whether ``beta`` is asked of each user of a cluster, and a contribution to its hotspots.
     hanger_on
@@ -49,6 +52,7 @@ class Settings:
     deviation_max: float = 0.05
     removal_rounds: tuple[int, int] = (20, 60)
     share_min: float = 0.2
+    chance: bool = True
     each: bool = True
     hanger_on: float = 0.1
     moved: bool = True
@@ -62,6 +66,7 @@ class Settings:
         return cls(
             removal_rounds=(5, 30),
             share_min=0.0,
+            chance=False,
             each=False,
             moved=False,
             exact=True,
@@ -80,10 +85,10 @@ class Place:
     @classmethod
     def of(cls, features: Features, rows: Rows) -> Place | None:
         """Place of some users' queries; None where none of them is recent."""
-        weight = float(features.raw[rows, X12].sum())
+        weight, *sums = features.places[rows].sum(axis=0).tolist()
         if weight <= 0.0:
             return None
-        x, y, square = (features.places[rows].sum(axis=0) / weight).tolist()
+        x, y, square = (value / weight for value in sums)
         return cls(x, y, max(square - x * x - y * y, 0.0) ** 0.5)
 
     def apart_from(self, other: Place) -> bool:

@@ -6,9 +6,11 @@ parties (``guard/attack.py``) make requests, takes those that the guard admits i
 queries, and passes them on. When the strategy changes the plan it shows the guard the hot
 partition; every ``detection_rounds`` rounds it closes a round of detection.
 
-Under quarantine the queries of suspicious users are hidden from the strategy, although machines
-have to work for them all the same. A machine that is then far busier than the others shows that
-there is a hotspot which makes nobody rebalance; the guard is shown that, too.
+Under quarantine the strategy decides as if what suspicious users registered since they were found
+were not there, although machines have to work for it all the same; they report it, too, so that
+costs are learnt from everything. Where the rest of the load is reason enough to rebalance, the plan
+is made for all of it. A machine that is far busier than the others shows that there is a hotspot
+which makes nobody rebalance; the guard is shown that, too.
 
 The hot partition is the costliest one of the machine that is relieved, by points times queries over
 their cells. A real driver knows as much. Nothing here decides anything.
@@ -16,7 +18,7 @@ their cells. A real driver knows as much. Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +38,7 @@ from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
 
 _SAMPLE = 21
 _SAMPLE_SIZE = 20_000
+_NEVER = 1 << 30
 # So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
 HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
@@ -52,7 +55,7 @@ class Defence:
     guard
         Whether anybody is looked for at all.
     quarantine
-        Whether queries of suspicious users stop counting as a reason to rebalance.
+        Whether new queries of suspicious users are no reason to rebalance.
     evict
         Whether queries of blocked users are ended.
     settings
@@ -73,6 +76,7 @@ def simulate_guarded(
     detection_rounds: int = 4,
     clock: Callable[[], float] | None = None,
     restart_at: int | None = None,
+    users_seed: int | None = None,
 ) -> Outcome:
     """Run a scenario whose queries come from users.
 
@@ -91,19 +95,23 @@ def simulate_guarded(
         Measures detections, in seconds.
     restart_at
         Balancer's round before which the guard is saved and made again.
+    users_seed
+        Where the chance of the users and of the guard comes from, if not from the scenario's seed:
+        other users on the same cluster.
     """
     assert scenario.load.churn == 0, "requests come from parties"
     source = LoadSource(scenario.load, scenario.columns, scenario.rows, scenario.seed)
     data = _sample(source.usual_weights(), scenario.seed)
     fresh = [party.scaled(1.0) for party in parties]
-    world = World(fresh, data, scenario.seed, scenario.round_s, scenario.load.query_side)
+    seed = scenario.seed if users_seed is None else users_seed
+    world = World(fresh, data, seed, scenario.round_s, scenario.load.query_side)
     drivers: list[_GuardedDriver] = []
 
     def make(plan: Plan, book: QueryBook, network: Network) -> Driver:
         users = _Users(world, book, scenario.load.queries)
         inner = _strategy(scenario, plan, book, network)
         drivers.append(
-            _GuardedDriver(scenario, users, inner, defence, detection_rounds, clock, restart_at)
+            _GuardedDriver(seed, users, inner, defence, detection_rounds, clock, restart_at)
         )
         return drivers[-1]
 
@@ -156,8 +164,16 @@ class _Users:
         self.rounds = np.full(len(begun), -100, np.int64)
 
     def _cells(self, boxes: Floats) -> NDArray[np.int32]:
-        sides = np.array([self.book.columns, self.book.rows] * 2)
-        cells: NDArray[np.int32] = np.clip(boxes * sides, 0, sides - 1).astype(np.int32)
+        """Cells of boxes: on average as many as their sides have, and one at least.
+
+        That is how the load draws the queries that the cluster is laid out for. If those that come
+        later covered more cells, the cluster would be overloaded after a while without any attack.
+        """
+        sides = np.array([self.book.columns, self.book.rows])
+        low, high = boxes[:, :2] * sides, boxes[:, 2:] * sides
+        middle, reach = (low + high) / 2, np.maximum(high - low - 1.0, 0.0) / 2
+        corners = np.hstack([middle - reach, middle + reach])
+        cells: NDArray[np.int32] = np.clip(corners, 0, np.tile(sides - 1, 2)).astype(np.int32)
         return cells
 
     def take(self, requests: Requests, admitted: NDArray[np.bool_], number: int) -> tuple[Ids, Ids]:
@@ -181,6 +197,11 @@ class _Users:
         """Whether each query ever registered is one of these users'."""
         return np.isin(self.world.names, list(names))[self.codes]
 
+    def since(self, rounds: Mapping[str, int]) -> Ids:
+        """Ids of live queries that users registered after a round, which is given by name."""
+        after = np.array([rounds.get(name, _NEVER) for name in self.world.names])
+        return np.flatnonzero(self.book.live & (self.rounds > after[self.codes]))
+
     def live(self) -> LiveQueries:
         """All live queries, for the sensor."""
         ids = self.book.live_ids()
@@ -192,7 +213,7 @@ class _GuardedDriver:
 
     def __init__(
         self,
-        scenario: Scenario,
+        seed: int,
         users: _Users,
         inner: Driver,
         defence: Defence,
@@ -209,8 +230,7 @@ class _GuardedDriver:
         self._position = 0
         self._tick = 0
         self.bytes_sent = 0
-        self._hidden: NDArray[np.bool_] = np.zeros(users.book.size, np.bool_)
-        self.guard = Guard(scenario.seed, defence.settings)
+        self.guard = Guard(seed, defence.settings)
         self.judgements: list[Judgement] = []
         self.hotspots: list[tuple[int, int | None]] = []
         self.detection_s: list[float] = []
@@ -245,8 +265,7 @@ class _GuardedDriver:
             admitted = self.guard.on_requests(names, requests.registers, self._position)
         self._position += len(requests)
         begun, ended = self._users.take(requests, admitted, self.guard.round)
-        ended = np.concatenate([ended, self._evicted()])
-        self._pass_on(plan, begun, ended)
+        self._inner.requests(plan, begun, np.concatenate([ended, self._evicted()]))
 
     def _evicted(self) -> Ids:
         """End the queries of blocked users."""
@@ -256,24 +275,11 @@ class _GuardedDriver:
         self._users.book.end(ids)
         return ids
 
-    def _pass_on(self, plan: Plan, begun: Ids, ended: Ids) -> None:
-        """Hide and show what quarantine asks for."""
-        live = self._users.book.live
-        before = np.zeros(len(live), np.bool_)
-        before[: len(self._hidden)] = self._hidden
-        hidden = np.zeros(len(live), np.bool_)
-        if self._defence.quarantine and self.guard.quarantined:
-            hidden = self._users.of(self.guard.quarantined)
-        fresh = np.zeros(len(live), np.bool_)
-        fresh[begun] = True
-        over = np.zeros(len(live), np.bool_)
-        over[ended] = True
-        visible = (live | over) & ~fresh & ~before
-        shown = live & ~hidden
-        self._inner.requests(
-            plan, np.flatnonzero(shown & ~visible), np.flatnonzero(visible & ~shown)
-        )
-        self._hidden = hidden
+    def _hidden(self) -> Ids:
+        """Ids of queries that are no reason to rebalance."""
+        if not (self._defence.quarantine and self.guard.quarantine):
+            return np.empty(0, np.int64)
+        return self._users.since(self.guard.quarantine)
 
     def collect(self, seen: Seen) -> None:
         """Pass on."""
@@ -281,21 +287,33 @@ class _GuardedDriver:
 
     def decide(self, seen: Seen) -> Decision:
         """Pass on; show hotspots to the guard, and close its round when it is time."""
-        decision = self._inner.decide(seen)
+        hidden = self._hidden()
+        decision = self._decided(seen, hidden)
         self.bytes_sent = self._inner.bytes_sent
         if self._defence.guard:
-            machine = self._relieved(seen, decision)
+            machine = self._relieved(seen, decision, bool(len(hidden)))
             if machine is not None:
                 self._show(seen, machine)
             if (self._tick + 1) % self._detection_rounds == 0:
                 self._detect()
         return decision
 
-    def _relieved(self, seen: Seen, decision: Decision) -> int | None:
+    def _decided(self, seen: Seen, hidden: Ids) -> Decision:
+        """Let the strategy decide without some queries, but make a plan for all of them."""
+        if not len(hidden):
+            return self._inner.decide(seen)
+        none = np.empty(0, np.int64)
+        self._inner.requests(seen.plan, none, hidden)
+        decision = self._inner.decide(seen)
+        self._inner.requests(seen.plan, hidden, none)
+        # Asking twice is for strategies that keep nothing between rounds.
+        again = isinstance(decision, Rebalance) and isinstance(self._inner, GlobalDriver)
+        return self._inner.decide(seen) if again else decision
+
+    def _relieved(self, seen: Seen, decision: Decision, hiding: bool) -> int | None:
         """Find the machine with the hotspot, if there is one."""
         busiest = int(seen.busy_s.argmax())
         if not isinstance(decision, Rebalance):
-            hiding = self._defence.quarantine and bool(self._hidden.any())
             hot = float(seen.busy_s[busiest]) > HOT * float(seen.busy_s.mean())
             return busiest if hiding and hot else None
         first = decision.changes[0]

@@ -8,9 +8,11 @@ that there is rebalancing that nobody is to blame for.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 
-from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party
+from roost.guard.attack import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
 from roost.sim.scenario import Scenario
 from roost.sim.workloads import CellHotspot, Load
 
@@ -22,14 +24,24 @@ ROUNDS_PER_MINUTE = 4
 ATTACK_MINUTE = 5
 SCALE = 0.1
 SIDE = 100
+UTILISATION = 0.85
 _START = ATTACK_MINUTE * ROUNDS_PER_MINUTE
 _SPOTS = 31
 
 
 def cluster(
-    seed: int, minutes: int = 30, scale: float = SCALE, strategy: str = "global", side: int = SIDE
+    seed: int,
+    minutes: int = 30,
+    scale: float = SCALE,
+    strategy: str = "global",
+    side: int = SIDE,
+    utilisation: float = UTILISATION,
 ) -> Scenario:
-    """Return the cluster and its points."""
+    """Return the cluster and its points.
+
+    With a ``utilisation`` of more than one, more comes than the machines can do, and throughput is
+    what they can do.
+    """
     random = np.random.default_rng([seed, _SPOTS])
     rounds = minutes * ROUNDS_PER_MINUTE
     starts = random.integers(ROUNDS_PER_MINUTE, rounds, 3)
@@ -50,7 +62,7 @@ def cluster(
         rounds=rounds,
         seed=seed,
         load=load,
-        utilisation=0.85,
+        utilisation=utilisation,
     )
 
 
@@ -63,6 +75,12 @@ def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:
     """Return normal users and an attack."""
     rest = Normal(queries=QUERIES - attack.queries)
     return [rest.scaled(scale), attack.scaled(scale)]
+
+
+def departed(scale: float = SCALE) -> list[Party]:
+    """Return normal users, and those who end their queries when an attack would begin."""
+    rest = Normal(queries=QUERIES - ATTACK_QUERIES)
+    return [rest.scaled(scale), Leaver(queries=ATTACK_QUERIES, stop=_START).scaled(scale)]
 
 
 def paper_attacks() -> dict[str, Attack]:
@@ -95,3 +113,8 @@ def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
         name: [Normal(queries=QUERIES).scaled(scale), party.scaled(scale)]
         for name, party in parties.items()
     }
+
+
+def case_seed(name: str, seed: int) -> int:
+    """Seed of a case's users: cases that share a cluster do not share their chance."""
+    return crc32(f"{name} {seed}".encode())

@@ -83,6 +83,11 @@ class Outcome:
                 return judgement.round
         return None
 
+    @property
+    def attacked_in(self) -> int | None:
+        """Balancer's round of the first hotspot that malicious users made."""
+        return next((tick for tick, target in self.hotspots if target is not None), None)
+
     def hotspot_rounds(self) -> list[int]:
         """Round of detection of the first hotspot at each target of the attack."""
         first: dict[int, int] = {}
