@@ -191,6 +191,31 @@ def test_queries_of_the_blocked_can_be_ended(tmp_path: Path) -> None:
     assert len(ran.live) >= 2_500
 
 
+@pytest.mark.parametrize("strategy", [Strategy.GLOBAL, Strategy.SWARM])
+def test_quarantine_hides_what_suspects_register_and_nothing_else(
+    tmp_path: Path, strategy: Strategy
+) -> None:
+    story = GuardStory("attack", batches=16)
+    hidden: dict[int, int] = {}
+
+    class Watching(Scene):
+        def watch(self, pipeline: Local, commit: Commit) -> None:
+            last = pipeline.store.last_round()
+            assert last is not None and pipeline._keeper is not None
+            if last["quarantined"]:
+                hidden[last["batch_id"]] = last["quarantined"]
+                assert last["quarantined"] <= 900
+
+    ran = Watching(tmp_path / "with", story, strategy, guard_quarantine=True).run()
+    assert set(ran.blocked) == story.malicious
+    first = next(row["round"] for row in ran.log if row["decision"] == "suspect")
+    block = next(row["round"] for row in ran.log if row["decision"] == "block")
+    # Rounds of two batches: hidden between suspicion and block, and then no more.
+    assert hidden and min(hidden) > 2 * first and max(hidden) <= 2 * (block + 1) + 1
+    without = Scene(tmp_path / "without", story, strategy).run()
+    assert set(without.blocked) == story.malicious
+
+
 @pytest.mark.parametrize(
     "step", [pytest.param(s, marks=() if s in SHORT else pytest.mark.full) for s in STEPS]
 )
