@@ -49,11 +49,11 @@ def state_folder(folder: Path) -> Path:
     pointed at a folder that others need.
     """
     folder.mkdir(FOLDER, parents=True, exist_ok=True)
-    if folder.stat().st_mode & OTHERS:
-        if all(_is_state(name) for name in os.listdir(folder)):
-            _close(folder, FOLDER)
-        else:
-            _warn(folder, "it holds more than a state directory")
+    shared = folder.stat().st_mode & OTHERS
+    if shared and not all(_is_state(name) for name in os.listdir(folder)):
+        _warn(folder, "it holds more than a state directory")
+    else:
+        _close(folder, FOLDER)
     return folder
 
 
