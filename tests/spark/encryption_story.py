@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 from roost import Box, Pipeline, Query, RunConfig
 from roost.balance import Strategy
 from roost.engine.encryption import SECRET
+from roost.engine.session import make_session
+from roost.errors import ConfigError
 from roost.space import Rect
 from roost.window import WindowKind
 
@@ -88,7 +90,7 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
 
 
 def ask_as_stranger(spark: SparkSession) -> bool:
-    """Whether a process that knows no secret is answered when it asks for a block.
+    """Whether a process that knows no secret is answered when it asks for blocks, none of them.
 
     It speaks Spark's own protocol: a frame is its length, a kind (3 asks, 4 answers) and, here, a
     number, the length of the body and the body: kind 0 (open blocks), application, executor, and
@@ -98,15 +100,18 @@ def ask_as_stranger(spark: SparkSession) -> bool:
     def text(value: str) -> bytes:
         return struct.pack(">i", len(value)) + value.encode()
 
-    names = struct.pack(">i", 1) + text("broadcast_0_piece0")
-    body = b"\0" + text(spark.sparkContext.applicationId) + text("9") + names
+    none = struct.pack(">i", 0)
+    body = b"\0" + text(spark.sparkContext.applicationId) + text("9") + none
     asked = struct.pack(">bqi", 3, 1, len(body)) + body
     executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     host, _, port = executors.head().hostPort().rpartition(":")
     with socket.create_connection((host, int(port)), 10) as stranger:
         stranger.settimeout(10)
         stranger.sendall(struct.pack(">q", len(asked) + 8) + asked)
-        answer = stranger.recv(9)
+        try:
+            answer = stranger.recv(9)
+        except ConnectionError:
+            return False
     return len(answer) == 9 and answer[8] == 4
 
 
@@ -151,8 +156,12 @@ def main(folder: Path, umask: int) -> None:
         for path in folder.rglob("*")
         if path.is_file() and secret.encode() in path.read_bytes()
     ]
-    print(json.dumps(told))
     spark.stop()
+    try:
+        make_session("spark://127.0.0.1:1", encrypt=True)
+    except ConfigError as error:
+        told["standalone"] = str(error)
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
