@@ -117,17 +117,17 @@ def make_session(
         do not let it.
     """
     master = master or "local[*]"
-    chosen = dict(SETTINGS)
-    if encrypt:
-        chosen.update(encryption_settings(master, settings or {}))
+    encryption = encryption_settings(master, settings or {}) if encrypt else {}
     java = check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # One pool of memory for each of the JVM's many threads would hold on to too much of it.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    chosen = dict(SETTINGS)
     if kafka:
         chosen.update(kafka_settings(settings or {}, java))
     chosen.update(settings or {})
+    chosen.update(encryption)
     _start_java(master, chosen)
     builder = SparkSession.builder.appName("roost").master(master)
     for key, value in chosen.items():
