@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import struct
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -75,13 +77,17 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
         pipeline.request(Query("q", Box(10.0, 5.0, 40.0, 25.0)))
         report = pipeline.run()
         asked = pipeline.snapshot(aggregate="count").collect()[0]["count"]
-        # Leaves a large answer as files, until the pipeline is closed.
+        # A job whose answers all count as large leaves them in files until the pipeline is closed.
         pipeline.snapshots._points_here = 0
-        rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
+        with mock.patch("roost.engine.snapshot.ANSWER_BYTES_MAX", 0):
+            rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
+        answers = config.state_folder / "answers"
+        left = (answers, *answers.rglob("*"))
         told = {
             "matches": report["matches"],
             "window": asked,
             "found": rows,
+            "answers": sorted({oct(stat.S_IMODE(path.stat().st_mode)) for path in left}),
             "mark_in_shuffle": all(shuffled),
             "mark_anywhere": any(shuffled),
             "stranger": ask_as_stranger(pipeline.spark),

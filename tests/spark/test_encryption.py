@@ -61,6 +61,7 @@ def test_without_encryption_strangers_see_everything(
     told = story.run(story.config_of(tmp_path), local, spark)
     assert told["matches"] == told["found"] == len(expected) > 1_000
     assert told["window"] == story.POINTS
+    assert told["answers"] == ["0o600", "0o700"]
     assert told["mark_in_shuffle"]
     assert told["stranger"]
     check_files(tmp_path, expected, 0o022)
@@ -109,6 +110,7 @@ def test_an_encrypted_cluster_matches_the_same_and_shows_nothing(tmp_path: Path)
     assert told["window"] == story.POINTS
     check_files(tmp_path, expected, 0o000)
 
+    assert told["answers"] == ["0o600", "0o700"]
     assert told["settings"].items() >= REQUIRED.items()
     assert not told["mark_anywhere"]
     assert not told["stranger"]
