@@ -106,6 +106,7 @@ RUN_FLAGS = (
     ("--master", "engine.master", "URL", "Spark master (default: local[*])"),
     ("--report", "out.report", "FILE.json", "write the run's figures here (default: OUT)"),
 )
+ENCRYPT_HELP = "encrypt what Spark sends between processes and spills to disk"
 SAMPLE_BATCH_ROWS = 50_000
 WHOLE_NUMBERS = ("engine.machines", "engine.batch_rows")
 NUMBERS = ("window.length", "window.lateness")
@@ -139,6 +140,13 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         default=None,
         help="process what is there and end, instead of waiting for more",
+    )
+    run.add_argument(
+        "--encrypt",
+        dest="engine.encrypt",
+        action="store_true",
+        default=None,
+        help=ENCRYPT_HELP,
     )
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
@@ -218,6 +226,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--limit", type=int, default=50, help="rows to print at most (default: 50)"
     )
     snapshot.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+    snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT_HELP)
 
     guard = commands.add_parser(
         "guard",

@@ -55,6 +55,7 @@ class RunConfig:
     available_now: bool = False
     master: str | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
+    encrypt: bool = False
 
     round_length: float = 15.0
     tolerance: float = 1.1
@@ -273,6 +274,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "engine.available_now": ("available_now", _flag("engine.available_now")),
     "engine.master": ("master", _text("engine.master")),
     "engine.spark": ("spark", _texts("engine.spark")),
+    "engine.encrypt": ("encrypt", _flag("engine.encrypt")),
     "balance.round": ("round_length", _above("balance.round", 0.0)),
     "balance.tolerance": ("tolerance", _above("balance.tolerance", 1.0)),
     "window.kind": ("window", _choice(WindowKind, "window.kind")),

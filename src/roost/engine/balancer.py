@@ -40,6 +40,7 @@ from roost.engine.machine_stats import load_statistics
 from roost.engine.messages import BatchTask, MachineResult, TrioTask
 from roost.model import TIME_MIN
 from roost.space import Space
+from roost.state.private import private_folder
 from roost.state.queries import QuerySet
 from roost.state.query_counts import QueryCounts
 from roost.state.store import Store
@@ -197,8 +198,7 @@ class SwarmBalancer(Balancer):
         super().__init__(setup)
         saved = setup.saved
         self._swarm = Swarm.from_json(saved["swarm"]) if saved and "swarm" in saved else Swarm()
-        self._folder = setup.store.folder / "trio"
-        self._folder.mkdir(exist_ok=True)
+        self._folder = private_folder(setup.store.folder / "trio")
         self._files: dict[int, str] = {}
         self._reports: dict[int, Report] = {}
         self._close = False

@@ -24,6 +24,7 @@ from roost.engine.json_lines import read_json_lines, with_malformed
 from roost.errors import SourceError
 from roost.model import time_type_of
 from roost.state.columns import convert, times_as_int
+from roost.state.private import private_file, private_folder
 
 SUFFIXES = {
     ".parquet": "parquet",
@@ -170,8 +171,8 @@ def arrange(
         raise SourceError(f"the files of points have columns that do not fit: {error}") from error
     values, there = event_times(whole, time)
     order = np.lexsort((values, ~there))
-    staged.parent.mkdir(parents=True, exist_ok=True)
-    partial = staged.with_suffix(".partial")
+    private_folder(staged.parent)
+    partial = private_file(staged.with_suffix(".partial"))
     pq.write_table(
         whole.take(pa.array(order)), partial, row_group_size=STAGED_GROUP_ROWS, compression="lz4"
     )

@@ -44,7 +44,7 @@ from roost.engine.schema import (
     time_unit,
     window_attributes,
 )
-from roost.engine.session import make_session
+from roost.engine.session import check_session, make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink, Sink
 from roost.engine.snapshot import Snapshots
 from roost.engine.sources import AnySlice, Source, open_source
@@ -63,6 +63,7 @@ from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.guard_keeper import GuardKeeper
 from roost.state.lock import RunLock
+from roost.state.private import private_folder, state_folder
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
 from roost.state.snapshot import Question
@@ -80,8 +81,7 @@ OnStep = Callable[[str, int], None]
 def open_log(config: RunConfig) -> QueryLog:
     """Query log of a configuration: SQLite in the state directory, or a Kafka topic."""
     if config.query_log is None:
-        config.state_folder.mkdir(parents=True, exist_ok=True)
-        return SqliteQueryLog(config.state_folder / "queries.db")
+        return SqliteQueryLog(state_folder(config.state_folder) / "queries.db")
     from roost.state.kafka_log import KafkaQueryLog  # an optional extra
 
     return KafkaQueryLog(*kafka_address(config.query_log, "queries.log"))
@@ -151,6 +151,8 @@ class Pipeline:
         seed: int | None = None,
     ) -> None:
         check_together(config)
+        if config.encrypt and spark is not None:
+            check_session(spark)
         self.config = config
         self._spark = spark
         self._sinks = list(sinks)
@@ -193,7 +195,9 @@ class Pipeline:
         """The Spark session, started when first needed."""
         if self._spark is None:
             kafka = self.config.sink == "kafka" or (self.config.points or "").startswith("kafka:")
-            self._spark = make_session(self.config.master, self.config.spark, kafka=kafka)
+            self._spark = make_session(
+                self.config.master, self.config.spark, kafka=kafka, encrypt=self.config.encrypt
+            )
         return self._spark
 
     def request(self, *requests: Request) -> int:
@@ -371,7 +375,7 @@ class Pipeline:
                     raise
 
         writer = frame.writeStream.foreachBatch(each).option(
-            "checkpointLocation", str(self.store.folder / "checkpoint")
+            "checkpointLocation", str(private_folder(self.store.folder / "checkpoint"))
         )
         if self.config.available_now:
             writer = writer.trigger(availableNow=True)

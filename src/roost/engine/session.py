@@ -13,10 +13,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
+from roost.engine.encryption import (
+    SECRET,
+    check_encrypted,
+    confidential,
+    encryption_settings,
+)
 from roost.engine.kafka_jars import kafka_settings
-from roost.errors import RoostError
+from roost.errors import ConfigError, RoostError
 
 JAVA_MIN = 17
 
@@ -81,7 +90,11 @@ def check_java() -> str:
 
 
 def make_session(
-    master: str | None = None, settings: Mapping[str, str] | None = None, *, kafka: bool = False
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    kafka: bool = False,
+    encrypt: bool = False,
 ) -> SparkSession:
     """Start, or find, the Spark session.
 
@@ -94,17 +107,55 @@ def make_session(
     kafka
         Whether the Kafka connector is needed: fetched from Maven Central on first use, unless
         the settings name jars.
+    encrypt
+        Whether processes authenticate each other and encrypt what they send and spill.
+
+    Raises
+    ------
+    ConfigError
+        If it is to encrypt and the settings, the cluster or a session that is already there
+        do not let it.
     """
+    master = master or "local[*]"
+    encryption = encryption_settings(master, settings or {}) if encrypt else {}
     java = check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # One pool of memory for each of the JVM's many threads would hold on to too much of it.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    builder = SparkSession.builder.appName("roost").master(master or "local[*]")
     chosen = dict(SETTINGS)
     if kafka:
         chosen.update(kafka_settings(settings or {}, java))
     chosen.update(settings or {})
+    chosen.update(encryption)
+    _start_java(master, chosen)
+    builder = SparkSession.builder.appName("roost").master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except (Py4JJavaError, IllegalArgumentException) as error:
+        if encrypt and SECRET in str(error):
+            takes = f"the cluster's own {SECRET}, in engine.spark or in spark-defaults.conf"
+            raise ConfigError("engine.encrypt", True, takes) from None
+        raise
+    if encrypt:
+        check_session(session)
+    return session
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse a session that does not encrypt."""
+    check_encrypted(dict(session.sparkContext.getConf().getAll()))
+
+
+def _start_java(master: str, settings: Mapping[str, str]) -> None:
+    """Start Java before it is told any secret.
+
+    Spark's Python side starts it with all settings on its command line, which every user of the
+    host can read. What is set once it runs goes through its own, authenticated connection.
+    """
+    shown = {key: value for key, value in settings.items() if not confidential(key)}
+    if len(shown) < len(settings):
+        conf = SparkConf(loadDefaults=False).setMaster(master).setAll(list(shown.items()))
+        SparkContext._ensure_initialized(conf=conf)  # does nothing where Java runs already

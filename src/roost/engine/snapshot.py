@@ -33,6 +33,7 @@ from roost.engine.jobs import deal
 from roost.errors import StateError
 from roost.state.admission import Rules
 from roost.state.operations import rules_of
+from roost.state.private import private_file, private_folder
 from roost.state.snapshot import (
     Columns,
     Part,
@@ -106,15 +107,16 @@ class _Asked:
 
     def _leave(self, answer: pa.Table) -> str:
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.parent)
+        private_folder(folder)
         table = with_batch(answer, self.columns, self.batch_id)
         if self.for_spark:  # which does not read Arrow's own files
             table = _spark_types(table)
-            path = folder / f"{uuid.uuid4().hex}.parquet"
+            path = private_file(folder / f"{uuid.uuid4().hex}.parquet")
             # Who reads this reads it once: a dictionary would take longer than it saves.
             pq.write_table(table, path, compression="lz4", use_dictionary=False)
             return str(path)
-        path = folder / f"{uuid.uuid4().hex}.arrow"
+        path = private_file(folder / f"{uuid.uuid4().hex}.arrow")
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         return str(path)

@@ -98,7 +98,7 @@ def snapshot_command(arguments: argparse.Namespace) -> int:
         takes = "a state directory: it has no state.db"
         raise ConfigError("STATE_DIR", str(arguments.state), takes)
     question = question_of(arguments)
-    spark = make_session(arguments.master, {})
+    spark = make_session(arguments.master, {}, encrypt=arguments.encrypt)
     with closing(Snapshots(arguments.state, spark)) as snapshots:
         answer = snapshots.ask(question)
         if arguments.out is not None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from roost.errors import StateError
+from roost.state.private import private_opener
 
 
 class RunLock:
@@ -24,7 +25,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = private_opener(str(folder / "run.lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

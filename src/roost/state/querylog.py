@@ -7,12 +7,13 @@ judge; see :mod:`roost.state.admission`.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+
+from roost.state.private import connect
 
 ENTRY_ROWS_MAX = 1 << 17
 
@@ -77,7 +78,7 @@ class SqliteQueryLog:
     private = True
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, timeout=60, check_same_thread=False)
+        self._db = connect(path)
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = full")
         self._db.execute(

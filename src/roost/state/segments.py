@@ -2,7 +2,8 @@
 
 Layout: an 8-byte magic, the length of a JSON directory, the directory (name, type, shape, place
 of each array), then the arrays, each at a multiple of 64 bytes. Files are written under another
-name, flushed and renamed, so a name that exists is whole. They are never changed.
+name, flushed and renamed, so a name that exists is whole. They are never changed, and only their
+owner may read them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.errors import StateError
+from roost.state.private import private_opener
 
 MAGIC = b"ROOSTSG1"
 ALIGN = 64
@@ -44,7 +46,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
+    with open(partial, "wb", opener=private_opener) as file:
         file.write(MAGIC + len(head).to_bytes(8, "little") + head)
         for entry, array in zip(directory, arrays.values(), strict=True):
             file.seek(start + entry["place"])

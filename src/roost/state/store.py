@@ -10,7 +10,6 @@ files of its batches, changed with each commit. *The guard* has a book of its ow
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from roost.errors import StateError
 from roost.state.guard_book import GuardBook, GuardChange
+from roost.state.private import connect, private_folder, state_folder
 
 FORMAT = 1
 
@@ -93,9 +93,9 @@ class Store:
         """Open the facts; who only looks need not wait for the disk at every pin."""
         # In this journal mode, "normal" may lose the last pins with the host, and nothing else.
         self.folder = folder.absolute()  # workers may have another working directory
-        folder.mkdir(parents=True, exist_ok=True)
-        self.segment_folder.mkdir(exist_ok=True)
-        self._db = sqlite3.connect(folder / "state.db", timeout=60, check_same_thread=False)
+        state_folder(folder)
+        private_folder(self.segment_folder)
+        self._db = connect(folder / "state.db")
         self._db.execute("pragma journal_mode = wal")
         self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
         self._db.executescript(

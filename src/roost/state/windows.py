@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from roost.balance import Plan
 from roost.errors import StateError
+from roost.state.private import private_folder
 from roost.state.segments import map_arrays
 from roost.state.store import Store, WindowChange
 from roost.window import (
@@ -238,8 +239,7 @@ class WindowKeeper:
         self.attributes = attributes
         self.aliases = dict(aliases)
         self.stored = tuple(name for name in attributes.names if name not in aliases)
-        self.folder = store.window_folder
-        self.folder.mkdir(exist_ok=True)
+        self.folder = private_folder(store.window_folder)
         self._store = store
         self._clock = clock
         _, state = store.window()

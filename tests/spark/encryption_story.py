@@ -1,0 +1,174 @@
+"""A run whose text identifiers can be looked for on the disk, and a stranger at Spark's door."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from roost import Box, Pipeline, Query, RunConfig
+from roost.balance import Strategy
+from roost.engine.encryption import SECRET
+from roost.engine.session import make_session
+from roost.errors import ConfigError
+from roost.space import Rect
+from roost.window import WindowKind
+
+POINTS = 4_000
+MARK = "conspicuous"
+MASTER = "local-cluster[2,1,1024]"
+"""Two executors of one core and 1,024 MB each, as processes of their own."""
+
+
+def make_points(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(71)
+    x, y = rng.uniform(0, 64, POINTS), rng.uniform(0, 32, POINTS)
+    ids = [f"{MARK}-{number}" for number in range(POINTS)]
+    times = np.arange(POINTS)
+    pq.write_table(pa.table({"id": ids, "x": x, "y": y, "event_time": times}), path)
+    return x, y
+
+
+def expected(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> list[str]:
+    """Identifiers of the points in the box, by looking at each."""
+    inside = np.flatnonzero((x >= 10) & (x <= 40) & (y >= 5) & (y <= 25))
+    return sorted(f"{MARK}-{number}" for number in inside)
+
+
+def config_of(folder: Path, **settings: Any) -> RunConfig:
+    return RunConfig(
+        points=str(folder / "points.parquet"),
+        bounds=Rect(0.0, 0.0, 64.0, 32.0),
+        grid=(20, 10),
+        strategy=Strategy.SWARM,
+        machines=2,
+        batch_rows=POINTS // 2,
+        available_now=True,
+        round_length=500.0,
+        window=WindowKind.COUNT,
+        window_length=POINTS,
+        out=folder / "out",
+        **settings,
+    )
+
+
+def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str, Any]:
+    """Run, and look into the shuffle files while they are there."""
+    shuffled: list[bool] = []
+
+    def look(step: str, batch_id: int) -> None:
+        if step == "answer":
+            files = [path.read_bytes() for path in local.rglob("shuffle_*.data")]
+            assert files, "nothing was shuffled"
+            shuffled.append(any(MARK.encode() in data for data in files))
+
+    with Pipeline(config, spark=spark, on_step=look) as pipeline:
+        pipeline.request(Query("q", Box(10.0, 5.0, 40.0, 25.0)))
+        report = pipeline.run()
+        asked = pipeline.snapshot(aggregate="count").collect()[0]["count"]
+        # A job whose answers all count as large leaves them in files until the pipeline is closed.
+        pipeline.snapshots._points_here = 0
+        with mock.patch("roost.engine.snapshot.ANSWER_BYTES_MAX", 0):
+            rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
+        answers = config.state_folder / "answers"
+        left = (answers, *answers.rglob("*"))
+        told = {
+            "matches": report["matches"],
+            "window": asked,
+            "found": rows,
+            "answers": sorted({oct(stat.S_IMODE(path.stat().st_mode)) for path in left}),
+            "mark_in_shuffle": all(shuffled),
+            "mark_anywhere": any(shuffled),
+            "stranger": ask_as_stranger(pipeline.spark),
+        }
+    return told
+
+
+def ask_as_stranger(spark: SparkSession) -> bool:
+    """Whether a process that knows no secret is answered when it asks for blocks, none of them.
+
+    It speaks Spark's own protocol: a frame is its length, a kind (3 asks, 4 answers) and, here, a
+    number, the length of the body and the body: kind 0 (open blocks), application, executor, and
+    names of blocks.
+    """
+
+    def text(value: str) -> bytes:
+        return struct.pack(">i", len(value)) + value.encode()
+
+    none = struct.pack(">i", 0)
+    body = b"\0" + text(spark.sparkContext.applicationId) + text("9") + none
+    asked = struct.pack(">bqi", 3, 1, len(body)) + body
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    host, _, port = executors.head().hostPort().rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as stranger:
+        stranger.settimeout(10)
+        stranger.sendall(struct.pack(">q", len(asked) + 8) + asked)
+        try:
+            answer = stranger.recv(9)
+        except ConnectionError:
+            return False
+    return len(answer) == 9 and answer[8] == 4
+
+
+def executor_facts(_: object) -> tuple[bool, str]:
+    """Find out in a worker what the executor above it was told, and what all may see of it."""
+    secret = os.environ.get("_SPARK_AUTH_SECRET", "")
+    shown = ""
+    pid = os.getppid()
+    while pid > 1 and "CoarseGrainedExecutorBackend" not in shown:
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return bool(secret), shown
+
+
+def command_lines() -> str:
+    """Show what any user of the host may see of all processes."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes())
+        except OSError:
+            continue  # it has ended
+    return b"\n".join(lines).decode(errors="replace")
+
+
+def main(folder: Path, umask: int) -> None:
+    os.umask(umask)
+    local = folder / "local"
+    settings = {"spark.local.dir": str(local), "spark.sql.warehouse.dir": str(folder / "house")}
+    config = config_of(folder, master=MASTER, encrypt=True, spark=settings)
+    with Pipeline(config) as pipeline:
+        spark = pipeline.spark
+    told = run(config, local, spark)
+    context = spark.sparkContext
+    secret = context.getConf().get(SECRET)
+    assert secret
+    told["settings"] = {k: v for k, v in context.getConf().getAll() if k != SECRET}
+    told["executors"] = context.parallelize(range(2), 2).map(executor_facts).collect()
+    told["secret_shown"] = secret in command_lines()
+    told["secret_kept"] = [
+        str(path)
+        for path in folder.rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    ]
+    spark.stop()
+    try:
+        make_session("spark://127.0.0.1:1", encrypt=True)
+    except ConfigError as error:
+        told["standalone"] = str(error)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2], 8))
