@@ -18,24 +18,28 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from roost.balance import Strategy, initial_plan
 from roost.balance.planner import GlobalPlanner, imbalance
 from roost.balance.strategies import History
-from roost.bench.cases import Pickups, box_requests
-from roost.bench.moving import SLOT_S, Hotspot, MovingLoad, Step
+from roost.bench.cases import Pickups
+from roost.bench.moving import Hotspot, MovingLoad, Step
 from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
 from roost.engine.batch import BatchRunner
 from roost.engine.decode import PointSchema
+from roost.engine.guarding import GuardRounds
 from roost.engine.machine import match_blocks
 from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.tasks import BlockReader, match_routed, route_blocks
 from roost.model import TIMESTAMP
+from roost.space import Space
 from roost.state.admission import Rules
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.queries import QuerySet
 from roost.state.querylog import SqliteQueryLog
 from roost.state.store import Store
@@ -45,6 +49,36 @@ LOG = "queries.db"
 # so many passes over all machines, which lie further apart than that.
 PASSES = 3
 POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
+
+
+class TimedLoad(Protocol):
+    """A load in rounds."""
+
+    space: Space
+    rounds: int
+
+    @property
+    def batch_us(self) -> int:
+        """Event time of a round."""
+
+    def standing(self) -> pa.Table:
+        """Return requests for the standing queries."""
+
+    def history(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Sample that a plan may learn from: points, and boxes of queries."""
+
+    def step(self, number: int) -> Step:
+        """Make one round."""
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """What is done against attacks."""
+
+    seed: int = 0
+    round_batches: int = 4
+    evict: bool = False
+    quarantine: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +99,7 @@ class BatchFigures:
     load_s: float
     decision_s: float
     bytes_sent: int
+    fold_s: float
 
     @property
     def units(self) -> float:
@@ -72,10 +107,10 @@ class BatchFigures:
         return float(self.points) * self.queries
 
 
-def register(folder: Path, load: MovingLoad) -> None:
+def register(folder: Path, load: TimedLoad) -> None:
     """Make a state directory that has a load's standing queries, for clusters to begin with."""
     with closing(Store(folder)) as store, closing(SqliteQueryLog(folder / LOG)) as log:
-        log.append(box_requests(load.boxes))
+        log.append(load.standing())
         QuerySet(store, log, Rules(load.space, pa.int64(), TIMESTAMP)).advance(log.end())
 
 
@@ -100,17 +135,36 @@ class EmulatedCluster:
         Who is to do what.
     load
         The load.
+    guard
+        What is done against attacks; None does nothing.
     """
 
     def __init__(
-        self, folder: Path, base: Path, strategy: Strategy, machines: int, load: MovingLoad
+        self,
+        folder: Path,
+        base: Path,
+        strategy: Strategy,
+        machines: int,
+        load: TimedLoad,
+        guard: GuardOptions | None = None,
     ) -> None:
         self.strategy = strategy
         shutil.copytree(base, folder / "state", copy_function=_link_segments)
         self._store = Store(folder / "state")
         self._log = SqliteQueryLog(folder / "state" / LOG)
-        rules = Rules(load.space, pa.int64(), TIMESTAMP)
-        queries = QuerySet(self._store, self._log, rules)
+        rules = Rules(load.space, pa.int64(), TIMESTAMP, keep_born=guard is not None)
+        self.keeper = None if guard is None else GuardKeeper.begin(self._store, guard.seed, 1 << 18)
+        queries = QuerySet(self._store, self._log, rules, keeper=self.keeper)
+        rounds = None
+        if guard is not None and self.keeper is not None:
+            rounds = GuardRounds(
+                self.keeper,
+                queries,
+                load.space,
+                guard.round_batches * load.batch_us,
+                evict=guard.evict,
+                quarantine=guard.quarantine,
+            )
         history = None
         if strategy in (Strategy.HISTORY, Strategy.GLOBAL):  # the engine gives both a sample
             x, y, boxes = load.history()
@@ -126,22 +180,38 @@ class EmulatedCluster:
             query_id_type=pa.int64(),
             out=folder / "out",
             epoch=0,
-            balancer=self._balancer(queries, load),
+            balancer=self._balancer(queries, load, rounds),
+            keeper=self.keeper,
             keep_matches=False,
+            on_step=self._on_step,
         )
+        self._fold_s = 0.0
         self._machines = machines
         self._points: pa.Table | None = None
         self._route_s = 0.0
         self._round = 0
 
-    def _balancer(self, queries: QuerySet, load: MovingLoad) -> Balancer | None:
-        # Half a slot: every batch ends a round.
-        setup = RoundSetup(self._store, queries, SLOT_S * 500_000)
+    def _balancer(
+        self, queries: QuerySet, load: TimedLoad, guard: GuardRounds | None
+    ) -> Balancer | None:
+        # Half of it: every batch ends a round.
+        setup = RoundSetup(self._store, queries, load.batch_us // 2, guard=guard)
         if self.strategy is Strategy.SWARM:
             return SwarmBalancer(setup)
         if self.strategy is Strategy.GLOBAL:
             return GlobalBalancer(setup, load.space, GlobalPlanner())
         return None
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return what the guard decided, in order."""
+        return self._store.guard.log()
+
+    def _on_step(self, step: str, batch_id: int) -> None:
+        """Time the fold, which the driver does before a batch."""
+        if step == "fold":
+            self._fold_s = -time.process_time()
+        elif step == "match":
+            self._fold_s += time.process_time()
 
     def close(self) -> None:
         """Release the files."""
@@ -176,6 +246,7 @@ class EmulatedCluster:
             load_s=figures["load_s"],
             decision_s=last["seconds"] if last and decided else 0.0,
             bytes_sent=last["bytes_sent"] if last and decided else 0,
+            fold_s=self._fold_s,
         )
 
     def _job(self, task: BatchTask) -> list[MachineResult]:
@@ -221,7 +292,7 @@ def _read_and_match(task: BatchTask, machine: int, part: pa.Table) -> MachineRes
 
 
 def run_timeline(
-    folder: Path, base: Path, strategy: Strategy, machines: int, load: MovingLoad
+    folder: Path, base: Path, strategy: Strategy, machines: int, load: TimedLoad
 ) -> list[BatchFigures]:
     """Run a load from its first round to its last."""
     with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:

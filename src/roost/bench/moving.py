@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.bench.cases import SIDE_SHARE, Pickups, boxes_of
+from roost.bench.cases import SIDE_SHARE, Pickups, box_requests, boxes_of
 from roost.model import TIMESTAMP
 from roost.space import Rect, Space
 
@@ -137,6 +137,15 @@ class MovingLoad:
             for k in range(SLOTS)
         ]
         self.boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
+
+    @property
+    def batch_us(self) -> int:
+        """Event time of a round."""
+        return SLOT_S * 1_000_000
+
+    def standing(self) -> pa.Table:
+        """Return requests for the standing queries."""
+        return box_requests(self.boxes)
 
     def history(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Sample that a static plan may learn from: points of all hours, and standing queries."""

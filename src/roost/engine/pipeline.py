@@ -63,7 +63,7 @@ from roost.space import Space
 from roost.state.admission import Rules
 from roost.state.guard_keeper import GuardKeeper
 from roost.state.lock import RunLock
-from roost.state.private import private_folder, state_folder
+from roost.state.private import CHECKPOINTS, private_folder, state_folder
 from roost.state.queries import QuerySet
 from roost.state.querylog import QueryLog, SqliteQueryLog
 from roost.state.snapshot import Question
@@ -402,7 +402,7 @@ class Pipeline:
             append_batch(batch, log, self._keeper, f"{name}:{batch_id}")
 
         writer = frame.writeStream.foreachBatch(each).option(
-            "checkpointLocation", str(self.store.folder / f"checkpoint-{name}")
+            "checkpointLocation", str(private_folder(self.store.folder / f"{CHECKPOINTS}{name}"))
         )
         if self.config.available_now:
             writer = writer.trigger(availableNow=True)

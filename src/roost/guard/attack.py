@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.guard.parties import (
@@ -68,18 +69,22 @@ class Requests:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def table(self, names: Sequence[str], bounds: Rect) -> pa.Table:
-        """As a block for the query log, over other bounds than the unit square."""
+    def table(self, names: Sequence[str], bounds: Rect, *, numbered: bool = False) -> pa.Table:
+        """As a block for the query log, over other bounds than the unit square.
+
+        Queries are named by texts, or by their numbers.
+        """
         low = np.array([bounds.x0, bounds.y0] * 2)
         size = np.array([bounds.x1 - bounds.x0, bounds.y1 - bounds.y0] * 2)
         boxes = low + self.boxes * size
         gone = ~self.registers
+        ids = pa.array(self.queries)
+        if not numbered:
+            ids = pc.binary_join_element_wise("q", ids.cast(pa.string()), "")
         return pa.table(
             {
                 "op": pa.array(np.where(self.registers, "register", "terminate")),
-                "query_id": pa.array(
-                    [f"q{number}" for number in self.queries.tolist()], pa.string()
-                ),
+                "query_id": ids,
                 "user_id": pa.array(names).take(pa.array(self.codes)),
                 **{
                     name: pa.array(np.ascontiguousarray(boxes[:, k]), mask=gone)

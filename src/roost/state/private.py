@@ -26,6 +26,8 @@ STATE_NAMES = frozenset(
     ("segments", "window", "answers", "trio", "staged", "checkpoint", "run.lock")
 )
 """What is in a state directory beside its databases."""
+CHECKPOINTS = "checkpoint-"
+"""How the folder begins that Spark keeps of a stream of requests."""
 DATABASES = ("state.db", "queries.db")
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 
@@ -93,7 +95,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def _is_state(name: str) -> bool:
     journals = (database + suffix for database in DATABASES for suffix in _SUFFIXES)
-    return name in STATE_NAMES or name in journals
+    return name in STATE_NAMES or name in journals or name.startswith(CHECKPOINTS)
 
 
 def _close(path: Path, mode: int) -> None:
