@@ -286,7 +286,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "guard.round": ("guard_round", _above("guard.round", 0.0)),
     "guard.evict": ("guard_evict", _flag("guard.evict")),
     "guard.quarantine": ("guard_quarantine", _flag("guard.quarantine")),
-    "guard.users_max": ("guard_users_max", _whole("guard.users_max", 1)),
+    "guard.users_max": ("guard_users_max", _whole("guard.users_max", 8)),
     "join.left": ("join_left", _text("join.left")),
     "join.right": ("join_right", _text("join.right")),
     "join.distance": ("join_distance", _at_least("join.distance", 0.0)),
