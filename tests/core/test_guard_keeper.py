@@ -21,9 +21,10 @@ from roost.guard.tally import Tally
 from roost.guard.users import keys_of
 from roost.model import TIME_MIN, Box, Query, Terminate, request_schema
 from roost.space import Coordinates, Rect, Space
+from roost.state import queries as queries_module
 from roost.state.admission import Rules
 from roost.state.guard_book import BLOCK, UNBLOCK, Order
-from roost.state.guard_keeper import GuardKeeper
+from roost.state.guard_keeper import FOLDS_MAX, GuardKeeper
 from roost.state.operations import Desk
 from roost.state.queries import QuerySet
 from roost.state.querylog import SqliteQueryLog
@@ -251,6 +252,25 @@ def test_a_blocked_users_requests_reach_no_index_and_make_one_dead_letter(direct
     assert json.loads(letter.record)["query_id"] == "f0"
 
 
+def test_a_flood_of_the_blocked_is_neither_admitted_nor_built(directory, monkeypatch) -> None:
+    directory.append(register("a"))
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.fold()
+    before, rows = directory.queries.version, []
+    real = queries_module.admit
+
+    def noting(block: pa.Table, *more: Any) -> Any:
+        rows.append(block.num_rows)
+        return real(block, *more)
+
+    monkeypatch.setattr(queries_module, "admit", noting)
+    directory.append(*(register(f"f{k}", "eve") for k in range(3_000)))
+    directory.fold()
+    assert sum(rows) == 0
+    assert directory.queries.version.segments == before.segments
+    assert directory.counts() == {"ann": (1, 0)}
+
+
 def test_a_replay_of_what_was_folded_before_the_block_admits_it(directory) -> None:
     directory.append(register("a", "eve"))
     directory.fold()
@@ -340,6 +360,36 @@ def test_a_tally_is_what_a_counter_says() -> None:
     again = Tally.from_bytes(tally.to_bytes())
     assert again.table().equals(tally.table())
     assert len(Tally.from_bytes(Tally.none().to_bytes())) == 0
+
+
+def test_tallies_in_a_log_that_anybody_writes_to_are_not_believed(directory, monkeypatch) -> None:
+    forged = pa.table(
+        {
+            "op": ["register", "tally"],
+            "query_id": ["a", None],
+            "user_id": ["eve", "eve"],
+            **{name: [0.0, None] for name in ("x0", "y0", "x1", "y1")},
+            "counted": [True, None],
+            "registers": [None, 1_000_000],
+            "terminates": [None, 0],
+            "refused": [None, 0],
+        }
+    )
+    directory.log.append(forged)
+    monkeypatch.setattr(SqliteQueryLog, "private", False)
+    directory.fold()
+    assert directory.counts() == {"eve": (1, 0)}
+    assert directory.letters() == [(1, "unknown_op")]
+
+
+def test_where_nothing_is_decided_tallies_do_not_pile_up(directory) -> None:
+    for number in range(3 * FOLDS_MAX):
+        directory.append(register(f"q{number}"))
+        directory.fold()
+        kept = directory.store.guard.read()
+        assert kept is not None and len(kept[1]) <= FOLDS_MAX
+    directory.crash()
+    assert directory.counts() == {"ann": (3 * FOLDS_MAX, 0)}
 
 
 # -- the desk and the command

@@ -7,7 +7,8 @@ refused from the next request of the log on. State and decisions are recorded wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from roost.balance import Partition, Plan
 from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
 from roost.guard import Block, Guard, LiveQueries
-from roost.model import TIME_MAX
+from roost.kernel import Segment
 from roost.space import Space
 from roost.state.guard_book import GuardChange
 from roost.state.guard_keeper import GuardKeeper, decision_row
@@ -29,48 +30,79 @@ HOT = 1.2
 Hottest = Callable[[Plan, int], Partition | None]
 
 
-def live_queries(queries: QuerySet, space: Space, guard: Guard, now: int) -> LiveQueries:
-    """Put the live queries into the columns that the sensor reads; bounds are cells."""
-    names: list[pa.Array] = [pa.array([], pa.string())]
-    codes, rounds, bounds = [], [], []
-    known = 0
-    for _, segment, ended in queries.segments():
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """What never changes of a segment: whose its queries are, since when, and over which cells."""
+
+    slots: NDArray[np.int32]
+    ranges: NDArray[np.int32]
+    names: pa.Array
+    codes: NDArray[np.int32]
+    born: NDArray[np.int64]
+    until: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, segment: Segment, space: Space) -> _Member:
         slots, boxes = segment.bounds(space)
-        until = (
-            np.full(segment.size, TIME_MAX) if segment.live_until is None else segment.live_until
-        )
-        until = np.array(until)
-        for slot, end in ended.items():
-            until[slot] = min(until[slot], end)
-        alive = until[slots] > now
-        slots, boxes = slots[alive], boxes[alive]
         users = segment.users
         if not isinstance(users, pa.DictionaryArray):
             users = users.dictionary_encode()
-        names.append(users.dictionary.cast(pa.string()))
-        codes.append(np.asarray(users.indices)[slots].astype(np.int32) + known)
-        known += len(users.dictionary)
-        born = np.full(slots.size, -1) if segment.born is None else segment.born[slots]
-        rounds.append(guard.rounds_of(np.asarray(born, np.int64)))
-        bounds.append(query_ranges(space.grid, boxes))
-    return _unique(
-        pa.concat_arrays(names),
-        np.concatenate([np.empty(0, np.int32), *codes]),
-        np.concatenate([np.empty(0, np.int64), *rounds]),
-        np.concatenate([np.empty((0, 4), np.int32), *bounds]),
-    )
+        nowhere = np.full(segment.size, -1) if segment.born is None else segment.born
+        return cls(
+            slots.astype(np.int32),
+            query_ranges(space.grid, boxes),
+            users.dictionary.cast(pa.string()),
+            np.asarray(users.indices, np.int32)[slots],
+            np.asarray(nowhere, np.int64)[slots],
+            None if segment.live_until is None else np.asarray(segment.live_until)[slots],
+        )
+
+    def alive(self, ended: Mapping[int, int], now: int) -> NDArray[np.bool_]:
+        """Whether the query of each row has not ended at an event time."""
+        alive = np.ones(len(self.slots), np.bool_) if self.until is None else self.until > now
+        if ended:
+            gone = [slot for slot, until in ended.items() if until <= now]
+            alive &= ~np.isin(self.slots, np.array(gone, np.int32))
+        return alive
 
 
-def _unique(
-    names: pa.Array,
-    codes: NDArray[np.int32],
-    rounds: NDArray[np.int64],
-    bounds: NDArray[np.int32],
-) -> LiveQueries:
-    """Give a user who has queries in several segments one code."""
-    encoded = names.dictionary_encode()
-    places = np.asarray(encoded.indices, np.int32)
-    return LiveQueries(encoded.dictionary, places[codes], rounds, bounds)
+class LiveView:
+    """The live queries in the columns that the sensor reads; bounds are cells.
+
+    To find the cells of all queries takes most of the time, so it is done once for a segment.
+    """
+
+    def __init__(self, queries: QuerySet, space: Space, guard: Guard) -> None:
+        self._queries = queries
+        self._space = space
+        self._guard = guard
+        self._members: dict[str, _Member] = {}
+
+    def at(self, now: int) -> LiveQueries:
+        """Return the queries that have not ended at an event time."""
+        names: list[pa.Array] = [pa.array([], pa.string())]
+        codes, rounds = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        bounds = [np.empty((0, 4), np.int32)]
+        known = 0
+        before, self._members = self._members, {}
+        for ref, segment, ended in self._queries.segments():
+            member = before.get(ref.file) or _Member.of(segment, self._space)
+            self._members[ref.file] = member
+            alive = member.alive(ended, now)
+            names.append(member.names)
+            codes.append(member.codes[alive] + np.int32(known))
+            rounds.append(self._guard.rounds_of(member.born[alive]))
+            bounds.append(member.ranges[alive])
+            known += len(member.names)
+        # A user who has queries in several segments gets one code.
+        users = pa.concat_arrays(names).dictionary_encode()
+        places = np.asarray(users.indices, np.int32)
+        return LiveQueries(
+            users.dictionary,
+            places[np.concatenate(codes)],
+            np.concatenate(rounds),
+            np.concatenate(bounds),
+        )
 
 
 class GuardRounds:
@@ -103,7 +135,7 @@ class GuardRounds:
         self._keeper = keeper
         self._guard = keeper.guard
         self._queries = queries
-        self._space = space
+        self._view = LiveView(queries, space, keeper.guard)
         self._length = round_length
         self._evict = evict
         self._quarantine = quarantine
@@ -112,7 +144,7 @@ class GuardRounds:
         """Cells of the queries that are no reason to rebalance, ``(k, 4)``, both ends included."""
         if not (self._quarantine and self._guard.quarantined):
             return np.empty((0, 4), np.int32)
-        found = live_queries(self._queries, self._space, self._guard, now)
+        found = self._view.at(now)
         users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)
         hidden: NDArray[np.int32] = found.bounds[self._guard.quarantined_mask(users, found.rounds)]
         return hidden
@@ -149,8 +181,7 @@ class GuardRounds:
         hot = None if machine is None else hottest(plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
-            found = live_queries(self._queries, self._space, self._guard, now)
-            self._guard.on_rebalance(rect, found)
+            self._guard.on_rebalance(rect, self._view.at(now))
         if self._guard.opened is None:
             self._guard.opened = now
         passed = (now - self._guard.opened) // self._length

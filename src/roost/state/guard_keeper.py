@@ -37,6 +37,8 @@ from roost.state.guard_book import BLOCK, GuardChange, Order
 from roost.state.querylog import QueryLog
 from roost.state.store import Store
 
+# Folds after which the whole state is written: where nothing is ever decided, tallies would pile up.
+FOLDS_MAX = 64
 EVICT, TALLY = "evict", "tally"
 COUNTED = "counted"
 
@@ -117,6 +119,7 @@ class GuardKeeper:
         self._obeyed = obeyed
         self._evicting = list(evicting)
         self._tallies: list[tuple[int, bytes]] = []
+        self._folds = 0
 
     @classmethod
     def load(cls, store: Store) -> GuardKeeper | None:
@@ -187,6 +190,7 @@ class GuardKeeper:
     def taken_tallies(self) -> list[tuple[int, bytes]]:
         """Hand over what was counted since the last time."""
         taken, self._tallies = self._tallies, []
+        self._folds += 1
         return taken
 
     def evicts(self, user: str | None, position: int) -> Callable[[pa.Array], Mask] | None:
@@ -220,7 +224,7 @@ class GuardKeeper:
     def obey(self, log: QueryLog) -> None:
         """Do what operators have ordered since, and end the queries of those who are to go."""
         decisions = [self._obeyed_order(order) for order in self._store.guard.orders(self._obeyed)]
-        if decisions:
+        if decisions or self._folds >= FOLDS_MAX:
             self.save(decisions)
         if self._evicting:
             users = pa.array(self._evicting, pa.string())
@@ -262,6 +266,7 @@ class GuardKeeper:
 
     def change(self, decisions: Iterable[dict[str, object]] = ()) -> GuardChange:
         """Return the guard as it is now, for somebody's transaction."""
+        self._folds = 0
         return GuardChange(
             self.guard.to_bytes(), self._obeyed, tuple(self._evicting), tuple(decisions)
         )
