@@ -37,7 +37,7 @@ from roost.state.guard_book import BLOCK, GuardChange, Order
 from roost.state.querylog import QueryLog
 from roost.state.store import Store
 
-# Folds after which the whole state is written: where nothing is ever decided, tallies would pile up.
+# Folds after which the whole state is written: where nothing is decided, tallies would pile up.
 FOLDS_MAX = 64
 EVICT, TALLY = "evict", "tally"
 COUNTED = "counted"
