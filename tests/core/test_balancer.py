@@ -460,7 +460,7 @@ class Killer:
     def prepare(self, pipeline: Local) -> None:
         written = pipeline.store.put_round
 
-        def put_round(row: dict[str, Any], plan: dict[str, Any] | None) -> None:
+        def put_round(row: dict[str, Any], plan: dict[str, Any] | None, guard: object) -> None:
             written(row, plan)
             self.on_step("written", row["batch_id"])
 

@@ -122,7 +122,7 @@ def test_a_machine_is_asked_with_the_numbers_that_it_reported(
     monkeypatch.setattr(
         balancer, "shed", lambda machine_stats, *request: asked.append(machine_stats) or ()
     )
-    swarm._ask(0, ShedRequest(1, 0.0, 1.0, 1))
+    swarm._ask(np.empty((0, 4), np.int32), 0, ShedRequest(1, 0.0, 1.0, 1))
     assert asked[0].partitions[0].total().n == expected
 
 
