@@ -44,10 +44,8 @@ CROWDS = with_seeds(crowds(), crowds())
 
 
 @pytest.mark.parametrize(("name", "seed"), PAPER)
-def test_the_papers_attacks_are_blocked_and_nobody_else(name: str, seed: int, full: bool) -> None:
-    # The faster ones are over soon.
-    minutes = 30 if full or name in ("150/s", "300/s") else 16
-    outcome = run(name, seed, attacked(paper_attacks()[name]), minutes)
+def test_the_papers_attacks_are_blocked_and_nobody_else(name: str, seed: int) -> None:
+    outcome = run(name, seed, attacked(paper_attacks()[name]))
     assert outcome.false_positives == 0
     assert outcome.false_negatives == 0
     if outcome.missed:
