@@ -101,6 +101,11 @@ def test_a_flash_crowd_next_to_natural_hotspots_gets_nobody_blocked() -> None:
     assert outcome.blocked == frozenset()
 
 
+def test_a_town_that_partitions_cut_is_one_place() -> None:
+    outcome = run("newcomer in a town", 203, crowds()["newcomer in a town"], 16)
+    assert outcome.blocked == frozenset()
+
+
 def test_an_attack_that_moves_on_within_a_round_is_found_there() -> None:
     outcome = run("600/s", 104, attacked(paper_attacks()["600/s"]), 16)
     assert outcome.missed == 0 and outcome.rounds_to_block == 0

@@ -26,7 +26,7 @@ By default five more things are asked for, all of them with numbers that are the
   hundreds who are in no hotspot yet, the ALQR of everybody else is next to nothing, and half of
   the normal users are beyond ``beta`` of it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
-  recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
+  recent queries in hotspots lie twice as far apart as they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
 * *Users, not clusters,* are found again: those who were on the list before, if they are cause
   enough by themselves or like those who are. One more or one fewer in the cluster than the last
