@@ -251,7 +251,7 @@ def test_evidence_is_plain_data() -> None:
 
 
 def test_quarters_of_a_square_are_one_place() -> None:
-    # Middles at a quarter and three quarters; each quarter spreads by the root of a sixth of a half.
+    # A quarter spreads by half a side over the root of six.
     spread = 0.5 / 6**0.5
     low, high = Place(0.25, 0.25, spread), Place(0.75, 0.75, spread)
     assert not low.apart_from(high)
