@@ -250,10 +250,18 @@ def test_evidence_is_plain_data() -> None:
     assert Listed.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
 
+def test_quarters_of_a_square_are_one_place() -> None:
+    # A quarter spreads by half a side over the root of six.
+    spread = 0.5 / 6**0.5
+    low, high = Place(0.25, 0.25, spread), Place(0.75, 0.75, spread)
+    assert not low.apart_from(high)
+    assert low.apart_from(Place(1.25, 1.25, spread))
+
+
 def test_places_are_apart_beyond_their_spread() -> None:
     here = Place(0.0, 0.0, 1.0)
-    assert not here.apart_from(Place(1.9, 0.0, 1.0))
-    assert here.apart_from(Place(2.1, 0.0, 1.0))
+    assert not here.apart_from(Place(3.9, 0.0, 1.0))
+    assert here.apart_from(Place(4.1, 0.0, 1.0))
     assert not here.apart_from(replace(here))
     features = made_up(spread=2.0)
     place = Place.of(features, np.arange(NORMAL, NORMAL + BAD))

@@ -26,7 +26,7 @@ By default five more things are asked for, all of them with numbers that are the
   hundreds who are in no hotspot yet, the ALQR of everybody else is next to nothing, and half of
   the normal users are beyond ``beta`` of it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
-  recent queries in hotspots lie farther apart than they spread. Load that stays in one place is
+  recent queries in hotspots lie twice as far apart as they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
 * *Users, not clusters,* are found again: those who were on the list before, if they are cause
   enough by themselves or like those who are. One more or one fewer in the cluster than the last
@@ -165,7 +165,7 @@ def _tested(
     if settings.each:
         rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
         rows = _without_hangers_on(raw, rows, settings.hanger_on)
-        rows = np.union1d(rows, _alike(features, rows, normal * settings.beta))
+        rows = _grown(features, rows, settings.beta)
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
     if evidence["share"] < settings.share_min:
@@ -214,13 +214,29 @@ def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Ro
     return kept
 
 
-def _alike(features: Features, rows: Rows, least: float = 0.0) -> Rows:
-    """Find all users who are like a cluster, and have more than the ``least`` x14."""
+def _grown(features: Features, rows: Rows, beta: float) -> Rows:
+    """Add users who are like a cluster, until there are no more.
+
+    What k-means cut off counts as everybody else at first, and hides itself behind its own ALQR;
+    so ``beta`` is asked of those who would join, against those who would then be left.
+    """
+    raw = features.raw
+    while True:
+        joined = np.setdiff1d(_alike(features, rows), rows)
+        left = np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joined))
+        joined = joined[raw[joined, X14] > beta * _alqr(raw, left)]
+        if not len(joined):
+            return rows
+        rows = np.union1d(rows, joined)
+
+
+def _alike(features: Features, rows: Rows) -> Rows:
+    """Find all users who are like a cluster."""
     raw = features.raw
     place = Place.of(features, rows)
     if place is None:
         return rows
-    rate = max(least, ALIKE * _alqr(raw, rows))
+    rate = ALIKE * _alqr(raw, rows)
     added = ALIKE_ADDED * float(np.median(raw[rows, X12]))
     able = np.flatnonzero((raw[:, X14] > rate) & (raw[:, X12] > 0.0) & (raw[:, X12] >= added))
     weight, *sums = features.places[able].T

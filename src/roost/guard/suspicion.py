@@ -14,6 +14,10 @@ from roost.guard.features import Features
 
 Rows = NDArray[np.int64]
 
+# A hot partition shows a part of a place. Two quarters of one square are up to 1.73 times farther
+# apart than they spread.
+APART = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -92,9 +96,9 @@ class Place:
         return cls(x, y, max(square - x * x - y * y, 0.0) ** 0.5)
 
     def apart_from(self, other: Place) -> bool:
-        """Whether two places are farther apart than they spread."""
+        """Whether two places are clearly farther apart than they spread."""
         away: float = ((self.x - other.x) ** 2 + (self.y - other.y) ** 2) ** 0.5
-        return away > self.spread + other.spread
+        return away > APART * (self.spread + other.spread)
 
 
 @dataclass(frozen=True, slots=True)
