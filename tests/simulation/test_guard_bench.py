@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from roost.bench import guard
+from roost.sim.guarded_cases import peace
 
 
 def test_it_writes_rows_a_summary_and_a_plot(
@@ -18,7 +19,7 @@ def test_it_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_USERS", (110, 500))
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
-    monkeypatch.setattr(guard, "crowds", lambda: {"nobody": guard.peace()})
+    monkeypatch.setattr(guard, "crowds", lambda: {"nobody": peace()})
     path = tmp_path / "guard.json"
     result = guard.run(True, path)
     written = json.loads(path.read_text())
