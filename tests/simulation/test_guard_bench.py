@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from roost.bench import guard
+from roost.bench.guard_pipeline import DEFENCES, Size
 from roost.sim.guarded_cases import peace
 
 
@@ -20,6 +21,8 @@ def test_it_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
     monkeypatch.setattr(guard, "crowds", lambda: {"nobody": peace()})
+    small = Size(16, 6_000, 4, 0.02, {"1200/s": tuple(DEFENCES)})
+    monkeypatch.setattr(guard, "QUICK", small)
     path = tmp_path / "guard.json"
     result = guard.run(True, path)
     written = json.loads(path.read_text())
@@ -46,3 +49,10 @@ def test_it_writes_rows_a_summary_and_a_plot(
     assert [case["case"] for case in written["others"]] == ["nobody"]
     assert [gate["users"] for gate in written["gate"]] == [110, 500]
     assert path.with_suffix(".png").stat().st_size > 1_000
+    (measured,) = written["pipeline"]
+    assert named | {"fp", "fn"} <= measured.keys()
+    assert measured["timeline"].keys() == {"no attack", *DEFENCES}
+    assert {len(line) for line in measured["timeline"].values()} == {16}
+    assert min(min(line) for line in measured["timeline"].values()) > 0
+    assert (tmp_path / "guard-pipeline.png").stat().st_size > 1_000
+    assert 0 < written["flood"]["us_per_request"] < 50

@@ -2,7 +2,8 @@
 
 The attacks are those of section 6.4 of the dissertation: 10 users at four rates, and 2 to 50 users
 at one, over 30 minutes of which the attack has 25. The cluster is simulated (``sim/guarded.py``);
-policies, gate, sensor and detector are the real ones. Crowds, newcomers and movers are run too,
+policies, gate, sensor and detector are the real ones. Some attacks are run on the engine's own
+pipeline as well (``guard_pipeline.py``). Crowds, newcomers and movers are run too,
 because the worst false positive is one of those. Every case has random numbers of its own.
 
 Throughput is points let in over points that came, as a part of what a run without an attack has.
@@ -33,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roost.bench.common import environment, save_panels_plot, write_json
+from roost.bench.guard_pipeline import FULL, QUICK, measure_flood, measure_pipeline
 from roost.guard import Guard
 from roost.guard.attack import Attack, Party
 from roost.sim.guarded import Defence, simulate_guarded
@@ -90,6 +92,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     saturated, more_panels = _measure(hard, seeds, SATURATED)
     others = _others(seeds)
     gate = measure_gate()
+    pipeline = measure_pipeline(QUICK if quick else FULL, seeds[0])
     result = {
         "bench": "guard",
         "quick": quick,
@@ -106,22 +109,26 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
         "saturated": saturated,
         "others": others,
         "gate": gate,
-        "pipeline": measure_pipeline(quick),
+        "flood": measure_flood(),
+        "pipeline": pipeline,
         "summary": _summary(rows, saturated, others, gate),
     }
     write_json(json_path, result)
     title = "points let in over points that came, by minute; attacks from minute 5 on"
     save_panels_plot(json_path.with_suffix(".png"), title, panels | more_panels, columns=2)
+    title = "points a second that the pipeline could take, by batch"
+    plot = json_path.with_name(f"{json_path.stem}-pipeline.png")
+    save_panels_plot(plot, title, _timelines(pipeline), columns=2)
     Console(stderr=True).print(_table(rows, saturated))
     return result
 
 
-def measure_pipeline(quick: bool) -> list[Row]:
-    """Measure the same attacks on the engine's pipeline; the rows look as the simulator's.
-
-    The simulator alone is measured so far: no rows.
-    """
-    return []
+def _timelines(pipeline: list[Row]) -> dict[str, dict[str, Line]]:
+    """Panel for each case on the pipeline."""
+    return {
+        row["case"]: {how: list(enumerate(values)) for how, values in row["timeline"].items()}
+        for row in pipeline
+    }
 
 
 def _measure(

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from roost.bench.cluster import BatchFigures, EmulatedCluster, GuardOptions, reg
 from roost.bench.moving import Step
 from roost.guard.attack import Attack, Party, World
 from roost.model import TIMESTAMP
-from roost.sim.guarded_cases import RATES, attacked, paper_attacks, peace
+from roost.sim.guarded_cases import RATES, attacked, case_seed, paper_attacks, peace
 from roost.space import Rect, Space
 from roost.state.admission import Rules
 from roost.state.guard_book import BLOCK, Order
@@ -50,17 +50,48 @@ ROUND_BATCHES = 4
 SAMPLE = 20_000
 HISTORY_QUERIES = 200_000
 OFFERED_QUANTILE = 0.05
-# Rounds, points a round, part of the dissertation's queries, and cases.
-FULL = (100, 200_000, 0.1, (*(f"{rate}/s" for rate in RATES), "2 users", "50 users"))
-QUICK = (36, 30_000, 0.02, ("1200/s",))
 FLOOD, FLOODS, FLOOD_USERS = 200_000, 5, 10
 HOT_SIDE, HOT_SHARE, HOT_ROUNDS, HOTSPOTS = 0.05, 0.08, 20, 2
 DEFENCES: dict[str, GuardOptions | None] = {
     "no guard": None,
     "guard": GuardOptions(round_batches=ROUND_BATCHES),
-    "guard and eviction": GuardOptions(round_batches=ROUND_BATCHES, evict=True),
-    "guard and quarantine": GuardOptions(round_batches=ROUND_BATCHES, quarantine=True),
+    "eviction": GuardOptions(round_batches=ROUND_BATCHES, evict=True),
+    "quarantine": GuardOptions(round_batches=ROUND_BATCHES, quarantine=True),
 }
+MAIN = ("no guard", "guard")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run.
+
+    Parameters
+    ----------
+    rounds, points
+        Batches, and points in each.
+    start
+        Batch with which attacks begin.
+    scale
+        Part of the dissertation's queries and rates.
+    cases
+        Defences by attack.
+    """
+
+    rounds: int
+    points: int
+    start: int
+    scale: float
+    cases: Mapping[str, Sequence[str]]
+
+
+FULL = Size(
+    40,
+    800_000,
+    8,
+    1.0,
+    {f"{RATES[-1]}/s": tuple(DEFENCES), f"{RATES[-2]}/s": MAIN, "50 users": MAIN},
+)
+QUICK = Size(24, 60_000, 8, 0.1, {f"{RATES[-1]}/s": tuple(DEFENCES)})
 
 Floats = NDArray[np.float64]
 
@@ -229,11 +260,10 @@ def run_load(
 
 
 def run_case(
-    pickups: Pickups, parties: Sequence[Party], quick: bool, defences: Sequence[str], seed: int
+    pickups: Pickups, parties: Sequence[Party], size: Size, defences: Sequence[str], seed: int
 ) -> dict[str, PipelineRun]:
-    """Run users with every defence; what they ask for is the same."""
-    rounds, points, _, _ = QUICK if quick else FULL
-    load = GuardLoad(pickups, parties, rounds, points, seed)
+    """Run users with some defences; what they ask for is the same."""
+    load = GuardLoad(pickups, parties, size.rounds, size.points, seed)
     found = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
@@ -245,18 +275,19 @@ def run_case(
     return found
 
 
-def measure_pipeline(quick: bool, seed: int = 0) -> list[dict[str, Any]]:
+def measure_pipeline(size: Size, seed: int) -> list[dict[str, Any]]:
     """Measure attacks on the pipeline; the rows look as the simulator's."""
     pickups = load_pickups(data_dir())
     warm_up(pickups, MACHINES)
-    _, _, scale, cases = QUICK if quick else FULL
-    usual = run_case(pickups, peace(scale), quick, ("no guard",), seed)["no guard"]
+    peaceful = run_case(pickups, peace(size.scale), size, ("no guard",), case_seed("peace", seed))
     rows = []
-    for name in cases:
-        attack = paper_attacks()[name]
-        runs = run_case(pickups, attacked(attack, scale), quick, tuple(DEFENCES), seed)
-        rows.append(_row(name, attack, usual, runs))
-        print(f"pipeline {name}: {rows[-1]['throughput_with_guard']:.3f} of no attack with Guard")
+    for name, defences in size.cases.items():
+        attack = replace(paper_attacks()[name], start=size.start)
+        users = attacked(attack, size.scale)
+        runs = run_case(pickups, users, size, defences, case_seed(name, seed))
+        rows.append(_row(name, attack, peaceful["no guard"], runs))
+        kept = rows[-1]["throughput_with_guard"]
+        print(f"{name} on the pipeline: {kept:.3f} of no attack with Guard")
     return rows
 
 
@@ -270,7 +301,6 @@ def _row(
     off, on = available["no guard"], available["guard"]
     guarded = runs["guard"]
     start = attack.start // ROUND_BATCHES
-    blocked = guarded.blocked
     suspected = guarded.suspected_in
     fold_us = [
         1e6 * f.fold_s / max(requests, 1)
@@ -283,10 +313,10 @@ def _row(
         "throughput_gain": share["guard"] / share["no guard"],
         "throughput_without_guard": share["no guard"],
         "throughput_with_guard": share["guard"],
-        "throughput_with_eviction": share["guard and eviction"],
-        "throughput_with_quarantine": share["guard and quarantine"],
-        "throughput_min_without_guard": _least(runs["no guard"], usual),
-        "throughput_min_with_guard": _least(guarded, usual),
+        "throughput_with_eviction": share.get("eviction"),
+        "throughput_with_quarantine": share.get("quarantine"),
+        "min_throughput_without_guard": _least(runs["no guard"], usual),
+        "min_throughput_with_guard": _least(guarded, usual),
         "availability_gain": float(on.mean() / off.mean()),
         "availability_without_guard": float(off.mean()),
         "availability_with_guard": float(on.mean()),
@@ -294,11 +324,14 @@ def _row(
         "rounds_to_suspect": None if suspected is None else suspected - start,
         "rounds_to_block": guarded.rounds_to_block,
         "fp": max(len(run.blocked.keys() - run.malicious) for run in runs.values()),
-        "fn": len(guarded.malicious - blocked.keys()),
+        "fn": len(guarded.malicious - guarded.blocked.keys()),
         "fold_us_per_request": float(np.median(fold_us)),
         "plan_changes_without_guard": _changes(runs["no guard"]),
         "plan_changes_with_guard": _changes(guarded),
-        "timeline": {how: run.throughput.tolist() for how, run in runs.items()},
+        "timeline": {
+            "no attack": usual.throughput.tolist(),
+            **{how: run.throughput.tolist() for how, run in runs.items()},
+        },
     }
 
 
