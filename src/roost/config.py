@@ -349,6 +349,16 @@ def check_together(config: RunConfig) -> None:
         raise ConfigError("out.topic", None, "kafka://HOST:PORT/TOPIC where out.sink is kafka")
     _check_window(config)
     _check_join(config)
+    _check_guard(config)
+
+
+def _check_guard(config: RunConfig) -> None:
+    for name in ("evict", "quarantine"):
+        if getattr(config, f"guard_{name}") and not config.guard:
+            raise ConfigError(f"guard.{name}", True, "guard.enabled, too")
+    if config.guard and config.strategy is not None and not config.strategy.adaptive:
+        takes = "swarm or global where guard.enabled is true: others do not rebalance"
+        raise ConfigError("engine.strategy", config.strategy.value, takes)
 
 
 def _check_join(config: RunConfig) -> None:

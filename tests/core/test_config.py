@@ -191,9 +191,14 @@ def test_the_kafka_sink_needs_its_topic() -> None:
         ({"join.distance": 5, "join.within": 1}, "join.distance"),
         ({"window.kind": "count", "window.length": 2, "join.distance": 5}, "join.within"),
         ({"window.kind": "count", "window.length": 2, "join.left": "a = 1"}, "join.distance"),
+        ({"guard.evict": True}, "guard.evict"),
+        ({"guard.quarantine": True}, "guard.quarantine"),
+        ({"guard.enabled": True, "engine.strategy": "uniform"}, "engine.strategy"),
     ],
 )
-def test_windows_and_joins_need_all_their_settings(settings: dict[str, Any], key: str) -> None:
+def test_windows_joins_and_guards_need_all_their_settings(
+    settings: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         check_together(with_settings(RunConfig(), settings))
     assert caught.value.key == key

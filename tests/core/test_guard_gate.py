@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from roost.guard import Guard
 from roost.guard.blocks import BlockList, Event
-from roost.guard.gate import Gate, kinds_of
+from roost.guard.gate import Gate
 from roost.guard.loops import DELETED, NEW, RATE_ROUNDS
+from roost.guard.tally import Tally
 from roost.guard.users import NAME_MAX, UserTable, keys_of
 
 SECRET = np.array([0x0706050403020100, 0x0F0E0D0C0B0A0908], np.uint64)
@@ -134,25 +137,31 @@ def test_what_is_refused_or_has_no_user_is_not_counted() -> None:
     assert counts_of(users) == {"bob": (1, 0), "ann": (1, 0)}
 
 
-def test_admission_may_refuse_between_judging_and_counting() -> None:
+def test_nobody_is_not_the_user_with_an_empty_name() -> None:
+    guard = Guard(1)
+    guard.block("", 0)
+    names = pa.array(["", None, "ann", ""])
+    admitted = guard.on_requests(names, np.ones(4, np.bool_), 1)
+    assert admitted.tolist() == [False, True, True, False]
+    assert guard.listing()["blocked"][0]["refused"] == 2
+
+
+def test_what_was_counted_elsewhere_is_added() -> None:
     gate, users, _ = make_gate()
-    names, registers = pa.array(["ann", "ann", "bob"]), np.array([True, True, False])
-    admitted = gate.judge(names, 5)
-    admitted[1] = False
-    gate.count(names, kinds_of(registers, np.ones(3, np.bool_), admitted), 5, 0)
-    gate.count(names, kinds_of(registers, np.ones(3, np.bool_), admitted), 5, 0)
+    gate.add(Tally(pa.array(["ann", "bob"]), np.array([[2, 0, 0], [0, 1, 0]])), 3, 0)
+    gate.add(Tally(pa.array(["ann"]), np.array([[1, 0, 0]])).negated(), 3, 0)
     assert counts_of(users) == {"ann": (1, 0), "bob": (0, 1)}
+    assert gate.counted == 3
 
 
 def test_one_request_gets_an_answer_that_says_so() -> None:
     guard = Guard(1)
-    assert guard.gate.admits("eve") and guard.gate.refusal("eve") is None
+    assert guard.gate.refusal("eve") is None
     guard.block("eve", 41, "too many hotspots")
-    assert not guard.gate.admits("eve")
     why = "since position 41 of the query log, too many hotspots"
     assert guard.gate.refusal("eve") == why
     assert guard.unblock("eve", 50)
-    assert guard.gate.admits("eve")
+    assert guard.gate.refusal("eve") is None
     registers = np.ones(4, np.bool_)
     assert guard.on_requests(pa.array(["eve"] * 4), registers, 40).tolist() == [
         True,
@@ -175,7 +184,6 @@ def test_an_operator_changes_nothing_that_was_judged() -> None:
     guard.block("eve", 3)
     assert guard.gate.judge(names, 0).all()
     assert not guard.gate.judge(names, 10).any()
-    assert guard.blocked_mask(pa.array(["ann", "eve"])).tolist() == [False, True]
     assert guard.quarantined_mask(pa.array(["ann", "eve"])).tolist() == [False, False]
 
 
@@ -227,8 +235,49 @@ def test_long_names_are_shortened_and_still_told_apart() -> None:
     one, two = "x" * 500, "x" * 501
     guard.on_requests(pa.array([one, two]), np.ones(2, np.bool_), 0)
     assert guard.listing()["users"] == 2
-    assert all(len(name) == NAME_MAX + 1 for name in guard._users.names)
+    assert all(len(name) == NAME_MAX + 17 for name in guard._users.names)
+    assert len(set(guard._users.names)) == 2
     guard.block(one, 1)
-    assert not guard.gate.admits(one) and guard.gate.admits(two)
+    assert guard.gate.refusal(one) and not guard.gate.refusal(two)
     (shown,) = guard.blocked
-    assert guard.unblock(shown, 2) and guard.gate.admits(one)
+    guard.block(two, 1)
+    assert len(guard.blocked) == 2
+    assert guard.unblock(shown, 2) and not guard.gate.refusal(one) and guard.gate.refusal(two)
+
+
+def test_a_flood_of_names_does_not_push_out_who_asks_for_much() -> None:
+    guard = Guard(0, users_max=1 << 10)
+    table = guard._users
+    busy = pa.array([f"busy-{k % 50}" for k in range(500)])
+    guard.on_requests(busy, np.ones(500, np.bool_), 0)
+    position = 500
+    for start in range(0, 6_000, 700):
+        flood = pa.array([f"made-up-{k}" for k in range(start, start + 700)])
+        guard.on_requests(flood, np.ones(700, np.bool_), position)
+        position += 700
+    found = counts_of(table)
+    assert all(found[f"busy-{k}"] == (10, 0) for k in range(50))
+    # Also where they come in the middle of one.
+    names = [f"other-{k}" for k in range(3_000)]
+    late = pa.array([*names[:1_500], *(["late"] * 20), *names[1_500:]])
+    guard.on_requests(late, np.ones(3_020, np.bool_), position)
+    assert counts_of(table)["late"] == (20, 0)
+
+
+def test_who_is_blocked_can_be_asked_from_another_thread() -> None:
+    guard = Guard(1)
+    seen, stop = [], threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(len(guard.blocked))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for k in range(300):
+            guard.block(f"user-{k}", k)
+    finally:
+        stop.set()
+        thread.join()
+    assert seen == sorted(seen) and len(guard.blocked) == 300

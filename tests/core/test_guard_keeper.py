@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -18,22 +19,24 @@ from hypothesis import strategies as st
 from roost.cli import main
 from roost.errors import RequestError
 from roost.guard.tally import Tally
-from roost.guard.users import keys_of
+from roost.guard.users import keys_of, shown
 from roost.model import TIME_MIN, Box, Query, Terminate, request_schema
 from roost.space import Coordinates, Rect, Space
 from roost.state import queries as queries_module
 from roost.state.admission import Rules
+from roost.state.fold import Fold
 from roost.state.guard_book import BLOCK, UNBLOCK, Order
 from roost.state.guard_keeper import FOLDS_MAX, GuardKeeper
 from roost.state.operations import Desk
 from roost.state.queries import QuerySet
-from roost.state.querylog import SqliteQueryLog
+from roost.state.querylog import Kind, SqliteQueryLog, encode_block, marked
 from roost.state.store import Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
 RULES = Rules(SPACE, pa.string(), pa.int64(), keep_born=True)
 SCHEMA = request_schema(pa.string(), pa.int64())
-USERS = ("ann", "bob", "eve")
+LONG = "x" * 300
+USERS = ("ann", "", f"{LONG}1", f"{LONG}2")
 
 
 class Directory:
@@ -61,6 +64,12 @@ class Directory:
 
     def append(self, *requests: dict[str, Any]) -> None:
         self.log.append(pa.Table.from_pylist(list(requests), SCHEMA))
+
+    def append_nothing(self) -> None:
+        """An entry without requests, as others may write into a topic."""
+        data = encode_block(pa.table({"op": pa.array([], pa.string())}))
+        with self.log._db as db:
+            db.execute("insert into log (entry) values (?)", (data,))
 
     def fold(self) -> None:
         self.keeper.obey(self.log)
@@ -104,6 +113,10 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
     directory.close()
 
 
+def shown_as(directory: Directory, user: str) -> str:
+    return shown(user, int(directory.keeper.guard.keys_of(pa.array([user]))[0]))
+
+
 def register(name: str, user: str = "ann", *, inverted: bool = False) -> dict[str, Any]:
     box = {"x0": 1.0, "y0": 1.0, "x1": 0.0 if inverted else 2.0, "y1": 2.0}
     return {"op": "register", "query_id": name, "user_id": user, **box}
@@ -125,30 +138,71 @@ class Reference:
 
     def __init__(self) -> None:
         self.live: dict[str, tuple[str, int]] = {}
-        self.blocked: set[str] = set()
+        self.blocked: dict[str, tuple[bool, int]] = {}  # whether to evict, and since when
+        self.evicted: dict[str, int] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[str] = Counter()
         self.letters: Counter[str] = Counter()
         self.position = 0
+        self.unfolded: list[dict[str, Any]] = []
+        self.waiting: list[Order] = []
+        self._fresh: dict[str, str] = {}  # registered in the block that admission has now
 
-    def take(self, request: dict[str, Any]) -> None:
+    def obey(self) -> None:
+        since = self.position - 1
+        for order in self.waiting:
+            if order.action == BLOCK:
+                self.blocked[order.user] = (order.evict, since)
+            else:
+                self.blocked.pop(order.user, None)
+        self.waiting.clear()
+        pending = sorted(user for user in self.blocked if self._going(user))
+        self.unfolded += [{**evict(user), "by the keeper": True} for user in pending]
+
+    def _going(self, user: str) -> bool:
+        going, since = self.blocked.get(user, (False, 0))
+        return going and self.evicted.get(user) != since
+
+    def fold(self) -> None:
+        for request in self.unfolded:
+            self._take(request)
+            self.position += 1
+        self._next_block()
+        self.unfolded.clear()
+
+    def _next_block(self) -> None:
+        self.counts.update((user, "register") for user in self._fresh.values())
+        self._fresh.clear()
+
+    def _take(self, request: dict[str, Any]) -> None:
         user, operation = request["user_id"], request["op"]
-        if operation == "evict" and user in self.blocked:
+        if operation == "evict" and self._going(user):
+            self._next_block()
             self.live = {k: v for k, v in self.live.items() if v[0] != user}
+            self.evicted[user] = self.blocked[user][1]
         elif user in self.blocked:
             self.refused[user] += 1
         else:
+            if "by the keeper" in request:  # it has fewer columns
+                self._next_block()
             reason = self._fault(request)
             if reason is not None:
                 self.letters[reason] += 1
-            else:
+            elif operation == "terminate":
+                # What is over before it begins is not counted.
+                self._fresh.pop(request["query_id"], None)
                 self.counts[user, operation] += 1
-        self.position += 1
+            else:
+                self._fresh[request["query_id"]] = user
+            if "by the keeper" in request:
+                self._next_block()
 
     def _fault(self, request: dict[str, Any]) -> str | None:
-        if request["op"] == "evict":
+        if request["op"] not in ("register", "terminate"):
             return "unknown_op"
         name, user = request["query_id"], request["user_id"]
+        if user is None:
+            return "missing_field"
         if request["op"] == "register":
             if request["x0"] > request["x1"]:
                 return "inverted_box"
@@ -170,13 +224,35 @@ requests = st.one_of(
     st.builds(lambda name, user: register(name, user, inverted=True), st.just("z"), users),
     st.builds(terminate, st.sampled_from("abcd"), users),
     st.builds(evict, users),
+    st.builds(lambda user: {**register("t", user), "op": "tally"}, users),
+    st.builds(lambda name: {**register(name), "user_id": None}, st.sampled_from("abcd")),
 )
 orders = st.builds(Order, st.sampled_from([BLOCK, BLOCK, UNBLOCK]), users, st.just("test"))
 evictions = st.builds(Order, st.just(BLOCK), users, st.just("test"), st.just(True))
 steps = st.lists(
-    st.one_of(requests, requests, requests, orders, evictions, st.sampled_from(["fold", "crash"])),
+    st.one_of(
+        requests, requests, requests, orders, evictions,
+        st.sampled_from(["fold", "crash", "empty", "torn fold"]),
+    ),
     max_size=40,
-)
+)  # fmt: skip
+
+
+class Died(Exception):
+    pass
+
+
+def tear(directory: Directory) -> None:
+    """Fold, but die before the version is recorded, and start again."""
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directory.store, "put_version", die)
+        with contextlib.suppress(Died):
+            directory.fold()
+    directory.crash()
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,48 +262,39 @@ def test_any_order_and_any_crash_gives_what_the_log_says(
 ) -> None:
     directory = Directory(tmp_path_factory.mktemp("state"))
     reference = Reference()
-    waiting: list[Order] = []
-
-    def fold() -> None:
-        # Orders hold for all that was not folded before, and evictions come after it.
-        gone = []
-        for order in waiting:
-            if order.action == BLOCK:
-                reference.blocked.add(order.user)
-                gone += [order.user] if order.evict else []
-            else:
-                reference.blocked.discard(order.user)
-                gone = [user for user in gone if user != order.user]
-        unfolded.extend(evict(user) for user in gone)
-        for request in unfolded:
-            reference.take(request)
-        waiting.clear()
-        unfolded.clear()
-        directory.fold()
-
-    unfolded: list[dict[str, Any]] = []
     with closing(directory):
         for step in [*steps, "fold", "crash", "fold"]:
             if step == "fold":
-                fold()
+                reference.obey()
+                reference.fold()
+                directory.fold()
+            elif step == "torn fold":
+                reference.obey()
+                tear(directory)
             elif step == "crash":
                 directory.crash()
+            elif step == "empty":
+                directory.append_nothing()
             elif isinstance(step, Order):
                 directory.store.guard.order(step)
-                waiting.append(step)
+                reference.waiting.append(step)
             else:
                 directory.append(step)
-                unfolded.append(step)
+                reference.unfolded.append(step)
         assert directory.live() == reference.live
-        assert directory.keeper.guard.blocked == frozenset(reference.blocked)
+        refusal = directory.keeper.guard.gate.refusal
+        assert {user for user in USERS if refusal(user)} == set(reference.blocked)
         assert directory.counts() == {
-            user: (reference.counts[user, "register"], reference.counts[user, "terminate"])
+            shown_as(directory, user): (
+                reference.counts[user, "register"],
+                reference.counts[user, "terminate"],
+            )
             for user in USERS
             if reference.counts[user, "register"] or reference.counts[user, "terminate"]
         }
         listed = directory.keeper.guard.listing()["blocked"]
         refused = {item["user"]: item["refused"] for item in listed if item["refused"]}
-        assert refused == dict(reference.refused)
+        assert refused == {shown_as(directory, u): n for u, n in reference.refused.items()}
         letters = Counter(reason for _, reason in directory.letters() if reason != "blocked")
         assert letters == reference.letters
 
@@ -279,7 +346,10 @@ def test_a_replay_of_what_was_folded_before_the_block_admits_it(directory) -> No
     directory.append(register("b", "eve"))
     directory.fold()
     assert directory.queries.advance(before.position) == before
-    assert [ref.size for ref in before.segments] == [1]
+    # Folded once more from the log alone, by the guard that knows of the block.
+    again = Fold(0, directory.keeper.guard)
+    (part,) = again.parts(directory.log.read(0, directory.log.end()))
+    assert part.block["query_id"].to_pylist() == ["a"]
 
 
 def test_who_is_let_in_again_is_let_in(directory) -> None:
@@ -300,20 +370,109 @@ def test_nobody_can_evict_somebody_who_is_not_blocked(directory) -> None:
     assert directory.letters() == [(1, "unknown_op")]
 
 
+def test_a_block_without_eviction_leaves_queries_to_whoever_writes_evict(directory) -> None:
+    directory.append(register("a", "eve"), register("b"))
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.fold()
+    directory.append(register("c", "eve"), evict("eve"), evict("ann"))
+    directory.fold()
+    assert set(directory.live()) == {"b"}  # eve's request came after the order
+    directory.store.guard.order(Order(UNBLOCK, "eve", "by hand"))
+    directory.append(register("d", "eve"))
+    directory.fold()
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.fold()
+    directory.append(evict("eve"))
+    directory.fold()
+    assert set(directory.live()) == {"b", "d"}
+
+
 def test_an_eviction_that_was_decided_before_a_crash_happens_after_it(directory) -> None:
     directory.append(register("a", "eve"), register("b"))
     directory.fold()
     guard = directory.keeper.guard
-    guard.block("eve", guard.gate.counted - 1)
-    directory.keeper.evict(["eve"])
+    guard.block("eve", guard.gate.counted - 1, evict=True)
     directory.keeper.save()
     directory.crash()
     directory.fold()
     assert set(directory.live()) == {"b"}
+    directory.keeper.save()
     end = directory.log.end()
     directory.crash()
     directory.fold()
     assert directory.log.end() == end
+
+
+@pytest.mark.parametrize("death", ["save", "append"])
+def test_a_death_while_orders_are_obeyed(directory, monkeypatch, death: str) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise Died
+
+    directory.append(register("a", "eve"), register("b"))
+    directory.fold()
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand", evict=True))
+    with monkeypatch.context() as patch:
+        if death == "save":
+            patch.setattr(directory.store, "put_guard", die)
+        else:
+            patch.setattr(directory.log, "append", die)
+        with pytest.raises(Died):
+            directory.fold()
+    directory.crash()
+    directory.fold()
+    assert set(directory.live()) == {"b"}
+    assert [row["decision"] for row in directory.store.guard.log()] == ["block"]
+
+
+def test_an_order_that_changes_nothing_says_so_in_the_log(directory) -> None:
+    directory.store.guard.order(Order(UNBLOCK, "ann", "by hand"))
+    directory.fold()
+    (row,) = directory.store.guard.log()
+    assert row["decision"] == "unblock, which changes nothing"
+
+
+def test_queries_that_never_live_are_no_way_to_look_busy(directory) -> None:
+    directory.keeper.now = 100
+    directory.append(
+        {**register("over"), "at": 50, "expires_at": 40},
+        {**register("past"), "expires_at": 90},
+        register("ended"),
+        terminate("ended"),
+        register("stays"),
+        {**register("later"), "expires_at": 101},
+    )
+    directory.fold()
+    assert directory.counts() == {"ann": (2, 1)}
+
+
+def test_a_flood_in_pieces_costs_no_more_than_its_judgement(directory) -> None:
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    directory.fold()
+    before = directory.queries.version.segments
+    for number in range(60):
+        odd = {f"z{number % 2}": 1.0}
+        table = pa.Table.from_pylist([{**register(f"q{number}", "eve"), **odd}])
+        directory.log.append(table)
+    directory.append(*(row for k in range(300) for row in (register(f"n{k}"), evict("ann"))))
+    directory.fold()
+    reasons = Counter(reason for _, reason in directory.letters())
+    assert reasons == {"blocked": 1, "unknown_op": 300}
+    # One segment for all that was registered, although others stood in between.
+    assert before == () and len(directory.queries.version.segments) == 1
+
+
+def test_odd_records_are_refused_and_not_the_run(directory) -> None:
+    directory.store.guard.order(Order(BLOCK, "", "by hand"))
+    directory.log.append(pa.table({"malformed": ["junk"]}))
+    far = pa.array([1 << 61], pa.timestamp("us"))
+    for user in ("", "ann"):
+        columns = {"op": ["dance"], "query_id": ["a"], "user_id": [user], "when": far}
+        directory.log.append(pa.table(columns))
+    directory.append({**register("b"), "user_id": None})
+    directory.log.append(pa.table({"op": ["tally"], "user_id": ["eve"]}))
+    directory.fold()
+    reasons = [reason for _, reason in directory.letters()]
+    assert reasons == ["malformed", "blocked", "unknown_op", "missing_field", "unknown_op"]
 
 
 def test_a_restart_has_counted_what_was_folded(directory) -> None:
@@ -328,9 +487,6 @@ def test_a_restart_has_counted_what_was_folded(directory) -> None:
 
 
 def test_a_fold_that_was_not_recorded_is_not_counted(directory, monkeypatch) -> None:
-    class Died(Exception):
-        pass
-
     def die(*_: object) -> None:
         raise Died
 
@@ -362,24 +518,43 @@ def test_a_tally_is_what_a_counter_says() -> None:
     assert len(Tally.from_bytes(Tally.none().to_bytes())) == 0
 
 
-def test_tallies_in_a_log_that_anybody_writes_to_are_not_believed(directory, monkeypatch) -> None:
-    forged = pa.table(
-        {
-            "op": ["register", "tally"],
-            "query_id": ["a", None],
-            "user_id": ["eve", "eve"],
-            **{name: [0.0, None] for name in ("x0", "y0", "x1", "y1")},
-            "counted": [True, None],
-            "registers": [None, 1_000_000],
-            "terminates": [None, 0],
-            "refused": [None, 0],
-        }
-    )
-    directory.log.append(forged)
-    monkeypatch.setattr(SqliteQueryLog, "private", False)
+FORGED = pa.table(
+    {
+        "op": ["register", "register", "tally"],
+        "query_id": ["a", "b", None],
+        "user_id": ["eve", "victim", "eve"],
+        **{name: [0.0, 0.0, None] for name in ("x0", "y0", "y1")},
+        "x1": [0.0, -1.0, None],
+        "counted": [True, True, None],
+        "registers": [None, None, 1_000_000],
+        "terminates": [None, None, 0],
+        "refused": [None, None, 0],
+    }
+)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_counts_that_somebody_made_up_are_not_believed(directory, kind: Kind) -> None:
+    directory.log.append(marked(FORGED, kind))
     directory.fold()
     assert directory.counts() == {"eve": (1, 0)}
-    assert directory.letters() == [(1, "unknown_op")]
+    assert directory.letters() == [(1, "inverted_box"), (2, "unknown_op")]
+
+
+def test_a_tally_replaces_counting_and_what_was_refused_is_taken_back(directory) -> None:
+    rows = [register("a"), register("b", inverted=True), register("c", "bob"), terminate("x")]
+    tally = Tally(pa.array(["ann", "bob", "eve"]), np.array([[2, 1, 0], [1, 0, 0], [0, 0, 9]]))
+    directory.store.guard.order(Order(BLOCK, "eve", "by hand"))
+    block = pa.Table.from_pylist(rows, SCHEMA)
+    for _ in range(2):
+        directory.log.append(block, tag="stream:0", tally=tally.table())
+        directory.fold()
+    assert directory.counts() == {"ann": (1, 0), "bob": (1, 0)}
+    assert directory.letters() == [(1, "inverted_box"), (3, "unknown_query"), (6, "blocked")]
+    listed = directory.keeper.guard.listing()["blocked"]
+    assert [(item["user"], item["refused"]) for item in listed] == [("eve", 9)]
+    directory.crash()
+    assert directory.counts() == {"ann": (1, 0), "bob": (1, 0)}
 
 
 def test_where_nothing_is_decided_tallies_do_not_pile_up(directory) -> None:
@@ -424,11 +599,22 @@ def test_the_command_blocks_lists_logs_and_unblocks(directory, capsys) -> None:
     assert (row["decision"], row["users"], row["evidence"]["evict"]) == ("block", ["eve"], True)
     assert main(["guard", "log", "--state", state]) == 0
     assert "eve" in capsys.readouterr().out
+    assert main(["guard", "log", "--limit", "-1", "--state", state]) == 2
+    assert main(["guard", "block", "ev\udcff", "--state", state]) == 2
+    capsys.readouterr()
     assert main(["guard", "unblock", "ann", "--state", state]) == 1
     assert "not blocked" in capsys.readouterr().err
     assert main(["guard", "unblock", "eve", "--state", state]) == 0
     directory.fold()
     assert directory.keeper.guard.blocked == frozenset()
+
+
+def test_a_name_cannot_tell_the_terminal_anything(directory, capsys) -> None:
+    directory.store.guard.order(Order(BLOCK, "eve\x1b[2J", "by hand"))
+    directory.fold()
+    assert main(["guard", "list", "--state", str(directory.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out and "eve\\x1b[2J" in out
 
 
 def test_the_command_needs_a_guard(tmp_path: Path, capsys) -> None:

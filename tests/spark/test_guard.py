@@ -183,8 +183,10 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
             row["user_id"]
             for block in blocks
             for row in block.to_pylist()
-            if row["op"] == "register"
+            if row.get("op") == "register"
         }
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.run()
     for number in range(2):  # the second time Spark has nothing new to say
         with Pipeline(config, spark=spark) as pipeline:
             write_batch(folder, 1)

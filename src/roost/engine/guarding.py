@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
 from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
-from roost.guard import Block, Guard, LiveQueries
+from roost.guard import Guard, LiveQueries
 from roost.kernel import Segment
 from roost.space import Space
 from roost.state.guard_book import GuardChange
@@ -177,25 +177,26 @@ class GuardRounds:
         GuardChange or None
             What to record with the round; None where nothing happened.
         """
+        self._keeper.now = now
         machine = self._relieved(plan, decision, busy_s)
         hot = None if machine is None else hottest(plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
             self._guard.on_rebalance(rect, self._view.at(now))
+        opening = self._guard.opened is None
         if self._guard.opened is None:
             self._guard.opened = now
         passed = (now - self._guard.opened) // self._length
         if passed > 0:
             self._guard.opened += passed * self._length
             return self._judge(passed)
-        return None if hot is None else self._keeper.change()
+        return self._keeper.change() if opening or hot is not None else None
 
     def _judge(self, passed: int) -> GuardChange:
         """End the round, and those that passed without a word after it."""
         guard = self._guard
-        decisions = guard.close_round(guard.round + passed - 1, self._queries.version.rows)
-        if self._evict:
-            self._keeper.evict(name for d in decisions if isinstance(d, Block) for name in d.users)
+        last, rows = guard.round + passed - 1, self._queries.version.rows
+        decisions = guard.close_round(last, rows, evict=self._evict)
         return self._keeper.change(decision_row(decision) for decision in decisions)
 
     def _relieved(self, plan: Plan, decision: Decision, busy_s: NDArray[np.float64]) -> int | None:

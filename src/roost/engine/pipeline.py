@@ -51,6 +51,7 @@ from roost.engine.sources import AnySlice, Source, open_source
 from roost.engine.standing import StandingAnswers
 from roost.errors import ConfigError, SourceError
 from roost.model import (
+    TIME_MIN,
     Box,
     Circle,
     Instant,
@@ -169,6 +170,7 @@ class Pipeline:
         self.source = source
         self._snapshots: Snapshots | None = None
         self._keeper: GuardKeeper | None = None
+        self._seen_guard: tuple[tuple[int, int, int], GuardKeeper | None] | None = None
         self._request_logs: list[QueryLog] = []
 
     def __enter__(self) -> Pipeline:
@@ -208,10 +210,17 @@ class Pipeline:
         RequestError
             If one of the users is blocked; then none of the requests is made.
         """
-        keeper = self._keeper or GuardKeeper.onlooking(self.store)
+        keeper = self._keeper or self._onlooker()
         if keeper is not None:
             keeper.refuse(request.user_id for request in requests)
         return self.log.append(requests_table(requests))
+
+    def _onlooker(self) -> GuardKeeper | None:
+        """Return the guard as it was left, read again only where it may have changed."""
+        stamp = self.store.guard.stamp()
+        if self._seen_guard is None or self._seen_guard[0] != stamp:
+            self._seen_guard = (stamp, GuardKeeper.onlooking(self.store))
+        return self._seen_guard[1]
 
     def stop(self) -> None:
         """End :meth:`run` after the batch that is under way."""
@@ -497,6 +506,9 @@ class Pipeline:
             seed = secrets.randbits(63) if self._seed is None else self._seed
             keeper = GuardKeeper.begin(self.store, seed, config.guard_users_max)
             queries.keeper = keeper
+        if keeper is not None:
+            reached = self.store.reached()
+            keeper.now = TIME_MIN if reached is None else reached
         self._keeper = keeper
         give_back_memory()
         strategy = config.strategy or default_strategy(self.spark.sparkContext.master or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -87,6 +88,9 @@ def make_balancer(
     Hotspots are found by a balancer, so that a guard without one only refuses who is blocked.
     """
     if not strategy.adaptive:
+        if config.guard:
+            finds = f"strategy {strategy.value} does not rebalance, so that the guard finds nobody"
+            warnings.warn(finds, stacklevel=2)
         return None
     unit = time_unit(points)
     saved = store.last_round()

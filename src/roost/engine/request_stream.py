@@ -3,12 +3,13 @@
 The gate of the fold (:mod:`roost.state.guard_keeper`) sees every request that is in the log. Where
 requests come through Spark anyway, its executors can do that work. Of each micro-batch they refuse
 what blocked users sent, which then never reaches the driver, and count the rest by user. The driver
-gets what passed and a row a user, and appends both as one block with a name of its own: a
-micro-batch that Spark runs again is in the log once.
+gets what passed and a row a user, and appends both with a name of their own: a micro-batch that
+Spark runs again is in the log once.
 
 The fold judges again, because it alone knows positions: who is blocked between the two is refused
 there, and what admission finds wrong is taken back from the counts. A log that others write to
-cannot be trusted with tallies; there the driver counts.
+cannot be trusted with tallies: there everything is appended, the driver judges and counts, and a
+micro-batch that is repeated is in the log twice.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pyspark.sql import functions as f
 
 from roost.guard import Guard
 from roost.guard.tally import COLUMNS
-from roost.state.guard_keeper import COUNTED, TALLY, GuardKeeper
+from roost.model import TIMESTAMP, request_schema
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.querylog import QueryLog
 
+FIELDS = frozenset(request_schema(pa.string(), TIMESTAMP).names)
 _BLOCKED = "roost_blocked"
 
 
@@ -35,7 +38,8 @@ def _number(condition: Column) -> Column:
 
 def judged(requests: DataFrame, guard: Guard) -> DataFrame:
     """Mark the requests of users who are blocked now."""
-    blocked = f.col("user_id").isin(sorted(guard.blocked)) if guard.blocked else f.lit(False)
+    names = sorted(guard.blocked)  # once: a batch may block somebody meanwhile
+    blocked = f.col("user_id").isin(names) if names else f.lit(False)
     return requests.withColumn(_BLOCKED, f.coalesce(blocked, f.lit(False)))
 
 
@@ -55,19 +59,28 @@ def tally(requests: DataFrame) -> DataFrame:
 
 
 def append_batch(requests: DataFrame, log: QueryLog, keeper: GuardKeeper | None, tag: str) -> int:
-    """Put a micro-batch into the log, once; returns the position after it."""
-    if keeper is None:
-        return log.append(requests.toArrow(), tag=tag)
-    marked = judged(requests.withColumn("user_id", f.col("user_id").cast("string")), keeper.guard)
+    """Put a micro-batch into the log, once where the log keeps tags; returns the position."""
+    known = [name for name in requests.columns if name in FIELDS]
+    requests = requests.select(*known).withColumn("user_id", f.col("user_id").cast("string"))
+    if keeper is None or not log.private:
+        return log.append(_readable(requests.toArrow()), tag=tag)
+    marked = judged(requests, keeper.guard)
     marked.persist()
     try:
         passed = marked.where(~f.col(_BLOCKED)).drop(_BLOCKED).toArrow()
         counts = tally(marked).toArrow()
     finally:
         marked.unpersist()
-    if log.private:
-        mark = pa.array([True] * passed.num_rows, pa.bool_())
-        passed = passed.append_column(COUNTED, mark)
-        counts = counts.append_column("op", pa.array([TALLY] * counts.num_rows, pa.string()))
-        passed = pa.concat_tables([passed, counts], promote_options="default")
-    return log.append(passed, tag=tag)
+    readable = _readable(passed)
+    # Where some of it is no text, whose it was cannot be told: the fold counts what is left.
+    return log.append(readable, tag=tag, tally=counts if readable is passed else None)
+
+
+def _readable(requests: pa.Table) -> pa.Table:
+    """Return requests as they are, or a record that says that they are not text."""
+    try:
+        requests.validate(full=True)
+    except pa.ArrowInvalid as error:
+        text = f"{requests.num_rows} requests of a stream: {error}"
+        return pa.table({"malformed": [text]})
+    return requests

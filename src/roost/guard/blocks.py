@@ -24,12 +24,16 @@ from roost.guard.users import Keys
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A block (or its end) from a log position on: rows after it are refused (or admitted)."""
+    """A block (or its end) from a log position on: rows after it are refused (or admitted).
+
+    With ``evict``, the user's queries are to be ended, too.
+    """
 
     position: int
     blocked: bool
     round: int
     reason: str
+    evict: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Record:
     key: int
     name: str
     events: list[Event] = field(default_factory=list)
+    evicted: int | None = None  # position of the block whose eviction is done
 
 
 class BlockList:
@@ -60,6 +65,8 @@ class BlockList:
         rebuild(self._index, self._keys, len(records))
         known = refused or {}
         self._refused = np.array([known.get(record.key, 0) for record in records], np.int64)
+        # Other threads read this one while blocks are added.
+        self._names = frozenset(r.name for r in records if self.now(r.key) is not None)
 
     def _refusals(self) -> dict[int, int]:
         return dict(zip(self._keys.tolist(), self._refused.tolist(), strict=True))
@@ -103,9 +110,8 @@ class BlockList:
         for key, name in users:
             events = self._records.setdefault(key, Record(key, name)).events
             at = bisect_left(events, event.position, key=lambda known: known.position)
-            if at < len(events) and events[at].position == event.position:
-                del events[at]
-            events.insert(at, event)
+            same = at < len(events) and events[at].position == event.position
+            events[at : at + same] = [event]
         self._lay_out(self._refusals())
 
     def keys_blocked(self) -> Keys:
@@ -115,7 +121,24 @@ class BlockList:
 
     def names_blocked(self) -> frozenset[str]:
         """Names of those who are blocked now."""
-        return frozenset(r.name for key, r in self._records.items() if self.now(key) is not None)
+        return self._names
+
+    def evictions(self) -> dict[str, tuple[int, int]]:
+        """By name, key and position of those who are blocked and whose queries are to be ended."""
+        found = {}
+        for key, record in self._records.items():
+            event = self.now(key)
+            if event is not None and event.evict and record.evicted != event.position:
+                found[record.name] = (key, event.position)
+        return found
+
+    def evicted(self, key: int) -> bool:
+        """Note that a user's queries are ended; False where they were before."""
+        event, record = self.now(key), self._records[key]
+        if event is None or record.evicted == event.position:
+            return False
+        record.evicted = event.position
+        return True
 
     def named(self, name: str) -> int | None:
         """Key of a user by the name that listings show."""
@@ -146,6 +169,7 @@ class BlockList:
                 "key": key,
                 "name": record.name,
                 "refused": refusals[key],
+                "evicted": record.evicted,
                 "events": [asdict(event) for event in record.events],
             }
             for key, record in self._records.items()
@@ -157,6 +181,7 @@ class BlockList:
         made = cls()
         for item in data:
             events = [Event(**event) for event in item["events"]]
-            made._records[item["key"]] = Record(item["key"], item["name"], events)
+            key, name, evicted = item["key"], item["name"], item["evicted"]
+            made._records[key] = Record(key, name, events, evicted)
         made._lay_out({item["key"]: item["refused"] for item in data})
         return made

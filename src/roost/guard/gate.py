@@ -6,12 +6,12 @@ whatever blocks they are read. A row is counted once, the first time that it is 
 judged again and not counted again.
 
 Positions are those of single requests over the whole log. Blocking a user at position ``k``
-refuses rows after ``k``. For a request that is not in the log yet, :meth:`Gate.admits` tells
+refuses rows after ``k``. For a request that is not in the log yet, :meth:`Gate.refusal` tells
 whether it has a chance, so that its sender can be told at once.
 
 What admission finds wrong with a request (a box upside down, an unknown query) is not known here.
 Where requests are to be counted only if they are admitted, :meth:`Gate.judge` comes before
-admission and :meth:`Gate.count` after it. That is the better order: otherwise someone could
+admission and :meth:`Gate.add` after it. That is the better order: otherwise someone could
 dilute what share of his queries is in hotspots with queries that never come to be.
 """
 
@@ -27,24 +27,6 @@ from roost.guard.tally import Tally
 from roost.guard.users import Keys, UserTable, keys_of
 
 Mask = NDArray[np.bool_]
-
-
-def kinds_of(registers: Mask, admitted: Mask, valid: Mask) -> NDArray[np.int8]:
-    """Sort requests for the counters.
-
-    Parameters
-    ----------
-    registers
-        Whether each registers a query; otherwise it terminates one.
-    admitted
-        Whether the gate lets it in.
-    valid
-        Whether admission finds nothing wrong with it; otherwise it is not counted.
-    """
-    kinds = np.where(registers, np.int8(REGISTERS), np.int8(TERMINATES))
-    kinds[~valid] = UNCOUNTED
-    kinds[~admitted] = REFUSED
-    return kinds
 
 
 class Gate:
@@ -90,46 +72,20 @@ class Gate:
         """
         keys = keys_of(users, self._users.secret)
         admitted = self._blocks.judge(keys, position)
-        kinds = kinds_of(registers, admitted, admitted)
-        self._count(keys, users, kinds, position, number)
+        kinds = np.where(registers, np.int8(REGISTERS), np.int8(TERMINATES))
+        kinds[~admitted] = REFUSED
+        kinds[: max(self.counted - position, 0)] = UNCOUNTED
+        if users.null_count:
+            nobody = users.is_null().to_numpy(zero_copy_only=False)
+            admitted[nobody] = True
+            kinds[nobody] = UNCOUNTED
+        tally, own = Tally.of(users, keys, kinds)
+        self._add(tally, own, max(position + len(keys), self.counted), number)
         return admitted
 
     def judge(self, users: pa.Array, position: int) -> Mask:
         """Judge a block, and count nothing."""
         return self._blocks.judge(keys_of(users, self._users.secret), position)
-
-    def count(self, users: pa.Array, kinds: NDArray[np.int8], position: int, number: int) -> Tally:
-        """Count a block that was judged before; returns what was counted for the first time.
-
-        Parameters
-        ----------
-        users
-            Names, one a request.
-        kinds
-            What each request is to the counters, see :func:`kinds_of`.
-        position
-            Log position of the first request.
-        number
-            Round that is open.
-        """
-        return self._count(keys_of(users, self._users.secret), users, kinds, position, number)
-
-    def _count(
-        self,
-        keys: Keys,
-        users: pa.Array,
-        kinds: NDArray[np.int8],
-        position: int,
-        number: int,
-    ) -> Tally:
-        assert len(kinds) == len(keys), "every request is of a kind"
-        seen = min(max(self.counted - position, 0), len(keys))
-        kinds[:seen] = UNCOUNTED
-        if users.null_count:
-            kinds[users.is_null().to_numpy(zero_copy_only=False)] = UNCOUNTED
-        tally, own = Tally.of(users, keys, kinds)
-        self._add(tally, own, max(position + len(keys), self.counted), number)
-        return tally
 
     def add(self, tally: Tally, counted: int, number: int) -> None:
         """Add what was counted before, or elsewhere, up to a log position."""
@@ -142,10 +98,6 @@ class Gate:
         self._users.count(keys[asked], names, tally.counts[asked], number)
         self._blocks.count(keys, tally.counts[:, 2])
         self.counted = counted
-
-    def admits(self, user: str) -> bool:
-        """Whether a request that is made now will be admitted."""
-        return self.refusal(user) is None
 
     def refusal(self, user: str) -> str | None:
         """Say since when and why a user is refused; None where a request will be admitted."""

@@ -120,7 +120,9 @@ class Guard:
         self._chance += summary.chance
         return self.hotspots
 
-    def close_round(self, number: int, position: int) -> tuple[Decision, ...]:
+    def close_round(
+        self, number: int, position: int, *, evict: bool = False
+    ) -> tuple[Decision, ...]:
         """End a detection round and judge it.
 
         Parameters
@@ -129,6 +131,8 @@ class Guard:
             The round that ends: the open one, or a later one if nothing happened in between.
         position
             First log position of the next round; whoever is blocked now is refused from there on.
+        evict
+            Whether the queries of whoever is blocked now are to be ended.
         """
         assert number >= self.round, "rounds end in order"
         closed = close_features(self._users, number - self.round + 1)
@@ -139,7 +143,8 @@ class Guard:
         found = detect(features, self._listed, number, at, self._random, self.settings)
         self._listed = found.listed
         if found.blocked:
-            self._blocks.add(found.blocked, Event(at, True, number, "attack on the balancer"))
+            event = Event(at, True, number, "attack on the balancer", evict)
+            self._blocks.add(found.blocked, event)
         self._users.forget(number)
         skipped = [position] * min(number - self.round, ROUNDS)
         self._begins = [*self._begins, *skipped, position][-ROUNDS:]
@@ -182,23 +187,17 @@ class Guard:
                 }
         return found
 
-    def blocked_mask(self, users: pa.Array) -> Mask:
-        """Whether each of some users is blocked now."""
-        return np.isin(keys_of(users, self._users.secret), self._blocks.keys_blocked())
-
     def keys_of(self, users: pa.Array) -> Keys:
         """Keys of users, for whoever counts by them."""
         return keys_of(users, self._users.secret)
 
-    def judge_one(self, user: str, position: int) -> bool:
-        """Whether a request of a user at a log position is admitted."""
-        key = np.array([self._key(user)], np.uint64)
-        return bool(self._blocks.judge(key, position)[0])
+    def evictions(self) -> dict[str, tuple[int, int]]:
+        """By name, key and position of those whose queries are still to be ended."""
+        return self._blocks.evictions()
 
-    def same_user(self, users: pa.Array, user: str) -> Mask:
-        """Whether each of some users is this one, who may be named as listings do."""
-        same: Mask = keys_of(users, self._users.secret) == np.uint64(self._key(user))
-        return same
+    def evicted(self, key: int) -> bool:
+        """Note that a user's queries are ended; False where they were before."""
+        return self._blocks.evicted(key)
 
     def quarantined_mask(self, users: pa.Array, rounds: NDArray[np.int64] | None = None) -> Mask:
         """Whether queries of some users are no reason to rebalance.
@@ -223,10 +222,13 @@ class Guard:
     def _in_quarantine(self, entry: Listed) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
 
-    def block(self, user: str, position: int, reason: str = BY_OPERATOR) -> None:
+    def block(
+        self, user: str, position: int, reason: str = BY_OPERATOR, *, evict: bool = False
+    ) -> None:
         """Refuse a user's requests after a log position, but none that was judged before."""
-        event = Event(self._not_before(position), True, self.round, reason)
-        self._blocks.add([(self._key(user), shown(user))], event)
+        event = Event(self._not_before(position), True, self.round, reason, evict)
+        key = self._key(user)
+        self._blocks.add([(key, shown(user, key))], event)
 
     def unblock(self, user: str, position: int, reason: str = BY_OPERATOR) -> bool:
         """Admit a user's requests after a log position again; False where nobody was blocked.
@@ -237,7 +239,7 @@ class Guard:
         if self._blocks.now(key) is None:
             return False
         event = Event(self._not_before(position), False, self.round, reason)
-        self._blocks.add([(key, shown(user))], event)
+        self._blocks.add([(key, shown(user, key))], event)
         rows = self._users.find(np.array([key], np.uint64))
         self._users.numbers[rows[rows >= 0]] = 0.0
         self._listed = tuple(left for e in self._listed if (left := e.without({key})).users)
@@ -250,9 +252,7 @@ class Guard:
     def _key(self, user: str) -> int:
         """Key of a user by name, or by the shortened name that listings show."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
-        if self._blocks.now(key) is None and user.endswith("…"):
-            return self._blocks.named(user) or key
-        return key
+        return key if self._blocks.now(key) is not None else self._blocks.named(user) or key
 
     def listing(self) -> dict[str, Any]:
         """Who is or was blocked and who is suspicious, as plain data for an operator."""

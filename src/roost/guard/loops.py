@@ -152,10 +152,12 @@ def add_rows(
     index: NDArray[np.int32],
     held: NDArray[np.uint64],
     used: int,
+    counts: NDArray[np.int64],
+    numbers: NDArray[np.float64],
     active: NDArray[np.int64],
     newcomers: NDArray[np.int64],
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Give strangers rows, from ``start`` on, until all rows are taken; all were heard of.
+    """Give strangers rows, from ``start`` on, until all rows are taken; count what all sent.
 
     ``newcomers`` gets the place in ``keys`` of each new row. Returns where it stopped and how many
     rows are used then.
@@ -170,7 +172,10 @@ def add_rows(
             held[used] = keys[k]
             used += 1
             index[at] = used
-        active[index[at] - 1] = number
+        row = index[at] - 1
+        active[row] = number
+        numbers[row, NEW] += counts[k, 0]
+        numbers[row, DELETED] += counts[k, 1]
     return keys.size, used
 
 

@@ -8,6 +8,7 @@ the guard's whole state was last written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,16 @@ class Tally:
     def none(cls) -> Tally:
         """Nobody."""
         return cls(pa.array([], pa.string()), np.empty((0, KINDS), np.int64))
+
+    @classmethod
+    def summed(cls, tallies: Sequence[Tally]) -> Tally:
+        """Add up counts, users in the order in which they first come."""
+        if len(tallies) <= 1:
+            return tallies[0] if tallies else cls.none()
+        rows = pa.concat_tables([tally.table() for tally in tallies])
+        groups = rows.group_by("user_id", use_threads=False)
+        sums = groups.aggregate([(name, "sum") for name in COLUMNS])
+        return cls.from_table(sums.rename_columns(["user_id", *COLUMNS]))
 
     def negated(self) -> Tally:
         """Return what takes this back."""

@@ -7,8 +7,9 @@ The idea: a row of numbers a user, found through a hash table that compiled loop
 grows up to a cap. Users who were not heard of for ``FORGET_ROUNDS`` rounds are forgotten when a
 round is closed: what fades has faded to nothing by then, and the longest time that a cluster stays
 suspicious is over. Where the cap is reached within a round, a quarter of the rows is freed: first
-users who were never in a hotspot, then those not heard of for longest. So a flood of made-up names
-pushes out other made-up names, and not the users that the detector looks for.
+users who were never in a hotspot, of those the ones who have asked for least, and then those not
+heard of for longest. So a flood of made-up names pushes out other made-up names, and not the users
+that the detector looks for.
 
 Two numbers of table 5.1 never fade, x11 and x14. Forgetting is what bounds them.
 """
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.guard.loops import (
-    DELETED,
+    FADED,
     INVOLVED,
     NEW,
     NUMBERS,
@@ -121,26 +122,39 @@ class UserTable:
         find_rows(keys, self._index, self.keys, rows)
         return rows
 
-    def count(self, keys: Keys, names: pa.Array, counts: NDArray[np.int64], number: int) -> None:
-        """Count registrations and terminations of some different users in a round."""
-        rows = self.rows_for(keys, names, number)
-        known = rows >= 0
-        self.numbers[rows[known], NEW] += counts[known, 0]
-        self.numbers[rows[known], DELETED] += counts[known, 1]
+    def count(
+        self, keys: Keys, names: pa.Array, counts: NDArray[np.int64], number: int
+    ) -> NDArray[np.int32]:
+        """Count registrations and terminations of some different users in a round.
 
-    def rows_for(self, keys: Keys, names: pa.Array, number: int) -> NDArray[np.int32]:
-        """Row of each of some different keys, heard of in a round; -1 where there is no room."""
+        Returns
+        -------
+        numpy.ndarray
+            Row of each user; -1 where there was no room.
+        """
         at = 0
         newcomers = np.empty(len(keys), np.int64)
         while True:
             at, used = add_rows(
-                keys, at, number, self._index, self.keys, self.used, self.active, newcomers
+                keys,
+                at,
+                number,
+                self._index,
+                self.keys,
+                self.used,
+                counts,
+                self.numbers,
+                self.active,
+                newcomers,
             )
             self._welcome(names, newcomers, used)
             if at == len(keys):
-                break
+                return self.find(keys)
             self._widen()
-        return self.find(keys)
+
+    def rows_for(self, keys: Keys, names: pa.Array, number: int) -> NDArray[np.int32]:
+        """Row of each of some different users, heard of in a round; -1 where there is no room."""
+        return self.count(keys, names, np.zeros((len(keys), 2), np.int64), number)
 
     def _welcome(self, names: pa.Array, newcomers: NDArray[np.int64], used: int) -> None:
         """Write down the names of new rows."""
@@ -149,8 +163,11 @@ class UserTable:
             texts = names.take(pa.array(newcomers[:fresh]))
             if pa.types.is_dictionary(texts.type):
                 texts = texts.dictionary_decode()
-            long = (pc.max(pc.utf8_length(texts)).as_py() or 0) > NAME_MAX
-            self.names.extend(map(shown, texts.to_pylist()) if long else texts.to_pylist())
+            known = texts.to_pylist()
+            if (pc.max(pc.utf8_length(texts)).as_py() or 0) > NAME_MAX:
+                keys = self.keys[self.used : used].tolist()
+                known = [shown(name, key) for name, key in zip(known, keys, strict=True)]
+            self.names.extend(known)
             self.used = used
 
     def _widen(self) -> None:
@@ -160,7 +177,8 @@ class UserTable:
             return
         rows = self.numbers[: self.used]
         hot = (rows[:, RATE_ROUNDS] > 0) | (rows[:, INVOLVED] > 0) | (rows[:, SEQUENCE_NEW] > 0)
-        order = np.argsort(self.active[: self.used] + (hot.astype(np.int64) << 60), kind="stable")
+        asked = rows[:, NEW] + rows[:, FADED]
+        order = np.lexsort((self.active[: self.used], asked, hot))
         kept = np.ones(self.used, np.bool_)
         kept[order[: max(self.used // _FREED, 1)]] = False
         self._keep(kept)
@@ -201,7 +219,12 @@ class UserTable:
         rebuild(self._index, self.keys, self.used)
 
 
-def shown(name: str | None) -> str:
-    """Name as it is kept: long ones are cut off."""
+def shown(name: str | None, key: int) -> str:
+    """Name as it is kept: long ones are cut off, and told apart by their keys."""
     text = name or ""
-    return text if len(text) <= NAME_MAX else text[:NAME_MAX] + "…"
+    return text if len(text) <= NAME_MAX else f"{text[:NAME_MAX]}…{key:016x}"
+
+
+def shown_name(name: str) -> str:
+    """Name for a sentence: long ones are cut off."""
+    return name if len(name) <= NAME_MAX else f"{name[:NAME_MAX]}…"

@@ -35,7 +35,7 @@ from roost.model import (
 )
 from roost.predicate import check, parse
 from roost.space import CIRCLE_LON_LIMIT, Coordinates, Outside, Space
-from roost.state.columns import convert, record_json, times_as_int
+from roost.state.columns import convert, record_at, times_as_int
 from roost.window import Wants, parse_aggregates
 
 POLYGON_VERTICES_MAX = 10_000
@@ -165,11 +165,17 @@ class _Block:
         for row in np.flatnonzero(rows & self.open).tolist():
             self.refuse(row, reason, detail)
 
+    def _message(self, row: int) -> str | None:
+        """Text of a message that is no request."""
+        if "malformed" not in self.raw.column_names:
+            return None
+        text: str | None = self.raw["malformed"][row].as_py()
+        return text
+
     def refused(self, first_position: int) -> list[Refused]:
         result = []
         for row, (reason, detail) in sorted(self.reasons.items()):
-            record = self.raw.slice(row, 1).to_pylist()[0]
-            text = record.get("malformed") or record_json(record)
+            text = self._message(row) or record_at(self.raw, row)
             result.append(Refused(first_position + row, reason, detail, text))
         return result
 

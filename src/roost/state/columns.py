@@ -174,6 +174,17 @@ def times_as_int(values: pa.Array) -> NDArray[np.int64]:
     return as_numpy(plain.fill_null(0) if plain.null_count else plain)
 
 
+def record_at(block: pa.Table, row: int) -> str:
+    """One row as JSON, as far as it can be read."""
+    values = {}
+    for name in block.column_names:
+        try:
+            values[name] = block[name][row].as_py()
+        except (OverflowError, ValueError):  # a time beyond all calendars, a text that is none
+            values[name] = "unreadable"
+    return record_json(values)
+
+
 def record_json(row: dict[str, Any]) -> str:
     """One record as JSON, whatever it holds."""
 

@@ -20,7 +20,7 @@ from typing import Any
 BLOCK, UNBLOCK = "block", "unblock"
 _TABLES = (
     "create table if not exists guard_state"
-    " (one integer primary key check (one = 1), body blob, obeyed integer, evicting text);"
+    " (one integer primary key check (one = 1), body blob, obeyed integer);"
     "create table if not exists guard_tallies"
     " (number integer primary key, counted integer, body blob);"
     "create table if not exists guard_log (number integer primary key, body text);"
@@ -38,15 +38,12 @@ class GuardChange:
         All that it knows.
     obeyed
         Number of the last order that it has obeyed.
-    evicting
-        Users whose queries are still to be ended.
     decisions
         What was decided on the way here, for the log.
     """
 
     state: bytes
     obeyed: int = 0
-    evicting: tuple[str, ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
 
 
@@ -74,8 +71,7 @@ class GuardBook:
     def write(self, change: GuardChange) -> None:
         """Keep the whole state; what was counted before is in it."""
         self._db.execute(
-            "insert or replace into guard_state values (1, ?, ?, ?)",
-            (change.state, change.obeyed, json.dumps(change.evicting)),
+            "insert or replace into guard_state values (1, ?, ?)", (change.state, change.obeyed)
         )
         self._db.execute("delete from guard_tallies")
         rows = [(json.dumps(decision),) for decision in change.decisions]
@@ -90,20 +86,30 @@ class GuardBook:
         """Return the last state and what was counted since; None where there was never any."""
         # One statement, so that both are of the same moment.
         rows = self._db.execute(
-            "select null, body, obeyed, evicting from guard_state union all"
-            " select number, body, counted, null from guard_tallies order by 1"
+            "select null, body, obeyed from guard_state union all"
+            " select number, body, counted from guard_tallies order by 1"
         ).fetchall()
         states = [row for row in rows if row[0] is None]
         if not states:
             return None
-        _, body, obeyed, evicting = states[0]
-        change = GuardChange(bytes(body), obeyed, tuple(json.loads(evicting)))
+        _, body, obeyed = states[0]
+        change = GuardChange(bytes(body), obeyed)
         return change, [(row[2], bytes(row[1])) for row in rows if row[0] is not None]
 
-    def log(self) -> list[dict[str, Any]]:
-        """Every decision of the guard and of operators, in order."""
-        rows = self._db.execute("select body from guard_log order by number")
-        return [json.loads(body) for (body,) in rows]
+    def log(self, limit: int = -1) -> list[dict[str, Any]]:
+        """Return the last decisions of the guard and of operators, in order; with -1 all."""
+        rows = self._db.execute(
+            "select body from guard_log order by number desc limit ?", (limit,)
+        ).fetchall()
+        return [json.loads(body) for (body,) in reversed(rows)]
+
+    def stamp(self) -> tuple[int, int, int]:
+        """Return what changes whenever who is blocked may have changed."""
+        row = self._db.execute(
+            "select (select coalesce(max(number), 0) from guard_log),"
+            " (select coalesce(max(number), 0) from guard_orders), count(*) from guard_state"
+        ).fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
 
     def order(self, order: Order) -> None:
         """Leave an order for whoever runs the guard."""

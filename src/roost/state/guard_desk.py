@@ -14,14 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from roost.errors import StateError
+from roost.errors import ConfigError, StateError
 from roost.guard import Guard
+from roost.guard.guard import BY_OPERATOR
 from roost.state.guard_book import BLOCK, UNBLOCK, Order
 from roost.state.guard_keeper import GuardKeeper, load_guard
 from roost.state.operations import Desk, plain_console
 from roost.state.store import Store
 
-BY_OPERATOR = "by an operator"
 NAMES_SHOWN = 5
 
 
@@ -32,11 +32,14 @@ def guard_command(arguments: argparse.Namespace) -> int:
         if arguments.action == "list":
             _print_listing(desk.store, console, as_json=arguments.json)
         elif arguments.action == "log":
+            if arguments.limit < 0:
+                raise ConfigError("--limit", arguments.limit, "a whole number from 0 up")
             _print_log(desk.store, console, arguments.limit, as_json=arguments.json)
         else:
             _order(desk.store, arguments)
             said = "blocked" if arguments.action == BLOCK else "let in again"
-            console.print(f"{arguments.user} is {said} from the next batch on", highlight=False)
+            user = _plain(arguments.user)
+            console.print(f"{user} is {said} from the next batch on", highlight=False)
     return 0
 
 
@@ -49,11 +52,16 @@ def _loaded(store: Store) -> tuple[Guard, int]:
 
 def _order(store: Store, arguments: argparse.Namespace) -> None:
     _loaded(store)
-    keeper = GuardKeeper.onlooking(store)
-    assert keeper is not None, "it was loaded just now"
-    blocked = keeper.guard.gate.refusal(arguments.user) is not None
-    if arguments.action == UNBLOCK and not blocked and arguments.user not in keeper.guard.blocked:
-        raise StateError(f"user {arguments.user!r} is not blocked")
+    try:
+        arguments.user.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("USER", arguments.user, "text in UTF-8") from None
+    if arguments.action == UNBLOCK:
+        keeper = GuardKeeper.onlooking(store)
+        assert keeper is not None, "it was loaded just now"
+        refused = keeper.guard.gate.refusal(arguments.user) is not None
+        if not refused and arguments.user not in keeper.guard.blocked:
+            raise StateError(f"user {arguments.user!r} is not blocked")
     reason = BY_OPERATOR if arguments.reason is None else f"{BY_OPERATOR}: {arguments.reason}"
     evict = arguments.action == BLOCK and arguments.evict
     store.guard.order(Order(arguments.action, arguments.user, reason, evict))
@@ -75,7 +83,7 @@ def _print_listing(store: Store, console: Console, *, as_json: bool) -> None:
         if item["blocked"]:
             last = item["events"][-1]
             cells = (last["position"], last["round"], item["refused"])
-            table.add_row(item["user"], *(f"{cell:,}" for cell in cells), last["reason"])
+            table.add_row(_plain(item["user"]), *(f"{cell:,}" for cell in cells), last["reason"])
     console.print(table)
     table = Table("users", "found in round", "until", "quarantined", title="suspicious")
     for item in listing["suspects"]:
@@ -83,7 +91,7 @@ def _print_listing(store: Store, console: Console, *, as_json: bool) -> None:
         table.add_row(_names(item["users"]), str(item["found"]), str(item["until"]), quarantined)
     console.print(table)
     for order in listing["waiting"]:
-        console.print(f"waiting    {order['action']} {order['user']}", highlight=False)
+        console.print(f"waiting    {order['action']} {_plain(order['user'])}", highlight=False)
     console.print(
         f"round {guard.round}, {listing['users']:,} users known, "
         f"{listing['forgotten']:,} forgotten",
@@ -93,12 +101,18 @@ def _print_listing(store: Store, console: Console, *, as_json: bool) -> None:
 
 def _names(users: list[str]) -> str:
     more = len(users) - NAMES_SHOWN
-    return ", ".join(users[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    shown = ", ".join(_plain(user) for user in users[:NAMES_SHOWN])
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _plain(user: str) -> str:
+    """Name without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in user)
 
 
 def _print_log(store: Store, console: Console, limit: int, *, as_json: bool) -> None:
     _loaded(store)
-    rows = store.guard.log()[-limit:] if limit else []
+    rows = store.guard.log(limit)
     if as_json:
         for row in rows:
             console.print(json.dumps(row), soft_wrap=True, highlight=False)

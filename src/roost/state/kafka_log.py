@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from roost.errors import SourceError, StateError
-from roost.state.querylog import decode_block, encode_block
+from roost.state.querylog import decode_block, encode_block, marked
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
@@ -79,7 +79,7 @@ class KafkaQueryLog:
         self._create_topic()
         self._check_topic()
 
-    def append(self, block: pa.Table, tag: str | None = None) -> int:
+    def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
         """Write a block of requests and return the log's position after it.
 
         Parameters
@@ -89,12 +89,15 @@ class KafkaQueryLog:
         tag
             Ignored: a topic cannot tell whether it has seen a tag. A block that is appended twice
             is in the log twice, and its second registrations are refused as duplicates.
+        tally
+            None: anybody could write one.
 
         Raises
         ------
         StateError
             If the cluster did not confirm it; a part of the block may be in the log nevertheless.
         """
+        assert tally is None, "a topic that others write to holds no tallies"
         end = None
         for payload in _payloads(block):
             end = self._send(payload)
@@ -158,7 +161,7 @@ class KafkaQueryLog:
                 raise StateError(f"topic {self._topic}: {error.str()}")
             place = _offset(message)
             if error is None and place < upto:
-                yield _block(message.value())
+                yield marked(_block(message.value()))
                 place += 1
             # Offsets have holes where transactions of other programs ended, so the last position
             # may be passed by a later message or by the end of the topic as well as reached.

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.guard.tally import Tally
 from roost.kernel import Index, Segment, build_segment, pack, unpack
 from roost.model import CIRCLE, TIME_MAX, TIME_MIN
 from roost.space import Space
-from roost.state.admission import Admission, Known, Refused, Rules, admit
-from roost.state.guard_keeper import EVICT, TALLY, Asked, GuardKeeper
+from roost.state.admission import Known, Refused, Rules, admit
+from roost.state.fold import Eviction, Fold
+from roost.state.guard_keeper import GuardKeeper
 from roost.state.querylog import QueryLog
 from roost.state.segments import map_arrays, write_arrays
 from roost.state.store import IndexVersion, SegmentRef, Store
@@ -113,94 +112,42 @@ class QuerySet:
             return version
         if upto == self.version.position:
             return self.version
-        rows = self.version.rows
+        first = self.version.rows
+        fold = Fold(first) if self.keeper is None else self.keeper.fold(first)
         refused: list[Refused] = []
         touched: set[str] = set()
-        for block in _runs(self._log.read(self.version.position, upto)):
-            letters, ended = self._fold(block, rows)
-            rows += block.num_rows
-            refused += letters
-            touched |= ended
+        for item in fold.parts(self._log.read(self.version.position, upto)):
+            if isinstance(item, Eviction):
+                touched |= self._evict(item.key)
+                continue
+            admission = admit(item.block, 0, self._rules, self.lookup).placed(item.positions)
+            fold.count(item, admission)
+            refused += admission.refused
+            touched |= self._end(admission.ended)
+            if admission.queries.num_rows:
+                self._add(admission.queries)
         if self._keep:
             self._write_ended(touched, upto)
+        tallies = () if self.keeper is None else self.keeper.took(fold)
+        refused = sorted([*refused, *fold.letters()], key=lambda item: item.position)
         self.version = IndexVersion(
             upto,
-            rows,
+            fold.rows,
             tuple(member.ref for member in self._members),
             tuple(dataclasses.astuple(item) for item in refused),
         )
         if self._keep:
-            tallies = () if self.keeper is None else self.keeper.taken_tallies()
             self._store.put_version(self.version, tallies)
         return self.version
 
-    def _fold(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
-        """Fold a block; returns what was refused and the segments in which queries ended."""
-        if self.keeper is None:
-            return self._settle(admit(block, first, self._rules, self.lookup))
-        asked = Asked.of(block, private=self._log.private)
-        special = asked.are(EVICT).astype(np.int8)
-        if self._log.private:
-            special[asked.are(TALLY)] = 2
-        refused: list[Refused] = []
-        touched: set[str] = set()
-        borders = [0, *(np.flatnonzero(np.diff(special)) + 1).tolist(), block.num_rows]
-        for start, stop in pairwise(borders):
-            part, at = block.slice(start, stop - start), first + start
-            if special[start] == 2:
-                refused += self.keeper.add_rows(part, at)
-                continue
-            fold = self._evicted if special[start] else self._gated
-            letters, ended = fold(part, at)
-            refused += letters
-            touched |= ended
-        return refused, touched
-
-    def _evicted(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
-        """End the queries of users who are blocked; others cannot be evicted."""
+    def _evict(self, key: int) -> set[str]:
+        """End all queries of a user; returns the segments they are in."""
         assert self.keeper is not None, "only a guard evicts"
-        refused: list[Refused] = []
-        touched: set[str] = set()
-        users = Asked.of(block, private=self._log.private).users
-        for row in range(block.num_rows):
-            mine = self.keeper.evicts(users[row].as_py(), first + row)
-            if mine is None:
-                refused += self._gated(block.slice(row, 1), first + row)[0]
-            else:
-                touched |= self._end_those(mine)
-                self.keeper.add(Tally.none(), first + row + 1)
-        return refused, touched
-
-    def _gated(self, block: pa.Table, first: int) -> tuple[list[Refused], set[str]]:
-        """Fold a block of which the guard may refuse something; what is admitted is counted."""
-        keeper = self.keeper
-        assert keeper is not None, "a gate has a keeper"
-        asked = Asked.of(block, private=self._log.private)
-        admitted = keeper.judge(asked, first)
-        letters: list[Refused] = []
-        passing, positions = block, first + np.arange(block.num_rows)
-        if not admitted.all():
-            letters = keeper.refused(block, asked, admitted, first)
-            passing, positions = block.filter(pa.array(admitted)), positions[admitted]
-        admission = admit(passing, 0, self._rules, self.lookup).placed(positions)
-        valid = admitted.copy()
-        valid[[refused.position - first for refused in admission.refused]] = False
-        keeper.count(asked, admitted, valid, first)
-        refused, touched = self._settle(admission)
-        return [*letters, *refused], touched
-
-    def _settle(self, admission: Admission) -> tuple[list[Refused], set[str]]:
-        touched = self._end(admission.ended)
-        if admission.queries.num_rows:
-            self._add(admission.queries)
-        return admission.refused, touched
-
-    def _end_those(self, mine: Callable[[pa.Array], NDArray[np.bool_]]) -> set[str]:
-        """End the queries of some users at once."""
+        keys_of = self.keeper.guard.keys_of
         ended = {
             (number, slot): TIME_MIN
             for number, member in enumerate(self._members)
-            for slot in np.flatnonzero(mine(member.segment.users)).tolist()
+            for slot in np.flatnonzero(keys_of(member.segment.users) == np.uint64(key)).tolist()
         }
         return self._end(ended)
 
@@ -288,18 +235,6 @@ class QuerySet:
                 until = np.fromiter(member.ended.values(), np.int64, len(member.ended))
                 write_arrays(self._folder / name, {"slots": slots, "until": until})
                 member.ref = dataclasses.replace(member.ref, ended=name)
-
-
-def _runs(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join neighbouring blocks of one schema: a million requests are judged and built at once."""
-    waiting: list[pa.Table] = []
-    for block in blocks:
-        if waiting and waiting[0].schema != block.schema:
-            yield pa.concat_tables(waiting)
-            waiting = []
-        waiting.append(block)
-    if waiting:
-        yield pa.concat_tables(waiting)
 
 
 def _survivors(member: _Member) -> pa.Table:
