@@ -34,8 +34,8 @@ By default five more things are asked for, all of them with numbers that are the
 
 k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
 ``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots. And
-when a group is blocked, users who were not on the list go with it if they are beyond ``beta`` at its
-place and have been in exactly its hotspots with new queries, since they were first heard of.
+when a group is blocked, users who were not on the list go with it if they are beyond ``beta`` at
+its place and have been in exactly its hotspots with new queries, since they were first heard of.
 
 Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
 lower mean, and are gone. So it is tried a few times.
