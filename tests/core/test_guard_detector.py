@@ -234,9 +234,9 @@ def test_hotspots_of_others_are_no_excuse() -> None:
     assert isinstance(judge(only_chances_of(bad=0.2, normal=0.0)).decisions[0], NoFinding)
 
 
-def left_out(**changes: float) -> Features:
+def left_out(rate: float = 0.9, **changes: float) -> Features:
     """Eight at another place, the last one perhaps different."""
-    features = made_up(place=(70.0, 20.0))
+    features = made_up(place=(70.0, 20.0), rate=rate)
     for name, value in changes.items():
         features.raw[-1, int(name[1:]) - 1] = value
     return features
@@ -248,6 +248,8 @@ def left_out(**changes: float) -> Features:
         pytest.param(left_out(), True, id="the same"),
         # Less than 0.8 of their ALQR, which luck alone may do, and far beyond beta.
         pytest.param(left_out(x13=0.6, x14=0.6), True, id="beyond beta"),
+        # Three times normal is 0.18, and 0.8 of theirs is 0.17.
+        pytest.param(left_out(rate=0.21, x14=0.174), True, id="within beta and like them"),
         pytest.param(left_out(x13=0.1, x14=0.1), False, id="within beta"),
         pytest.param(left_out(x11=23.0), False, id="not at the first place"),
         pytest.param(left_out(x12=90.0), False, id="adds little"),

@@ -34,8 +34,8 @@ By default five more things are asked for, all of them with numbers that are the
 
 k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
 ``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots. And
-when a group is blocked, users who were not on the list go with it if they are beyond ``beta`` at
-its place and have been in exactly its hotspots with new queries, since they were first heard of.
+when a group is blocked, users who were not on the list go with it if they are at its place, pass
+*each*, and have been in exactly its hotspots with new queries, since they were first heard of.
 
 Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
 lower mean, and are gone. So it is tried a few times.
@@ -227,17 +227,16 @@ def _grown(features: Features, rows: Rows, beta: float) -> Rows:
     """
     raw = features.raw
     while True:
-        joined = _beyond(raw, rows, np.setdiff1d(_alike(features, rows), rows), beta)
+        joined = np.setdiff1d(_alike(features, rows), rows)
+        joined = joined[raw[joined, X14] > beta * _alqr_without(raw, rows, joined)]
         if not len(joined):
             return rows
         rows = np.union1d(rows, joined)
 
 
-def _beyond(raw: NDArray[np.float64], rows: Rows, joining: Rows, beta: float) -> Rows:
-    """Pick those who would join a cluster and are beyond ``beta`` of those then left."""
-    left = np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joining))
-    beyond: Rows = joining[raw[joining, X14] > beta * _alqr(raw, left)]
-    return beyond
+def _alqr_without(raw: NDArray[np.float64], rows: Rows, joining: Rows) -> float:
+    """Average of x14 over everybody but a cluster and those who would join it."""
+    return _alqr(raw, np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joining)))
 
 
 def _alike(features: Features, rows: Rows, part: float = ALIKE) -> Rows:
@@ -366,7 +365,9 @@ class _Case:
         raw = features.raw
         like = np.setdiff1d(_alike(features, rows, part=0.0), rows)
         like = like[np.isin(raw[like, X11], raw[rows, X11])]
-        like = _beyond(raw, rows, like, self._settings.beta)
+        # As of each of a cluster.
+        normal = self._settings.beta * _alqr_without(raw, rows, like)
+        like = like[raw[like, X14] > min(normal, ALIKE * _alqr(raw, rows))]
         found = {int(features.keys[row]): int(row) for row in like}
         self._row_of |= found
         return set(found)
