@@ -25,6 +25,7 @@ def made_up(
     bad: int = BAD,
     contribution: float = 200.0,
     spread: float = 1.0,
+    chance: float = 0.0,
 ) -> Features:
     """Normal users with few queries in hotspots, and ``bad`` ones at the end with many."""
     random = np.random.default_rng(seed)
@@ -50,7 +51,8 @@ def made_up(
     square = x * x + y * y + spread * spread
     places = np.outer(raw[:, 11], [1.0, x, y, square])
     names = [f"normal-{k}" for k in range(NORMAL)] + [f"bad-{k}" for k in range(bad)]
-    return Features(np.arange(1, users + 1).astype(np.uint64), names, raw, places)
+    keys = np.arange(1, users + 1).astype(np.uint64)
+    return Features(keys, names, raw, places, np.full(users, chance))
 
 
 def bad_names(bad: int = BAD) -> set[str]:
@@ -97,14 +99,18 @@ def test_one_user_alone_is_found() -> None:
         pytest.param(made_up(involved=False), "in no hotspot of this round", id="involvement"),
         pytest.param(made_up(contribution=2.0), "not the cause of the hotspots", id="cause"),
         pytest.param(
-            replace(made_up(), chance=0.18),
+            made_up(chance=0.18),
             "no more in the hotspots than chance has it",
             id="chance",
         ),
         pytest.param(made_up().taken(np.arange(1)), "fewer than two users", id="one user"),
         pytest.param(
             Features(
-                np.arange(3).astype(np.uint64), list("abc"), np.zeros((3, 14)), np.zeros((3, 4))
+                np.arange(3).astype(np.uint64),
+                list("abc"),
+                np.zeros((3, 14)),
+                np.zeros((3, 4)),
+                np.zeros(3),
             ),
             "no hotspot in this round",
             id="quiet",
@@ -155,7 +161,9 @@ def test_the_paper_asks_for_the_same_cluster() -> None:
     first = judge(made_up(bad=8), settings=PAPER)
     again = judge(made_up(bad=9, place=(70.0, 20.0)), first.listed, 8, PAPER)
     assert again.blocked == () and len(again.listed) == 2
-    by_user = judge(made_up(bad=9, place=(70.0, 20.0)), judge(made_up(bad=8)).listed, 8)
+    nine = made_up(bad=9, place=(70.0, 20.0))
+    nine.raw[-1, 10] = 23.0
+    by_user = judge(nine, judge(made_up(bad=8)).listed, 8)
     # Rows are keys: of the nine, eight were there before.
     assert {name for _, name in by_user.blocked} == bad_names(8)
     assert {name for entry in by_user.listed for _, name in entry.users} == {"bad-8"}
@@ -171,8 +179,8 @@ def test_a_very_active_user_is_not_taken_along() -> None:
 
 def test_more_than_chance_is_found() -> None:
     # They have 200 of about 400 recent queries there: half, and three times 0.16 is less.
-    assert isinstance(judge(replace(made_up(), chance=0.16)).decisions[0], Suspect)
-    assert isinstance(judge(replace(made_up(), chance=0.9), settings=PAPER).decisions[0], Suspect)
+    assert isinstance(judge(made_up(chance=0.16)).decisions[0], Suspect)
+    assert isinstance(judge(made_up(chance=0.9), settings=PAPER).decisions[0], Suspect)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -205,13 +213,61 @@ def test_a_group_that_was_listed_in_parts_is_blocked_as_one() -> None:
     assert {name for _, name in both.blocked} == bad_names() and both.listed == ()
     (block,) = both.decisions
     assert isinstance(block, Block)
-    # Who was listed for the place where all are now has not moved.
+    # Who was listed for the place where all are now, and was not at the first, has not moved.
     stayed = (parts[0], replace(parts[1], place=Place(70.0, 20.0, 1.0)))
+    there.raw[-1, 10] = 23.0
     assert {name for _, name in judge(there, stayed, 8).blocked} == bad_names(7)
     # Who adds much less than the others may be somebody else.
     less = made_up(place=(70.0, 20.0))
     less.raw[-1, 11] *= 0.4
     assert {name for _, name in judge(less, parts, 8).blocked} == bad_names(7)
+
+
+def only_chances_of(bad: float, normal: float) -> Features:
+    features = made_up()
+    features.chances[:NORMAL], features.chances[NORMAL:] = normal, bad
+    return features
+
+
+def test_hotspots_of_others_are_no_excuse() -> None:
+    assert isinstance(judge(only_chances_of(bad=0.1, normal=0.9)).decisions[0], Suspect)
+    assert isinstance(judge(only_chances_of(bad=0.2, normal=0.0)).decisions[0], NoFinding)
+
+
+def left_out(rate: float = 0.9, **changes: float) -> Features:
+    """Eight at another place, the last one perhaps different."""
+    features = made_up(place=(70.0, 20.0), rate=rate)
+    for name, value in changes.items():
+        features.raw[-1, int(name[1:]) - 1] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("features", "together"),
+    [
+        pytest.param(left_out(), True, id="the same"),
+        # Less than 0.8 of their ALQR, which luck alone may do, and far beyond beta.
+        pytest.param(left_out(x13=0.6, x14=0.6), True, id="beyond beta"),
+        # Three times normal is 0.18, and 0.8 of theirs is 0.17.
+        pytest.param(left_out(rate=0.21, x14=0.174), True, id="within beta and like them"),
+        pytest.param(left_out(x13=0.1, x14=0.1), False, id="within beta"),
+        pytest.param(left_out(x11=23.0), False, id="not at the first place"),
+        pytest.param(left_out(x12=90.0), False, id="adds little"),
+    ],
+)
+def test_whom_luck_kept_from_the_list_goes_with_the_group(
+    features: Features, together: bool
+) -> None:
+    seven = listed_in_parts(judge(made_up()), [slice(0, 7)])
+    found = judge(features, seven, 8)
+    assert {name for _, name in found.blocked} == bad_names(BAD if together else BAD - 1)
+
+
+def test_who_only_shares_the_groups_history_is_left_alone() -> None:
+    seven = listed_in_parts(judge(made_up()), [slice(0, 7)])
+    elsewhere = left_out()
+    elsewhere.places[-1] = [200.0, 200.0 * 10, 200.0 * 10, 200.0 * 201]
+    assert {name for _, name in judge(elsewhere, seven, 8).blocked} == bad_names(BAD - 1)
 
 
 def test_who_is_not_found_again_in_time_is_released() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from roost.guard.features import add_hotspot, close_features, normalise
 from roost.guard.loops import REGISTERS, TERMINATES
-from roost.guard.sensor import LiveQueries, sense_hotspot
+from roost.guard.sensor import LiveQueries, Summary, sense_hotspot
 from roost.guard.tally import Tally
 from roost.guard.users import UserTable, keys_of
 
@@ -200,6 +200,16 @@ def test_a_user_is_where_his_last_hotspot_is() -> None:
     assert closed.places[0].tolist() == [6.0, 300.0, 300.0, 30_000.0]
     assert closed.raw[0, 11] == 31.0
     assert close_features(table).places[0].tolist() == [0.0] * 4
+
+
+def test_chances_add_up_over_the_hotspots_a_user_has_recent_queries_in() -> None:
+    table = UserTable(SECRET)
+    names = pa.array(["ann", "bob", "cy"])
+    both, one, old = [1, 0, 0, 0, 0], [0, 0, 2, 0, 0], [0] * 5
+    add_hotspot(table, Summary(names, np.array([both, one, old]), np.zeros((3, 3)), 0.1), 1, 0)
+    add_hotspot(table, Summary(names, np.array([both, old, old]), np.zeros((3, 3)), 0.3), 2, 0)
+    assert close_features(table).chances.tolist() == pytest.approx([0.4, 0.1, 0.0])
+    assert close_features(table).chances.tolist() == [0.0] * 3
 
 
 def test_the_sensor_takes_coordinates() -> None:

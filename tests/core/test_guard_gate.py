@@ -202,8 +202,8 @@ def test_memory_is_bounded_over_a_million_users() -> None:
         position += block
         largest = max(largest, guard.nbytes)
         assert table.used == len(table.names) <= 1 << 15
-    # 17 numbers, a key, a round and at most four places in the index for each user.
-    assert largest <= (1 << 15) * (17 * 8 + 8 + 8 + 4 * 4)
+    # 19 numbers, a key, a round and at most four places in the index for each user.
+    assert largest <= (1 << 15) * (19 * 8 + 8 + 8 + 4 * 4)
     assert table.forgotten + table.used == 1_000_050
     assert set(hot.to_pylist()) <= set(table.names)
 

@@ -111,6 +111,14 @@ def test_an_attack_that_moves_on_within_a_round_is_found_there() -> None:
     assert outcome.missed == 0 and outcome.rounds_to_block == 0
 
 
+def test_an_attack_among_hotspots_of_others_is_found() -> None:
+    # Swarm rebalances all the time; what is to be expected in hotspots elsewhere hid the attack.
+    scenario = cluster(104, 16, strategy="swarm")
+    case = attacked(paper_attacks()["1200/s"])
+    outcome = simulate_guarded(scenario, case, users_seed=case_seed("1200/s", 104))
+    assert outcome.missed == 0 and outcome.false_positives == 0
+
+
 def test_a_cluster_at_peace_stays_as_busy_as_it_was_laid_out_for() -> None:
     outcome = simulate_guarded(cluster(3), peace(), Defence(guard=False))
     trace = outcome.trace

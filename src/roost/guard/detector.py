@@ -22,9 +22,9 @@ By default five more things are asked for, all of them with numbers that are the
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
   ``share_min``: with less, the hotspot would be there without it.
 * *Chance.* The part of its recent queries that the cluster has in the hot partitions is ``beta``
-  times what anybody has there: the part of a user's old queries, on average. In a crowd of
-  hundreds who are in no hotspot yet, the ALQR of everybody else is next to nothing, and half of
-  the normal users are beyond ``beta`` of it.
+  times what anybody has there: the part of a user's old queries, on average, added up over the hot
+  partitions that the cluster is in. In a crowd of hundreds who are in no hotspot yet, the ALQR of
+  everybody else is next to nothing, and half of the normal users are beyond ``beta`` of it.
 * *Moved.* The second finding is at another place than the first: the middles of the cluster's
   recent queries in hotspots lie twice as far apart as they spread. Load that stays in one place is
   balanced once, however heavy it is; to do harm again and again an attack has to move.
@@ -33,7 +33,9 @@ By default five more things are asked for, all of them with numbers that are the
   time is no way out.
 
 k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
-``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots.
+``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots. And
+when a group is blocked, users who were not on the list go with it if they are at its place, pass
+*each*, and have been in exactly its hotspots with new queries, since they were first heard of.
 
 Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
 lower mean, and are gone. So it is tried a few times.
@@ -171,9 +173,12 @@ def _tested(
     if evidence["share"] < settings.share_min:
         return None, evidence, "not the cause of the hotspots"
     if settings.chance:
-        rate = float(raw[rows, X12].sum() / max(raw[rows, X6].sum(), 1e-9))
-        evidence |= {"rate": rate, "chance": features.chance}
-        if rate <= settings.beta * features.chance:
+        recent = raw[rows, X6]
+        whole = max(float(recent.sum()), 1e-9)
+        rate = float(raw[rows, X12].sum()) / whole
+        chance = float(recent @ features.chances[rows]) / whole
+        evidence |= {"rate": rate, "chance": chance}
+        if rate <= settings.beta * chance:
             return None, evidence, "no more in the hotspots than chance has it"
     return rows, evidence, ""
 
@@ -223,20 +228,24 @@ def _grown(features: Features, rows: Rows, beta: float) -> Rows:
     raw = features.raw
     while True:
         joined = np.setdiff1d(_alike(features, rows), rows)
-        left = np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joined))
-        joined = joined[raw[joined, X14] > beta * _alqr(raw, left)]
+        joined = joined[raw[joined, X14] > beta * _alqr_without(raw, rows, joined)]
         if not len(joined):
             return rows
         rows = np.union1d(rows, joined)
 
 
-def _alike(features: Features, rows: Rows) -> Rows:
-    """Find all users who are like a cluster."""
+def _alqr_without(raw: NDArray[np.float64], rows: Rows, joining: Rows) -> float:
+    """Average of x14 over everybody but a cluster and those who would join it."""
+    return _alqr(raw, np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joining)))
+
+
+def _alike(features: Features, rows: Rows, part: float = ALIKE) -> Rows:
+    """Find all users who are like a cluster, with at least a part of its ALQR."""
     raw = features.raw
     place = Place.of(features, rows)
     if place is None:
         return rows
-    rate = ALIKE * _alqr(raw, rows)
+    rate = part * _alqr(raw, rows)
     added = ALIKE_ADDED * float(np.median(raw[rows, X12]))
     able = np.flatnonzero((raw[:, X14] > rate) & (raw[:, X12] > 0.0) & (raw[:, X12] >= added))
     weight, *sums = features.places[able].T
@@ -280,7 +289,8 @@ class _Case:
         found = {k: keys for k, keys in common.items() if self._enough(keys)}
         again = {k for k, keys in found.items() if self._again(listed[k], keys)}
         sure = {key for k in again for key in found[k]}
-        blocked = sorted(sure | self._like(sure, listed, common))
+        sure |= self._like(sure, listed, common)
+        blocked = sorted(sure | self._left_out(sure))
         known = sorted({key for common in found.values() for key in common})
         decisions: list[Decision] = []
         if blocked:
@@ -341,6 +351,26 @@ class _Case:
             if part and self._again(listed[k], part):
                 found.update(part)
         return found
+
+    def _left_out(self, sure: set[int]) -> set[int]:
+        """Find users whom only luck kept from the list on which those who are blocked were.
+
+        Their x11 is the same: a sum of the ids of all hotspots in which a user ever had new
+        queries. So they were where the others were found first, and in nothing else. "About the
+        same" would not do: with many hotspots behind, that is also who came just now.
+        """
+        if not sure or self._settings.exact:
+            return set()
+        features, rows = self._features, self._rows_of(sorted(sure))
+        raw = features.raw
+        like = np.setdiff1d(_alike(features, rows, part=0.0), rows)
+        like = like[np.isin(raw[like, X11], raw[rows, X11])]
+        # As of each of a cluster.
+        normal = self._settings.beta * _alqr_without(raw, rows, like)
+        like = like[raw[like, X14] > min(normal, ALIKE * _alqr(raw, rows))]
+        found = {int(features.keys[row]): int(row) for row in like}
+        self._row_of |= found
+        return set(found)
 
     def _again(self, entry: Listed, common: list[int]) -> bool:
         """Whether users that are found again are to be blocked."""

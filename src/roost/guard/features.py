@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.guard.loops import (
+    CHANCE,
     CONTRIBUTED,
     FADED,
     INVOLVED,
@@ -62,20 +63,24 @@ class Features:
         Where each user's queries in the last hotspot of the round lie, ``(users, 4)``: the sum of
         their weights, and weighted sums of x, of y and of their squares. An attack may move on
         within a round; a mean of two places would be neither.
-    chance
-        What x13 is to be expected in this round of somebody who has no part in its hotspots.
+    chances
+        What x13 is to be expected of each user in this round, if he has no part in its hotspots:
+        the sum over those in which he has recent queries. Where he has none he adds nothing, and
+        nothing is to be expected; a round may have many hotspots that are no affair of his.
     """
 
     keys: NDArray[np.uint64]
     names: list[str]
     raw: Floats
     places: Floats
-    chance: float = 0.0
+    chances: Floats
 
     def taken(self, rows: NDArray[np.int64]) -> Features:
         """Pick some of the users."""
         names = [self.names[row] for row in rows.tolist()]
-        return Features(self.keys[rows], names, self.raw[rows], self.places[rows], self.chance)
+        return Features(
+            self.keys[rows], names, self.raw[rows], self.places[rows], self.chances[rows]
+        )
 
 
 def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -> None:
@@ -90,6 +95,7 @@ def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -
     numbers[rows, SEQUENCE_NEW] += np.where(by_age[:, 0] > 0, hotspot, 0)
     weights = by_age @ WEIGHTS
     numbers[rows, WEIGHTED] += weights
+    numbers[rows, CHANCE] += np.where(weights > 0.0, summary.chance, 0.0)
     here = (weights > 0.0) & (weights >= PLACE_PART * numbers[rows, PLACE_WEIGHT])
     places = np.column_stack([weights, summary.places[known]])
     numbers[rows[here], PLACE_WEIGHT : PLACE_SQUARE + 1] = places[here]
@@ -119,7 +125,8 @@ def close_features(users: UserTable, rounds: int = 1) -> Features:
     numbers[:, RATE_ROUNDS] += raw[:, X13] != 0.0
     raw[:, X14] = _quotient(numbers[:, RATE_SUM], numbers[:, RATE_ROUNDS])
     places = numbers[:, PLACE_WEIGHT : PLACE_SQUARE + 1].copy()
-    closed = Features(users.keys[: users.used].copy(), list(users.names), raw, places)
+    chances = numbers[:, CHANCE].copy()
+    closed = Features(users.keys[: users.used].copy(), list(users.names), raw, places, chances)
     users.start_round()
     return closed
 

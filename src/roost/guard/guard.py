@@ -19,7 +19,6 @@ saved, random numbers included.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import Listed, Settings
 from roost.guard.users import USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
 
-_FORMAT = 2
+_FORMAT = 3
 _META = b"guard"
 BY_OPERATOR = "by an operator"
 
@@ -81,7 +80,6 @@ class Guard:
         self.round = first_round
         self.hotspots = 0
         self.opened: int | None = None
-        self._chance = 0.0
         self._users = UserTable(make_secret(self._random), users_max)
         self._blocks = BlockList()
         self._listed: tuple[Listed, ...] = ()
@@ -117,7 +115,6 @@ class Guard:
         self.hotspots += 1
         summary = sense_hotspot(queries, rects, self.round)
         add_hotspot(self._users, summary, self.hotspots, self.round)
-        self._chance += summary.chance
         return self.hotspots
 
     def close_round(
@@ -136,8 +133,7 @@ class Guard:
         """
         assert number >= self.round, "rounds end in order"
         closed = close_features(self._users, number - self.round + 1)
-        features = self._unblocked(replace(closed, chance=self._chance))
-        self._chance = 0.0
+        features = self._unblocked(closed)
         # A block holds for rows after its position, and the row at ``position`` is still to come.
         at = position - 1
         found = detect(features, self._listed, number, at, self._random, self.settings)
@@ -282,7 +278,6 @@ class Guard:
             "round": self.round,
             "hotspots": self.hotspots,
             "opened": self.opened,
-            "chance": self._chance,
             "counted": self.gate.counted,
             "begins": self._begins,
             "random": self._random.bit_generator.state,
@@ -326,7 +321,6 @@ class Guard:
         made._random.bit_generator.state = state["random"]
         made.hotspots = state["hotspots"]
         made.opened = state["opened"]
-        made._chance = state["chance"]
         made._begins = state["begins"]
         made._listed = tuple(Listed.from_json(entry) for entry in state["listed"])
         made._users = UserTable(np.array(state["secret"], np.uint64), state["users_max"])

@@ -23,7 +23,10 @@ NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
 FADED = 5
 SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS = range(10, 14)
 PLACE_WEIGHT, PLACE_X, PLACE_Y, PLACE_SQUARE = range(14, 18)
-NUMBERS = 18
+# What part of anybody's queries is to be expected in those hotspots of the open round in which the
+# user has recent ones.
+CHANCE = 18
+NUMBERS = 19
 
 # What a request is to the counters.
 UNCOUNTED, REGISTERS, TERMINATES, REFUSED = range(4)
