@@ -85,8 +85,8 @@ class Size:
 
 
 FULL = Size(
-    40,
-    800_000,
+    36,
+    500_000,
     8,
     1.0,
     {f"{RATES[-1]}/s": tuple(DEFENCES), f"{RATES[-2]}/s": MAIN, "50 users": MAIN},
