@@ -142,6 +142,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="process what is there and end, instead of waiting for more",
     )
     run.add_argument(
+        "--guard",
+        dest="guard.enabled",
+        action="store_true",
+        default=None,
+        help="find and block users who attack the balancer (with strategy swarm or global)",
+    )
+    run.add_argument(
         "--encrypt",
         dest="engine.encrypt",
         action="store_true",

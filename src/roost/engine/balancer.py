@@ -334,8 +334,9 @@ class GlobalBalancer(Balancer):
         queries = histogram.per_cell().reshape(-1)
         error = self._learn(busy_s, counts, queries)
         everything = CellCounts.joined(counts.values())
-        self._costs = everything.dense(plan.columns * plan.rows) * queries
-        self._rounds.append(CellLoad(everything.dense(plan.columns * plan.rows)))
+        points = everything.dense(plan.columns * plan.rows)
+        self._costs = points * queries
+        self._rounds.append(CellLoad(points))
         _, per_point, per_check = self._model.coefficients.tolist()
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
         decision = self._planned(plan, histogram, rates, hidden)
