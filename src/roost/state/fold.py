@@ -30,7 +30,8 @@ from roost.state.admission import Admission, Refused
 from roost.state.columns import convert, record_at
 from roost.state.querylog import Kind, kind_of
 
-EVICT = "evict"
+# Operation of an entry that ends queries, and its column with whose.
+EVICT, EVICTED = "evict", "evicted"
 
 Mask = NDArray[np.bool_]
 
@@ -115,7 +116,7 @@ class Fold:
         users = _texts(part.block, "user_id")
         admitted = guard.gate.judge(users, int(part.positions[0]))
         admitted[_mask(users.is_null())] = True  # nobody's: admission says what is wrong with it
-        evictions = self._evictions(part, users, guard)
+        evictions = self._evictions(part, guard)
         admitted[list(evictions)] = True
         if not admitted.all():
             self._refuse(part, users, admitted)
@@ -126,11 +127,12 @@ class Fold:
             start = row + 1
         yield from _taken(part, start, part.block.num_rows, admitted)
 
-    def _evictions(self, part: Part, users: pa.Array, guard: Guard) -> dict[int, Eviction]:
+    def _evictions(self, part: Part, guard: Guard) -> dict[int, Eviction]:
         """Find the rows at which the queries of somebody who is to be evicted end."""
         pending = guard.evictions()
-        if not pending:
+        if not pending or EVICTED not in part.block.column_names:
             return {}
+        users = _texts(part.block, EVICTED)
         asked = pc.equal(_texts(part.block, "op"), EVICT)
         named = pc.is_in(users, value_set=pa.array(list(pending), pa.string()))
         found = {}

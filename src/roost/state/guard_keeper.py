@@ -21,7 +21,7 @@ from roost.guard import Decision, Guard, Settings
 from roost.guard.tally import Tally
 from roost.guard.users import shown_name
 from roost.model import TIME_MIN, Reason
-from roost.state.fold import EVICT, Fold
+from roost.state.fold import EVICT, EVICTED, Fold
 from roost.state.guard_book import BLOCK, GuardChange, Order
 from roost.state.querylog import QueryLog
 from roost.state.store import Store
@@ -64,8 +64,8 @@ class GuardKeeper:
         self.guard = guard
         self._store = store
         self._obeyed = obeyed
-        # Users for whom the log has been told, in this life of the driver.
-        self._evicting: set[str] = set()
+        # Evictions that the log was told in this life of the driver.
+        self._told: set[str] = set()
         self._folds = 0
         self.now = TIME_MIN
 
@@ -116,12 +116,11 @@ class GuardKeeper:
         decisions = [self._obeyed_order(order) for order in self._store.guard.orders(self._obeyed)]
         if decisions or self._folds >= FOLDS_MAX:
             self.save(decisions)
-        new = self.guard.evictions().keys() - self._evicting
-        if new:
-            users = pa.array(sorted(new), pa.string())
-            # If this is not noted before a crash it is done twice, which does no harm.
-            log.append(pa.table({"op": pa.array([EVICT] * len(users)), "user_id": users}))
-            self._evicting |= new
+        for user, (key, position) in sorted(self.guard.evictions().items()):
+            tag = f"{EVICT}:{key:016x}:{position}"
+            if tag not in self._told:
+                log.append(pa.table({"op": [EVICT], EVICTED: [user]}), tag=tag)
+                self._told.add(tag)
 
     def _obeyed_order(self, order: Order) -> dict[str, object]:
         """Obey an order; returns its row for the log. It holds for what is folded from now on."""
