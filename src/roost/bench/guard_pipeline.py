@@ -58,7 +58,6 @@ DEFENCES: dict[str, GuardOptions | None] = {
     "eviction": GuardOptions(round_batches=ROUND_BATCHES, evict=True),
     "quarantine": GuardOptions(round_batches=ROUND_BATCHES, quarantine=True),
 }
-MAIN = ("no guard", "guard")
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,8 @@ class Size:
     cases: Mapping[str, Sequence[str]]
 
 
-FULL = Size(
-    36,
-    500_000,
-    8,
-    1.0,
-    {f"{RATES[-1]}/s": tuple(DEFENCES), f"{RATES[-2]}/s": MAIN, "50 users": MAIN},
-)
-QUICK = Size(24, 60_000, 8, 0.1, {f"{RATES[-1]}/s": tuple(DEFENCES)})
+FULL = Size(28, 200_000, 4, 1.0, {f"{RATES[-1]}/s": tuple(DEFENCES)})
+QUICK = Size(24, 60_000, 4, 0.1, {f"{RATES[-1]}/s": ("no guard", "guard")})
 
 Floats = NDArray[np.float64]
 
