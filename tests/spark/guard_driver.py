@@ -24,6 +24,8 @@ from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.session import make_session
 from roost.state.store import Commit
 
+SEED = 4
+
 
 def counted(context: SparkContext, slices: Sequence[Any], task: BatchTask) -> list[MachineResult]:
     """Run a batch on Spark, and count what the machines were busy for."""
@@ -48,7 +50,7 @@ def play(spark: SparkSession, story: GuardStory, folder: Path, *, die: bool = Fa
         if die and step == "intent" and blocked_users(pipeline.store.guard.log()):
             kill_myself()
 
-    config = story.config(folder, Strategy.GLOBAL, machines=6)
+    config = story.config(folder, Strategy.GLOBAL, machines=8)
     hooks: dict[str, Any] = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
     with Pipeline(config, spark=spark, **hooks) as pipeline:
         for number in range(len(pipeline.store.commits()) + 1):
@@ -61,7 +63,7 @@ def main() -> None:
     local = {"spark.local.dir": str(folder / "spark")}
     spark = make_session("local[2]", local)
     engine.run_slices = counted
-    play(spark, GuardStory("attack", batches=int(sys.argv[2])), folder, die="die" in sys.argv)
+    play(spark, GuardStory("attack", SEED, batches=int(sys.argv[2])), folder, die="die" in sys.argv)
     spark.stop()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from guard_driver import counted, play
+from guard_driver import SEED, counted, play
 from pyspark.sql import DataFrame, SparkSession
 
 from guard_story import GuardStory, blocked_users
@@ -41,7 +41,7 @@ def test_an_attack_is_blocked_and_a_crowd_is_not(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, party: str
 ) -> None:
     monkeypatch.setattr(engine, "run_slices", counted)
-    story = GuardStory(party, batches=14)
+    story = GuardStory(party, SEED, batches=14)
     story.write(tmp_path)
     play(spark, story, tmp_path)
     with closing(Store(tmp_path / "out" / "state")) as store:
@@ -62,7 +62,7 @@ def drive(folder: Path, batches: int, *more: str) -> int:
 
 
 def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(tmp_path: Path) -> None:
-    story = GuardStory("attack", batches=14)
+    story = GuardStory("attack", SEED, batches=14)
     story.write(tmp_path)
     assert drive(tmp_path, 14, "die") == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
     with closing(Store(tmp_path / "out" / "state")) as store:
