@@ -92,7 +92,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     saturated, more_panels = _measure(hard, seeds, SATURATED)
     others = _others(seeds)
     gate = measure_gate()
-    pipeline = measure_pipeline(QUICK if quick else FULL, seeds[0])
+    pipeline = measure_pipeline(QUICK if quick else FULL, seeds)
     result = {
         "bench": "guard",
         "quick": quick,
@@ -288,6 +288,8 @@ def measure_gate() -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
     registers = random.random(GATE_BLOCK) < 0.5
     rows = []
+    crowded = Guard(0, users_max=16)  # what happens at the cap is compiled, too
+    crowded.on_requests(pa.array([f"user-{k}" for k in range(99)]), np.ones(99, np.bool_), 0)
     for users in (GATE_USERS[0], *GATE_USERS):  # the first one compiles
         blocks = [
             pa.array([f"user-{k}" for k in random.integers(0, users, GATE_BLOCK)])
