@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.state import querylog
-from roost.state.querylog import SqliteQueryLog, decode_block, encode_block
+from roost.state.querylog import Kind, SqliteQueryLog, decode_block, encode_block, kind_of
 
 
 def block(*names: str) -> pa.Table:
@@ -133,3 +135,16 @@ def test_a_block_is_read_as_it_was_written(rows) -> None:
     again = decode_block(encode_block(table))
     assert again.schema == table.schema
     assert repr(again.to_pylist()) == repr(table.to_pylist())
+
+
+def test_a_log_from_before_entries_had_kinds_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "queries.db"
+    with closing(sqlite3.connect(path)) as old, old:
+        old.execute(
+            "create table log (position integer primary key autoincrement, entry blob not null)"
+        )
+        old.execute("insert into log (entry) values (?)", (encode_block(pa.table({"op": ["a"]})),))
+    with closing(SqliteQueryLog(path)) as log:
+        assert log.append(pa.table({"op": ["b"]}), tally=pa.table({"user_id": ["ann"]})) == 3
+        kinds = [kind_of(block) for block in log.read(0, log.end())]
+        assert kinds == [Kind.REQUESTS, Kind.COUNTED, Kind.TALLY]

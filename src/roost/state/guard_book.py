@@ -66,7 +66,7 @@ class GuardBook:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        db.executescript(_TABLES)
+        db.executescript(f"begin immediate; {_TABLES} commit;")
 
     def write(self, change: GuardChange) -> None:
         """Keep the whole state; what was counted before is in it."""

@@ -16,9 +16,11 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 import warnings
 from pathlib import Path
 
+BUSY_S = 60.0
 FOLDER = 0o700
 FILE = 0o600
 OTHERS = 0o077
@@ -90,7 +92,22 @@ def connect(path: Path) -> sqlite3.Connection:
         journal = path.with_name(path.name + suffix)
         with contextlib.suppress(FileNotFoundError):
             _close(journal, FILE)  # left by a process that died
-    return sqlite3.connect(path, timeout=60, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+    _keep_journal_ahead(db)
+    return db
+
+
+def _keep_journal_ahead(db: sqlite3.Connection) -> None:
+    """Have writers not keep out readers; SQLite itself does not wait when others do the same."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _is_state(name: str) -> bool:

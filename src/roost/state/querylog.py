@@ -103,16 +103,17 @@ class SqliteQueryLog:
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._db = connect(path)
-        self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = full")
-        self._db.execute(
-            "create table if not exists log"
-            " (position integer primary key autoincrement, entry blob not null)"
-        )
-        if "kind" not in {row[1] for row in self._db.execute("pragma table_info(log)")}:
-            self._db.execute("alter table log add column kind integer not null default 0")
-        self._db.execute("create table if not exists tags (tag text primary key)")
-        self._db.commit()
+        self._db.execute("begin immediate")  # others may be about to do the same
+        with self._db:
+            self._db.execute(
+                "create table if not exists log (position integer primary key autoincrement,"
+                " entry blob not null, kind integer not null default 0)"
+            )
+            if "kind" not in {row[1] for row in self._db.execute("pragma table_info(log)")}:
+                # Made before entries were of several kinds.
+                self._db.execute("alter table log add column kind integer not null default 0")
+            self._db.execute("create table if not exists tags (tag text primary key)")
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
         """Add requests at the end, unless the tag was used before; returns the end."""

@@ -96,9 +96,9 @@ class Store:
         state_folder(folder)
         private_folder(self.segment_folder)
         self._db = connect(folder / "state.db")
-        self._db.execute("pragma journal_mode = wal")
         self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
         self._db.executescript(
+            "begin immediate;"
             "create table if not exists meta (key text primary key, value text);"
             "create table if not exists versions (position integer primary key, body text);"
             "create table if not exists plans (epoch integer primary key, body text);"
@@ -111,6 +111,7 @@ class Store:
             "create table if not exists windows (batch_id integer primary key, body text);"
             "create table if not exists pins"
             " (pin integer primary key, batch_id integer, until real);"
+            "commit;"
         )
         self.guard = GuardBook(self._db)
         self._db.commit()
