@@ -118,7 +118,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     save_panels_plot(json_path.with_suffix(".png"), title, panels | more_panels, columns=2)
     title = "points a second that the pipeline could take, by batch"
     plot = json_path.with_name(f"{json_path.stem}-pipeline.png")
-    save_panels_plot(plot, title, _timelines(pipeline), columns=2)
+    save_panels_plot(plot, title, _timelines(pipeline), columns=1)
     Console(stderr=True).print(_table(rows, saturated))
     return result
 
