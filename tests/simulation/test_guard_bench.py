@@ -41,7 +41,11 @@ def test_it_writes_rows_a_summary_and_a_plot(
         "throughput_saturated_with_guard",
         "throughput_saturated_with_quarantine",
         "detection_ms",
+        "pipeline_fp",
+        "pipeline_fn",
+        "pipeline_throughput_with_guard",
     }
+    assert written["summary"]["pipeline_fp"] == 0
     assert written["summary"]["throughput_with_guard"] == row["throughput_with_guard_worst"]
     (saturated,) = written["saturated"]
     assert saturated.keys() == row.keys()

@@ -111,7 +111,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
         "gate": gate,
         "flood": measure_flood(),
         "pipeline": pipeline,
-        "summary": _summary(rows, saturated, others, gate),
+        "summary": _summary(rows, saturated, others, gate) | _pipeline_summary(pipeline),
     }
     write_json(json_path, result)
     title = "points let in over points that came, by minute; attacks from minute 5 on"
@@ -326,6 +326,15 @@ def _summary(rows: list[Row], saturated: list[Row], others: list[Row], gate: lis
         "throughput_saturated_with_guard": full["throughput_with_guard_worst"],
         "throughput_saturated_with_quarantine": full["throughput_with_quarantine_worst"],
         "detection_ms": max(row["detection_ms"] for row in rows),
+    }
+
+
+def _pipeline_summary(pipeline: list[Row]) -> Row:
+    """Take the worst on the pipeline, where ``fn`` counts all who are left, whatever they did."""
+    return {
+        "pipeline_fp": max(row["fp"] for row in pipeline),
+        "pipeline_fn": max(row["fn"] for row in pipeline),
+        "pipeline_throughput_with_guard": min(r["throughput_with_guard_worst"] for r in pipeline),
     }
 
 
