@@ -21,7 +21,7 @@ def test_it_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
     monkeypatch.setattr(guard, "crowds", lambda: {"nobody": peace()})
-    small = Size(16, 6_000, 4, 0.02, {"1200/s": tuple(DEFENCES)})
+    small = Size(6, 2_000, 2, 0.01, {"1200/s": tuple(DEFENCES)})
     monkeypatch.setattr(guard, "QUICK", small)
     path = tmp_path / "guard.json"
     result = guard.run(True, path)
@@ -56,7 +56,7 @@ def test_it_writes_rows_a_summary_and_a_plot(
     (measured,) = written["pipeline"]
     assert named | {"fp", "fn"} <= measured.keys()
     assert measured["timeline"].keys() == {"no attack", *DEFENCES}
-    assert {len(line) for line in measured["timeline"].values()} == {16}
+    assert {len(line) for line in measured["timeline"].values()} == {6}
     assert min(min(line) for line in measured["timeline"].values()) > 0
     assert (tmp_path / "guard-pipeline.png").stat().st_size > 1_000
     assert 0 < written["flood"]["us_per_request"] < 50
