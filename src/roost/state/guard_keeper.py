@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from roost.errors import RequestError
-from roost.guard import Decision, Guard, Settings
+from roost.guard import Decision, Guard
 from roost.guard.tally import Tally
 from roost.guard.users import shown_name
 from roost.model import TIME_MIN, Reason
@@ -30,13 +30,13 @@ from roost.state.store import Store
 FOLDS_MAX = 64
 
 
-def load_guard(store: Store, settings: Settings | None = None) -> tuple[Guard, GuardChange] | None:
+def load_guard(store: Store) -> tuple[Guard, GuardChange] | None:
     """Read the guard as it was after the last fold; None where there never was one."""
     kept = store.guard.read()
     if kept is None:
         return None
     change, tallies = kept
-    guard = Guard.from_bytes(change.state, settings or Settings())
+    guard = Guard.from_bytes(change.state)
     for counted, data in tallies:
         guard.gate.add(Tally.from_bytes(data), counted, guard.round)
     return guard, change
