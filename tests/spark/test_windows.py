@@ -32,6 +32,7 @@ from roost.balance import Plan, Strategy
 from roost.balance.changes import Change, Decision, Rebalance, apply_changes
 from roost.cli import main
 from roost.config import with_settings
+from roost.engine import pipeline as engine
 from roost.engine import snapshot
 from roost.engine.balancer import Balancer
 from roost.engine.messages import MachineResult
@@ -89,7 +90,10 @@ class Shuffling(Balancer):
     def _note(self, results: Sequence[MachineResult]) -> None:
         self.rng = random.Random(self._round)
 
-    def _decide(self, plan: Plan, busy_s: Any) -> tuple[Decision, Record]:
+    def _hottest(self, plan: Plan, machine: int) -> None:
+        return None
+
+    def _decide(self, plan: Plan, busy_s: Any, hidden: Any) -> tuple[Decision, Record]:
         changes: list[Change] = []
         after = plan
         for _ in range(6):
@@ -102,13 +106,13 @@ class Shuffling(Balancer):
 
 @pytest.fixture
 def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Pipeline._balancer
+    real = engine.make_balancer
 
-    def make(self: Pipeline, *parts: Any) -> Balancer | None:
-        made = real(self, *parts)
+    def make(*parts: Any) -> Balancer | None:
+        made = real(*parts)
         return None if made is None else Shuffling(made._setup)
 
-    monkeypatch.setattr(Pipeline, "_balancer", make)
+    monkeypatch.setattr(engine, "make_balancer", make)
 
 
 def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
