@@ -164,7 +164,9 @@ class Balancer(ABC):
         body = None if after is None else {**after.to_json(), "strategy": self.strategy.value}
         change = None
         if guard is not None:
-            change = guard.after_round(plan, decision, busy_s, self._now, self._hottest)
+            change = guard.after_round(
+                plan, decision, busy_s, self._now, self._hottest, hiding=len(hidden) > 0
+            )
         self._setup.store.put_round(row, body, change)
         self._round += 1
         self._opened = self._now

@@ -15,17 +15,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
-from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
+from roost.balance.changes import Decision
 from roost.guard import Guard, LiveQueries
+from roost.guard.hotspot import relieved_machine
 from roost.kernel import Segment
 from roost.space import Space
 from roost.state.guard_book import GuardChange
 from roost.state.guard_keeper import GuardKeeper, decision_row
 from roost.state.queries import QuerySet
 from roost.workload.cells import query_ranges
-
-# So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
-HOT = 1.2
 
 Hottest = Callable[[Plan, int], Partition | None]
 
@@ -156,6 +154,8 @@ class GuardRounds:
         busy_s: NDArray[np.float64],
         now: int,
         hottest: Hottest,
+        *,
+        hiding: bool,
     ) -> GuardChange | None:
         """Note what a round of the balancer came to.
 
@@ -171,6 +171,8 @@ class GuardRounds:
             Event time that the stream has reached.
         hottest
             Finds the costliest partition of a machine.
+        hiding
+            Whether some queries were no reason to rebalance.
 
         Returns
         -------
@@ -178,7 +180,7 @@ class GuardRounds:
             What to record with the round; None where nothing happened.
         """
         self._keeper.now = now
-        machine = self._relieved(plan, decision, busy_s)
+        machine = relieved_machine(plan, decision, busy_s, hiding=hiding)
         hot = None if machine is None else hottest(plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
@@ -198,17 +200,3 @@ class GuardRounds:
         last, rows = guard.round + passed - 1, self._queries.version.rows
         decisions = guard.close_round(last, rows, evict=self._evict)
         return self._keeper.change(decision_row(decision) for decision in decisions)
-
-    def _relieved(self, plan: Plan, decision: Decision, busy_s: NDArray[np.float64]) -> int | None:
-        """Find the machine with the hotspot, if there is one."""
-        busiest = int(busy_s.argmax())
-        if not isinstance(decision, Rebalance):
-            hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
-            return busiest if hot and self._quarantine and self._guard.quarantined else None
-        first = decision.changes[0]
-        if isinstance(first, Merge):
-            return None
-        if isinstance(first, Move | Split) and len(decision.changes) == 1:
-            owners = {p.partition_id: p.machines for p in plan.partitions}
-            return owners[first.partition_id][0]
-        return busiest

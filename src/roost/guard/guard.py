@@ -33,7 +33,7 @@ from roost.guard.features import Features, add_hotspot, close_features
 from roost.guard.gate import Gate, Mask
 from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import Listed, Settings
-from roost.guard.users import USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
+from roost.guard.users import NAME_MAX, USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
 
 _FORMAT = 3
 _META = b"guard"
@@ -248,7 +248,11 @@ class Guard:
     def _key(self, user: str) -> int:
         """Key of a user by name, or by the shortened name that listings show."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
-        return key if self._blocks.now(key) is not None else self._blocks.named(user) or key
+        if len(user) <= NAME_MAX or self._blocks.now(key) is not None:
+            return key
+        if user in self._users.names:
+            return int(self._users.keys[self._users.names.index(user)])
+        return self._blocks.named(user) or key
 
     def listing(self) -> dict[str, Any]:
         """Who is or was blocked and who is suspicious, as plain data for an operator."""

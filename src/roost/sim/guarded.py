@@ -25,11 +25,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance.changes import Change, Decision, Merge, Move, Rebalance, Split
+from roost.balance.changes import Change, Decision, Rebalance
 from roost.balance.plan import Partition, Plan
 from roost.guard import Decision as Judgement
 from roost.guard import Guard, LiveQueries, Settings
 from roost.guard.attack import Party, Requests, World
+from roost.guard.hotspot import relieved_machine
 from roost.sim.cluster import Scenario, simulate
 from roost.sim.faults import Network
 from roost.sim.guarded_outcome import Outcome
@@ -39,8 +40,6 @@ from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
 _SAMPLE = 21
 _SAMPLE_SIZE = 20_000
 _NEVER = 1 << 30
-# So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
-HOT = 1.2
 # A hotspot is said to be made by malicious users if they have this part of the round's new queries.
 MADE_BY = 0.2
 NEAR = 0.02
@@ -291,7 +290,7 @@ class _GuardedDriver:
         decision = self._decided(seen, hidden)
         self.bytes_sent = self._inner.bytes_sent
         if self._defence.guard:
-            machine = self._relieved(seen, decision, bool(len(hidden)))
+            machine = relieved_machine(seen.plan, decision, seen.busy_s, hiding=len(hidden) > 0)
             if machine is not None:
                 self._show(seen, machine)
             if (self._tick + 1) % self._detection_rounds == 0:
@@ -309,20 +308,6 @@ class _GuardedDriver:
         # Asking twice is for strategies that keep nothing between rounds.
         again = isinstance(decision, Rebalance) and isinstance(self._inner, GlobalDriver)
         return self._inner.decide(seen) if again else decision
-
-    def _relieved(self, seen: Seen, decision: Decision, hiding: bool) -> int | None:
-        """Find the machine with the hotspot, if there is one."""
-        busiest = int(seen.busy_s.argmax())
-        if not isinstance(decision, Rebalance):
-            hot = float(seen.busy_s[busiest]) > HOT * float(seen.busy_s.mean())
-            return busiest if hiding and hot else None
-        first = decision.changes[0]
-        if isinstance(first, Merge):
-            return None
-        if isinstance(first, Move | Split) and len(decision.changes) == 1:
-            owners = {p.partition_id: p.machines for p in seen.plan.partitions}
-            return owners[first.partition_id][0]
-        return busiest
 
     def _show(self, seen: Seen, machine: int) -> None:
         """Show the guard the costliest partition of a machine."""
