@@ -8,8 +8,8 @@ round of detection.
 A batch takes as long as its slowest machine, by what the machine did: points, candidate pairs,
 and queries loaded. Measured by the clock of a shared host, machines that do the same differ by a
 third from batch to batch. Either way it matters as much as an attack does how many ended queries
-are still in the index: they go when their segment is merged. The driver's fold is measured by the clock and by itself: as time a request, and
-once more in a flood of requests that are all refused.
+are still in the index: they go when their segment is merged. The driver's fold is measured by the
+clock and by itself: as time a request, and once more in a flood of requests that are all refused.
 
 Throughput is how many points a second the cluster could take. What it is offered is what a run
 without an attack can take in all but the slowest twentieth of its batches, and availability is how
