@@ -52,7 +52,7 @@ class Alerts:
 def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
     """Return the number of alerts of each city."""
     alerts = Alerts()
-    config = RunConfig(points=POINTS, out=out, batch_rows=50_000)
+    config = RunConfig(points={"path": POINTS}, out={"dir": out}, engine={"batch_rows": 50_000})
     with Pipeline(
         config,
         spark=spark,

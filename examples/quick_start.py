@@ -42,7 +42,11 @@ QUESTIONS = (
 def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
     """Match the sample and return the number of matches of each query."""
     points = resources.files("roost") / "data" / "sample_points.parquet"
-    config = RunConfig(points=str(points), out=out, available_now=True, batch_rows=200_000)
+    config = RunConfig(
+        points={"path": points},
+        out={"dir": out},
+        engine={"available_now": True, "batch_rows": 200_000},
+    )
     with Pipeline(config, spark=spark) as pipeline:
         if pipeline.log.end() == 0:
             pipeline.request(*QUESTIONS)

@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from roost import Circle, Pipeline, Query, RunConfig
-from roost.window import WindowKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from roost.state.store import Commit
+    from roost.runtime.records import Commit
 
 # The generator makes 10,000 points a second of event time, so a batch is five seconds.
 POINTS = "generate:rows=200000,rate=10000,seed=7"
@@ -44,11 +43,10 @@ def main(out: Path, spark: SparkSession | None = None) -> dict[str, dict[int, in
             pipeline.request(Query("from batch 2 on", TOKYO, aggregate="count"))
 
     config = RunConfig(
-        points=POINTS,
-        out=out,
-        batch_rows=50_000,
-        window=WindowKind.TIME,
-        window_length=10.0,
+        points={"path": POINTS},
+        out={"dir": out},
+        engine={"batch_rows": 50_000},
+        window={"kind": "time", "length": 10},
     )
     with Pipeline(config, spark=spark, on_batch=between_batches) as pipeline:
         pipeline.request(

@@ -20,7 +20,7 @@ from roost import Circle, Pipeline, Query, RunConfig, Terminate
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from roost.state.store import Commit
+    from roost.runtime.records import Commit
 
 # The generator makes 10,000 points a second of event time, from here on.
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -39,7 +39,7 @@ def main(out: Path, spark: SparkSession | None = None) -> dict[str, list[int]]:
         if commit.batch_id == 1:
             pipeline.request(Terminate("tokyo"))
 
-    config = RunConfig(points=POINTS, out=out, batch_rows=50_000)
+    config = RunConfig(points={"path": POINTS}, out={"dir": out}, engine={"batch_rows": 50_000})
     with Pipeline(config, spark=spark, on_batch=between_batches) as pipeline:
         pipeline.request(
             Query("tokyo", TOKYO),

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost import Box, Pipeline, Query, RunConfig
-from roost.space import Rect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,11 +47,10 @@ def main(out: Path, spark: SparkSession | None = None) -> int:
     """Return how many matches there are."""
     write_points(out / "points")
     config = RunConfig(
-        time="seen_at",
-        point_id="vehicle",
-        bounds=Rect(0.0, 0.0, 100.0, 100.0),
-        out=out,
-        available_now=True,
+        points={"time": "seen_at", "id": "vehicle"},
+        space={"bounds": (0, 0, 100, 100)},
+        out={"dir": out},
+        engine={"available_now": True},
     )
     with Pipeline(config, spark=spark) as pipeline:
         if pipeline.log.end() == 0:

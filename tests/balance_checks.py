@@ -10,7 +10,7 @@ import json
 import math
 import random
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,12 @@ import shapely
 from pytest import approx
 
 from roost.balance import Partition, Plan
-from roost.engine.machine_stats import load_statistics
-from roost.engine.messages import BatchTask, MachineResult
 from roost.kernel import unpack
-from roost.model import request_schema
-from roost.state.partitions import live_ranges, slots_in
-from roost.state.segments import map_arrays
+from roost.model.schemas import request_schema
+from roost.queries.partitions import live_ranges, slots_in
+from roost.stages.contract import Report
+from roost.stages.matching import MatchingTask
+from roost.stages.statistics import TrioTask, TrioValue, load_statistics
 from roost.workload import MachineStats
 
 SIDE = 80.0
@@ -315,10 +315,10 @@ def read_matches(out: Path) -> list[tuple[int, int, int]]:
 
 def recorded(state: Path, table: str) -> list[Record]:
     """Rows of the state directory, read without Roost; ``plans`` or ``rounds``, in order."""
-    order = {"plans": "epoch", "rounds": "number"}[table]
     db = sqlite3.connect(state / "state.db")
     try:
-        rows = db.execute(f"select {order}, body from {table} order by {order}").fetchall()
+        statement = "select key, value from facts where tbl = ? order by key"
+        rows = db.execute(statement, (table,)).fetchall()
     finally:
         db.close()
     bodies = [json.loads(body) for _, body in rows]
@@ -521,47 +521,81 @@ def halves(rect: Cells, vertical: bool) -> list[tuple[int, Cells, Cells]]:
 # --------------------------------------------------------------------------- what tasks saw
 
 
+@dataclass(frozen=True)
+class MachineResult:
+    """What one machine reported of a batch, from the reports of its stages."""
+
+    machine: int
+    points: int
+    checks: int
+    matches: int
+    busy_s: float
+    load_s: float
+    loaded_bytes: int
+    loaded_queries: int
+    numerator: float
+    received: float
+
+
 @dataclass
 class Seen:
-    """A batch as its tasks saw it, and what they said."""
+    """A batch as its tasks saw it, and what they reported."""
 
     batch_id: int
-    task: BatchTask
+    plan: Plan
     results: list[MachineResult]
     slots: dict[int, set[int]]  # queries of each partition, ended ones among them
     live: dict[int, int]  # how many have not ended
     stats: dict[int, MachineStats]  # of each machine, the round still open
 
-    @property
-    def plan(self) -> Plan:
-        return self.task.plan
+
+Busy = Callable[[int, Report], float]
 
 
-Busy = Callable[[BatchTask, MachineResult], float]
-
-
-def worked(task: BatchTask, result: MachineResult) -> float:
+def worked(number: int, report: Report) -> float:
     """Seconds that a machine is busy for, by what it did and by no clock."""
-    return 1e-4 + 2e-6 * result.points + 2e-8 * result.checks
+    return 1e-4 + 2e-6 * report.counts["points"] + 2e-8 * report.counts["checks"]
 
 
-def look(task: BatchTask, results: list[MachineResult]) -> Seen:
-    folder, refs = Path(task.segment_folder), task.segments
-    names = {ref.file: unpack(map_arrays(folder / ref.file)).ids for ref in refs}
+def look(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:
+    task: MatchingTask = tasks["matching"]
+    trio = tasks.get("statistics")
+    folder, refs = task.folder, task.segments
+    names = {ref.file: unpack(folder.map(ref.file)).ids for ref in refs}
     slots, live = {}, {}
-    now = task.trio.now if task.trio is not None else 0
+    now = trio.now if isinstance(trio, TrioTask) else 0
     for p in task.plan.partitions:
         found = slots_in(folder, refs, p, task.space)
         listed = [names[file][int(k)].as_py() for file in found for k in found[file]]
         assert len(set(listed)) == len(listed), "a query twice in one partition"
         slots[p.partition_id] = set(listed)
         live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now))
+    noted = {report.machine: report for report in reports.get("statistics", ())}
+    results = []
+    for report in reports["matching"]:
+        other = noted.get(report.machine, Report(None, {"loaded_queries": 0}))
+        value = other.value if isinstance(other.value, TrioValue) else None
+        counts = report.counts
+        results.append(
+            MachineResult(
+                report.machine,
+                int(counts["points"]),
+                int(counts["checks"]),
+                int(counts["matches"]),
+                report.seconds,
+                counts["load_s"],
+                int(counts["loaded_bytes"]),
+                int(other.counts["loaded_queries"]),
+                0.0 if value is None else value.numerator,
+                0.0 if value is None else value.received,
+            )
+        )
     stats = {
-        result.machine: load_statistics(Path(name))
-        for result in results
-        for name in result.trio_files
+        machine: load_statistics(trio.files, report.value.file)
+        for machine, report in noted.items()
+        if isinstance(trio, TrioTask)
     }
-    return Seen(task.batch_id, task, results, slots, live, stats)
+    return Seen(task.number, task.plan, results, slots, live, stats)
 
 
 def check_statistics(truth: Truth, seen: Sequence[Seen], ended: set[int]) -> dict[str, int]:

@@ -1,15 +1,25 @@
-"""Options, markers and the one Spark session that all Spark tests share.
+"""Options, markers, seeds, and the one Spark session that all Spark tests share.
 
-Without ``--full`` the long sweeps run a part with fixed seeds; with it they run in full.
+Without ``--full`` the long sweeps run a part: some seeds are fixed, some are fresh. Fresh seeds
+come from the number that the header prints; ``--seed`` repeats them.
+
+A test that is skipped, and not because it is marked ``full``, fails: a check that silently does not
+run is lost. ``--allow-skips`` is for machines that cannot run all tests, such as those without
+network access, where no Kafka broker can be fetched.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import sqlite3
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +32,8 @@ SOURCES = TESTS.parent / "src"
 
 sys.path.insert(0, str(TESTS))
 
-# Examples of one run come from the same draws as those of the next: a failure stays a failure.
+# Without --full the examples of every run are the same. With it they are ten times as many and new
+# in every run; a failure prints the decorator that repeats it.
 settings.register_profile(
     "part",
     derandomize=True,
@@ -30,32 +41,178 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("full", settings.get_profile("part"), max_examples=1_000)
+settings.register_profile(
+    "full",
+    settings.get_profile("part"),
+    derandomize=False,
+    max_examples=10 * settings.get_profile("part").max_examples,
+)
+
+
+class NoticedConnection(sqlite3.Connection):
+    """Warn of a database that is never closed, as Python 3.13 does by itself."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._opened_by = os.environ.get("PYTEST_CURRENT_TEST")
+
+    def __del__(self) -> None:
+        try:
+            self.total_changes  # noqa: B018
+        except sqlite3.ProgrammingError:
+            return  # closed
+        text = f"unclosed database, opened by {self._opened_by}"
+        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
+
+
+if sys.version_info < (3, 13):
+    sqlite3.connect = partial(sqlite3.connect, factory=NoticedConnection)  # type: ignore[assignment]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long sweeps in full")
+    parser.addoption("--seed", type=int, help="repeat the fresh seeds of an earlier run")
+    parser.addoption(
+        "--allow-skips",
+        action="store_true",
+        default=bool(os.environ.get("ROOST_ALLOW_SKIPS")),
+        help="do not fail for skipped tests (or set ROOST_ALLOW_SKIPS)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "part")
+    if hasattr(config, "workerinput"):
+        config.option.seed = config.workerinput["seed"]
+    elif config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(1 << 31)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"fresh seeds: --seed {config.option.seed}"
+
+
+# --------------------------------------------------------------------------- sweeps
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked ``sweep(fixed, fresh, full)`` its seeds.
+
+    It runs with the ``fixed`` seeds and with some fresh ones: ``fresh`` of them, ``full`` of them
+    with ``--full``.
+    """
+    mark = metafunc.definition.get_closest_marker("sweep")
+    if mark is None:
+        return
+    fixed, fresh, full = mark.args
+    count = full if metafunc.config.getoption("--full") else fresh
+    source = random.Random(f"{metafunc.config.option.seed} {metafunc.definition.nodeid}")
+    # Small enough for every use: some seeds are multiplied or added to.
+    drawn = [source.randrange(1_000, 1_000_000) for _ in range(count)]
+    metafunc.parametrize("seed", [*fixed, *drawn])
+
+
+# --------------------------------------------------------------------------- two processes
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Have all processes of pytest-xdist draw the same fresh seeds."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+# Files of tests/spark whose tests start processes of their own and share no session.
+OWN_PROCESSES = ("test_cluster.py", "test_kafka.py", "test_kafka_engine.py")
+
+
+def _shares_session(path: Path) -> bool:
+    return path.parent.name == "spark" and path.name not in OWN_PROCESSES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share out whole files among processes, and all files of the shared session as one block."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.partition("::")[0])
+            return "spark" if _shares_session(path) else str(path)
+
+    return Files(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full"):
-        return
-    skip = pytest.mark.skip(reason="only with --full")
     for item in items:
-        if item.get_closest_marker("full") is not None:
-            item.add_marker(skip)
+        if item.get_closest_marker("full") and not config.getoption("--full"):
+            item.add_marker(pytest.mark.skip(reason="only with --full"))
+        if "spark" in getattr(item, "fixturenames", ()) and not _shares_session(item.path):
+            raise pytest.UsageError(f"{item.nodeid} uses the session that other files share")
+    # What takes longest comes first, so that two processes end at the same time.
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    if item.get_closest_marker("spark") is None:
+        return 2
+    return 0 if _shares_session(item.path) else 1
+
+
+# --------------------------------------------------------------------------- skips
+
+SKIPPED = "Skipped, but not marked full: {reason}\n--allow-skips accepts this."
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("full"):
+        _refuse_skip(item.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:
+        _refuse_skip(collector.config, report)
+    return report
+
+
+def _refuse_skip(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    if config.getoption("--allow-skips"):
+        return
+    # A skip is a tuple: file, line and reason.
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = SKIPPED.format(reason=reason)
+
+
+# --------------------------------------------------------------------------- fixtures
+
+
+# For a JVM that ends after seconds, half of its time went into the better compiler.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def worker_path() -> None:
-    """Let Python workers and child processes import Roost and the tests' helpers."""
+def child_environment() -> None:
+    """Let child processes import Roost and the tests' helpers, and start Java quickly."""
+    os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_JAVA)
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [str(SOURCES), str(TESTS), str(TESTS / "spark"), *filter(None, known)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    """Close at the end of a test what it has opened."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")
@@ -65,15 +222,17 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def spark(worker_path: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(
+    child_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
     """Share one local session of two cores among all tests.
 
     The tests' batches are small; every machine of a plan still gets its part of them.
     """
-    from roost.engine import jobs
+    from roost.engine.executor import SparkExecutor
     from roost.engine.session import make_session
 
-    jobs.ROWS_PER_TASK_MIN = 1
+    SparkExecutor.rows_per_task = 1
     folder = tmp_path_factory.mktemp("spark")
     places = {
         "spark.local.dir": str(folder / "local"),

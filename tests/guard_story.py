@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost import RunConfig
-from roost.balance import Strategy
-from roost.engine.messages import BatchTask, MachineResult
-from roost.guard.attack import Attack, Crowd, Mover, Newcomer, Normal, Party, World
-from roost.space import Coordinates, Rect
+from roost.model.choices import Strategy
+from roost.model.settings import with_settings
+from roost.model.space import Coordinates, Rect
+from roost.sim.attack import World
+from roost.sim.parties import Attack, Crowd, Mover, Newcomer, Normal, Party
+from roost.stages.contract import Report
 
 TICK_S = 15
 DETECTION_BATCHES = 2
@@ -36,9 +38,9 @@ PARTIES: dict[str, Party] = {
 }
 
 
-def worked_by_pairs(task: BatchTask, result: MachineResult) -> float:
+def worked_by_pairs(number: int, report: Report) -> float:
     """Seconds that a machine is busy for: pairs count, as on a machine with many queries."""
-    return 1e-4 + 1e-7 * result.points + 1e-6 * result.checks
+    return 1e-4 + 1e-7 * report.counts["points"] + 1e-6 * report.counts["checks"]
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,24 @@ class GuardStory:
 
     def config(self, folder: Path, strategy: Strategy, **more: Any) -> RunConfig:
         settings: dict[str, Any] = {
-            "points": str(folder / "points.parquet"),
-            "time": "time",
-            "bounds": Rect(0.0, 0.0, 1.0, 1.0),
-            "grid": (32, 32),
-            "coordinates": Coordinates.PLANE,
-            "strategy": strategy,
-            "machines": 16,
-            "batch_rows": self.rows,
-            "available_now": True,
-            "query_id_type": "text",
-            "round_length": float(TICK_S - 1),
-            "tolerance": 1.1,
-            "sink": "count",
-            "out": folder / "out",
-            "guard": True,
-            "guard_round": float(DETECTION_BATCHES * TICK_S),
+            "points.path": str(folder / "points.parquet"),
+            "points.time": "time",
+            "space.bounds": Rect(0.0, 0.0, 1.0, 1.0),
+            "space.grid": (32, 32),
+            "space.coordinates": Coordinates.PLANE,
+            "engine.strategy": strategy,
+            "engine.machines": 16,
+            "engine.batch_rows": self.rows,
+            "engine.available_now": True,
+            "queries.id_type": "text",
+            "balance.round": float(TICK_S - 1),
+            "balance.tolerance": 1.1,
+            "out.sink": "count",
+            "out.dir": folder / "out",
+            "guard.enabled": True,
+            "guard.round": float(DETECTION_BATCHES * TICK_S),
         }
-        return RunConfig(**{**settings, **more})
+        return with_settings(RunConfig(), {**settings, **more})
 
 
 def blocked_users(log: Sequence[dict[str, Any]]) -> list[str]:

@@ -17,6 +17,12 @@ def cells_of(p: Partition) -> set[tuple[int, int]]:
     return {(c, r) for c in range(p.column0, p.column1) for r in range(p.row0, p.row1)}
 
 
+def overlapping(plan: Plan, column0: int, row0: int, column1: int, row1: int) -> list[Partition]:
+    """Return the partitions that an inclusive range of cells overlaps, by brute force."""
+    wide = [p for p in plan.partitions if p.column0 <= column1 and column0 < p.column1]
+    return [p for p in wide if p.row0 <= row1 and row0 < p.row1]
+
+
 def random_layout(rng: random.Random, columns: int, rows: int, steps: int) -> list[Rectangle]:
     """Split and merge at random; merges may be of any set that fills a rectangle."""
     found = [(0, 0, columns, rows)]

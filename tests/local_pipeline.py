@@ -1,59 +1,63 @@
-"""The pipeline with its tasks run in this process: everything of the engine but Spark."""
+"""The pipeline in this process, with counted instead of measured times, and watched."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from balance_checks import Busy, Seen, look, worked
-from roost import Pipeline, RunConfig
-from roost.engine.batch import BatchRunner
-from roost.engine.messages import BatchTask, MachineResult
-from roost.engine.slices import cut
-from roost.engine.tasks import match_routed, read_and_match, read_and_route
+from roost import RunConfig
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import InProcessExecutor
+from roost.stages.contract import Report, Task
+from roost.testing import InProcessPipeline
+from roost.testing.pipeline import check_states
 
 
-class Local(Pipeline):
-    """The pipeline without Spark."""
+class WatchedExecutor(InProcessExecutor):
+    """Counts the time of a machine by what it did, and notes what tasks and reports say."""
 
-    def __init__(self, config: RunConfig, busy: Busy = worked, **hooks: Any) -> None:
-        super().__init__(config, **hooks)
+    def __init__(self, busy: Busy) -> None:
+        super().__init__(measure=self._counted)
         self._busy_of = busy
+        self._number = 0
         self.seen: list[Seen] = []
         self.watched = True
-        self.in_job: Callable[[int], None] = lambda batch_id: None
-        for file in (self.store, self.log):
-            file._db.execute("pragma synchronous = off")  # type: ignore[attr-defined]
+        self.in_job: Callable[[int], None] = lambda number: None
 
-    def _batch(
-        self, runner: BatchRunner, batch_id: int, slices: Sequence[Any], offsets: dict[str, Any]
-    ) -> None:
-        self.runner = runner
-        self._on_batch(runner.run(batch_id, offsets, partial(self._job, slices)))
-
-    def _job(self, slices: Sequence[Any], task: BatchTask) -> list[MachineResult]:
-        task = pickle.loads(pickle.dumps(task))
-        results = pickle.loads(pickle.dumps(list(run_here(slices, task))))
-        for result in results:
-            result.load_s = 1e-9 * result.loaded_bytes
-            result.busy_s = self._busy_of(task, result) + result.load_s
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        self._number = tasks["matching"].number  # type: ignore[attr-defined]
+        reports = super().run(inputs, chain, tasks, placement)
         if self.watched:
-            self.seen.append(look(task, results))
-        self.in_job(task.batch_id)
-        return results
+            self.seen.append(look(tasks, reports))
+        self.in_job(self._number)
+        return reports
+
+    def _counted(self, report: Report) -> Report:
+        if report.stage != "matching":
+            return replace(report, seconds=0.0)
+        load_s = 1e-9 * report.counts["loaded_bytes"]
+        busy = self._busy_of(self._number, report)
+        return replace(report, counts={**report.counts, "load_s": load_s}, seconds=busy + load_s)
 
 
-def run_here(slices: Sequence[Any], task: BatchTask) -> Iterator[MachineResult]:
-    machines = range(task.plan.machines)
-    if task.plan.fully_replicated:
-        for machine, group in zip(machines, cut(slices, len(machines)), strict=True):
-            yield from read_and_match(task, machine, [group])
-        return
-    routed: list[list[Any]] = [[] for _ in machines]
-    for part, group in enumerate(cut(slices, 2)):
-        for machine, item in read_and_route(task, part, [group]):
-            routed[machine].append((machine, item))
-    for machine in machines:
-        yield from match_routed(task, machine, routed[machine])
+class Local(InProcessPipeline):
+    """The pipeline without Spark; checks the stages' states after every batch."""
+
+    def __init__(self, config: RunConfig, busy: Busy = worked, **hooks: Any) -> None:
+        self.watch = WatchedExecutor(busy)
+        on_step = hooks.pop("on_step", lambda step, number: None)
+
+        def step(name: str, number: int) -> None:
+            if name == "round":
+                check_states(self)
+            on_step(name, number)
+
+        super().__init__(config, executor=self.watch, on_step=step, **hooks)
+
+    @property
+    def seen(self) -> list[Seen]:
+        return self.watch.seen

@@ -1,15 +1,16 @@
 """Roost: continuous spatial queries over streams of points, on Apache Spark.
 
-Nothing here loads Spark until a :class:`Pipeline` is asked for.
+Importing this module loads neither numba, pyarrow nor Spark; the first use of :class:`Pipeline`
+does.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from roost.config import RunConfig
 from roost.errors import RoostError
-from roost.model import Box, Circle, Polygon, Query, Terminate
+from roost.model.records import Box, Circle, Polygon, Query, Terminate
+from roost.model.settings import RunConfig
 
 if TYPE_CHECKING:
     from roost.engine.pipeline import Pipeline
@@ -28,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the pipeline, and Spark with it, when it is first used."""
+    """Import the pipeline, and Spark with it, on first use."""
     if name == "Pipeline":
         from roost.engine.pipeline import Pipeline
 

@@ -1,27 +1,26 @@
 """The ``roost`` command.
 
-Exit codes: 0 all is well; 1 Roost or Spark failed; 2 the command line or a setting is wrong;
-3 a request was refused; 130 interrupted.
+Exit codes: 0 success; 1 Roost or Spark failed; 2 wrong command line or setting; 3 request refused;
+130 interrupted. Commands import their code when they run, so that ``roost --help`` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from roost import __version__
-from roost.config import RunConfig, load_config, with_settings
 from roost.errors import ConfigError, RequestError, RoostError
+from roost.model.settings import KEYS, RunConfig, load_config, with_settings
 
-OK, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+FAILED, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
-# Flag of `run`, key of the configuration, what it takes, help.
+MASTER_HELP = "Spark master (default: local[*])"
+ENCRYPT_HELP = "encrypt the data that Spark sends between processes and spills to disk"
+# Flag of `run`, key of its setting, placeholder of its value (none for a switch), help.
 RUN_FLAGS = (
     (
         "--points",
@@ -35,34 +34,35 @@ RUN_FLAGS = (
         "--out",
         "out.dir",
         "DIR",
-        "where matches/*.parquet and dead/*.parquet go (default: roost-out)",
+        "output directory for matches/*.parquet and dead/*.parquet (default: roost-out)",
     ),
     (
         "--state",
         "out.state",
         "DIR",
-        "state directory; running again with it goes on where it was (default: OUT/state)",
+        "state directory; a run with an existing one resumes it (default: OUT/state)",
     ),
     (
         "--strategy",
         "engine.strategy",
         "S",
-        "replicated, uniform, history, swarm or global: how machines share out the work "
+        "replicated, uniform, history, swarm or global: how work is placed on machines "
         "(default: replicated on one host, global on a cluster)",
     ),
     (
         "--machines",
         "engine.machines",
         "M",
-        "parallel matching tasks of a batch (default: the cores of the Spark master)",
+        "parallel matching tasks per batch (default: the cores of the Spark master)",
     ),
     (
         "--bounds",
         "space.bounds",
         "x0,y0,x1,y1",
-        "where cells are fine; outside is still exact (default: where most points are)",
+        "area that the grid divides; points beyond it are matched too "
+        "(default: the area of most points)",
     ),
-    ("--grid", "space.grid", "CxR", "cells of the plan (default: 1000x1000)"),
+    ("--grid", "space.grid", "CxR", "columns and rows of the grid (default: 1000x1000)"),
     (
         "--coordinates",
         "space.coordinates",
@@ -73,13 +73,13 @@ RUN_FLAGS = (
         "--outside",
         "space.outside",
         "RULE",
-        "exact (default) matches what is beyond the bounds, dead refuses it",
+        "beyond the bounds: exact (default) matches points and queries, dead rejects them",
     ),
     (
         "--window",
         "window.kind",
         "KIND",
-        "time, count or bytes: keep points for snapshots, aggregates and nearest (default: none)",
+        "time, count or bytes: retain points for snapshots, aggregates and nearest (default: none)",
     ),
     (
         "--window-length",
@@ -91,9 +91,9 @@ RUN_FLAGS = (
         "--lateness",
         "window.lateness",
         "S",
-        "seconds a point may be behind the newest (default: the window's length)",
+        "seconds that a point may be behind the newest one (default: the window's length)",
     ),
-    ("--batch-rows", "engine.batch_rows", "N", "points of a batch at most (default: 16000000)"),
+    ("--batch-rows", "engine.batch_rows", "N", "maximum points per batch (default: 16000000)"),
     ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
     ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
     ("--topic", "out.topic", "URL", "kafka://HOST:PORT/TOPIC for --sink kafka"),
@@ -103,122 +103,143 @@ RUN_FLAGS = (
         "URL",
         "kafka://HOST:PORT/TOPIC instead of the SQLite log in the state directory",
     ),
-    ("--master", "engine.master", "URL", "Spark master (default: local[*])"),
-    ("--report", "out.report", "FILE.json", "write the run's figures here (default: OUT)"),
+    ("--master", "engine.master", "URL", MASTER_HELP),
+    ("--report", "out.report", "FILE.json", "report of the run (default: OUT/report.json)"),
+    (
+        "--available-now",
+        "engine.available_now",
+        None,
+        "process the available points and exit, instead of waiting for more",
+    ),
+    (
+        "--guard",
+        "guard.enabled",
+        None,
+        "find and block users who attack the balancer (with strategy swarm or global)",
+    ),
+    ("--encrypt", "engine.encrypt", None, ENCRYPT_HELP),
 )
-ENCRYPT_HELP = "encrypt what Spark sends between processes and spills to disk"
 SAMPLE_BATCH_ROWS = 50_000
-WHOLE_NUMBERS = ("engine.machines", "engine.batch_rows")
-NUMBERS = ("window.length", "window.lateness")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and flags."""
+    """Build the parser of all commands and flags."""
     parser = argparse.ArgumentParser(
         prog="roost",
         description="Continuous spatial queries over streams of points, on Apache Spark.",
-        epilog="Exit codes: 0 fine, 1 failed, 2 wrong use, 3 request refused, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure, 2 usage error, 3 request refused, "
+        "130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"roost {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_bench(commands)
+    _add_query(commands)
+    _add_snapshot(commands)
+    _add_guard(commands)
+    compile_loops = commands.add_parser(
+        "compile", help="compile all loops once, so that no run waits for the compiler"
+    )
+    compile_loops.set_defaults(execute=_compile)
+    inspect = commands.add_parser(
+        "inspect", help="show the plan, batches, segments and dead letters of a state directory"
+    )
+    inspect.add_argument("state", type=Path, metavar="STATE_DIR")
+    inspect.set_defaults(execute=_inspect)
+    return parser
 
+
+def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="match points with queries",
         description=(
             "Match points with queries, batch by batch, each match exactly once. Without arguments "
-            "it replays the bundled sample. A run that was stopped or killed goes on where it was."
+            "it replays the bundled sample. A stopped or killed run resumes from its state."
         ),
     )
     run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
-    for flag, key, metavar, words in RUN_FLAGS:
-        kind = int if key in WHOLE_NUMBERS else float if key in NUMBERS else str
-        run.add_argument(flag, dest=key, metavar=metavar, help=words, type=kind)
-    run.add_argument(
-        "--available-now",
-        dest="engine.available_now",
-        action="store_true",
-        default=None,
-        help="process what is there and end, instead of waiting for more",
-    )
-    run.add_argument(
-        "--guard",
-        dest="guard.enabled",
-        action="store_true",
-        default=None,
-        help="find and block users who attack the balancer (with strategy swarm or global)",
-    )
-    run.add_argument(
-        "--encrypt",
-        dest="engine.encrypt",
-        action="store_true",
-        default=None,
-        help=ENCRYPT_HELP,
-    )
-    run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    for flag, key, metavar, text in RUN_FLAGS:
+        kind = KEYS[key].metadata["flag_type"]
+        value: dict[str, Any] = {"type": kind, "metavar": metavar}
+        if kind is bool:
+            value = {"action": "store_true", "default": None}
+        run.add_argument(flag, dest=key, help=text, **value)
+    run.add_argument("--quiet", action="store_true", help="print only errors")
+    run.set_defaults(execute=_run)
 
+
+def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
-        "bench", help="measure", description="Run a benchmark; larger data comes from ROOST_DATA."
+        "bench",
+        help="run a benchmark",
+        description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
     bench.add_argument(
         "name",
         metavar="NAME",
         help="peers, latency, load, trio, swarm, hotspots, scale, snapshot or guard",
     )
-    bench.add_argument("--quick", action="store_true", help="smaller, in minutes")
+    bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the result here, plots beside"
+        "--json", type=Path, metavar="FILE", help="result file; plots are written beside it"
     )
+    bench.set_defaults(execute=_bench)
 
+
+def _add_query(commands: Any) -> None:
     query = commands.add_parser(
         "query", help="register, terminate or list queries of a state directory"
     )
     actions = query.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, words in (("register", "register a query"), ("terminate", "end a query")):
-        action = actions.add_parser(name, help=words)
+    register = actions.add_parser("register", help="register a query")
+    terminate = actions.add_parser("terminate", help="terminate a query")
+    for action in (register, terminate):
         action.add_argument("query_id", metavar="QUERY_ID")
         action.add_argument("--user", default="local", help="owner (default: local)")
-        action.add_argument("--at", metavar="TIME", help="event time from which it holds")
-        if name == "register":
-            shape = action.add_mutually_exclusive_group(required=True)
-            shape.add_argument("--box", metavar="x0,y0,x1,y1")
-            shape.add_argument(
-                "--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat"
-            )
-            shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
-            action.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
-            action.add_argument("--expires-at", metavar="TIME")
-            action.add_argument(
-                "--aggregate",
-                metavar="LIST",
-                help='aggregates of the window instead of matches, such as "count, avg(fare)"',
-            )
-            action.add_argument(
-                "--nearest",
-                type=int,
-                metavar="K",
-                help="the K points of the window nearest to the circle's centre, not matches",
-            )
-    actions.add_parser("list", help="show queries").add_argument(
-        "--limit", type=int, default=50, help="how many at most (default: 50)"
+        action.add_argument("--at", metavar="TIME", help="event time from which it applies")
+    shape = register.add_mutually_exclusive_group(required=True)
+    _add_shapes(shape)
+    register.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
+    register.add_argument("--expires-at", metavar="TIME", help="event time at which it ends")
+    register.add_argument(
+        "--aggregate",
+        metavar="LIST",
+        help='aggregates over the window instead of matches, such as "count, avg(fare)"',
+    )
+    register.add_argument(
+        "--nearest",
+        type=int,
+        metavar="K",
+        help="the K points of the window nearest to the circle's centre, instead of matches",
+    )
+    actions.add_parser("list", help="list queries").add_argument(
+        "--limit", type=int, default=50, help="maximum number of queries (default: 50)"
     )
     for action in actions.choices.values():
         action.add_argument("--state", type=Path, required=True, metavar="DIR")
+        action.set_defaults(execute=_query)
 
+
+def _add_shapes(group: Any) -> None:
+    group.add_argument("--box", metavar="x0,y0,x1,y1")
+    group.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
+    group.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
+
+
+def _add_snapshot(commands: Any) -> None:
     snapshot = commands.add_parser(
         "snapshot",
-        help="ask about the window as it is now",
+        help="query the current window",
         description=(
-            "Ask about the window of a state directory: points in a shape, the nearest ones, or "
-            "aggregates. Whoever runs the stream may go on; the answer says of which batch it is."
+            "Query the window of a state directory: points in a shape, the nearest points, or "
+            "aggregates. The stream may be running; the result names the batch that it reflects."
         ),
     )
     snapshot.add_argument("state", type=Path, metavar="STATE_DIR")
     shape = snapshot.add_mutually_exclusive_group()
-    shape.add_argument("--box", metavar="x0,y0,x1,y1")
-    shape.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
-    shape.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
-    shape.add_argument("--at", metavar="x,y", help="with --nearest: however far they are")
+    _add_shapes(shape)
+    shape.add_argument("--at", metavar="x,y", help="with --nearest: at any distance")
     snapshot.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
     snapshot.add_argument("--since", metavar="TIME", help="only points of this time or later")
     snapshot.add_argument("--until", metavar="TIME", help="only points before this time")
@@ -227,66 +248,68 @@ def build_parser() -> argparse.ArgumentParser:
         "--aggregate", metavar="LIST", help='such as "count, avg(fare), quantile(fare, 0.5)"'
     )
     snapshot.add_argument(
-        "--out", type=Path, metavar="FILE", help="write .parquet, .csv or .jsonl instead"
+        "--out", type=Path, metavar="FILE", help="write a .parquet, .csv or .jsonl file instead"
     )
     snapshot.add_argument(
-        "--limit", type=int, default=50, help="rows to print at most (default: 50)"
+        "--limit", type=int, default=50, help="maximum rows to print (default: 50)"
     )
-    snapshot.add_argument("--master", metavar="URL", help="Spark master (default: local[*])")
+    snapshot.add_argument("--master", metavar="URL", help=MASTER_HELP)
     snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT_HELP)
+    snapshot.set_defaults(execute=_snapshot)
 
+
+def _add_guard(commands: Any) -> None:
     guard = commands.add_parser(
         "guard",
-        help="see whom the guard suspects and blocks; block and unblock users",
+        help="list suspicious and blocked users; block and unblock users",
         description=(
-            "Look at the guard of a state directory, block users and let them in again. Orders "
-            "hold from the next batch on, also while a run goes on."
+            "Inspect the guard of a state directory, block and unblock users. Commands take effect "
+            "with the next batch, also while a run is active."
         ),
     )
     actions = guard.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="who is blocked and who is suspicious")
-    log = actions.add_parser("log", help="every decision, with why")
-    log.add_argument("--limit", type=int, default=50, help="how many at most (default: 50)")
+    listing = actions.add_parser("list", help="list blocked and suspicious users")
+    log = actions.add_parser("log", help="list decisions with their reasons")
+    log.add_argument("--limit", type=int, default=50, help="maximum decisions (default: 50)")
     for action in (listing, log):
-        action.add_argument("--json", action="store_true", help="everything, as JSON")
+        action.add_argument("--json", action="store_true", help="print all fields as JSON")
     block = actions.add_parser("block", help="refuse a user's requests")
-    block.add_argument("--evict", action="store_true", help="end the user's queries, too")
-    unblock = actions.add_parser("unblock", help="let a user in again")
+    block.add_argument("--evict", action="store_true", help="terminate the user's queries, too")
+    unblock = actions.add_parser("unblock", help="accept a user's requests again")
     for action in (block, unblock):
         action.add_argument("user", metavar="USER")
-        action.add_argument("--reason", metavar="TEXT", help="for the log")
+        action.add_argument("--reason", metavar="TEXT", help="recorded in the log")
     for action in actions.choices.values():
         action.add_argument("--state", type=Path, required=True, metavar="DIR")
-
-    inspect = commands.add_parser(
-        "inspect", help="show a state directory: plan, batches, segments, dead letters"
-    )
-    inspect.add_argument("state", type=Path, metavar="STATE_DIR")
-    return parser
+        action.set_defaults(execute=_guard)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    given = sys.argv[1:] if argv is None else argv
-    arguments = build_parser().parse_args(_with_negatives(given))
-    errors = Console(stderr=True, soft_wrap=True)
+    """Run a command line and return the exit code."""
+    arguments = build_parser().parse_args(_join_negatives(sys.argv[1:] if argv is None else argv))
     try:
-        return _COMMANDS[arguments.command](arguments)
+        exit_code: int = arguments.execute(arguments)
     except ConfigError as error:
-        errors.print(f"roost: {error}", style="red", markup=False, highlight=False)
-        return USAGE
+        return _print_error(f"{error}", USAGE)
     except RequestError as error:
-        errors.print(f"roost: refused, {error}", style="red", markup=False, highlight=False)
-        return REFUSED
+        return _print_error(f"refused, {error}", REFUSED)
     except RoostError as error:
-        errors.print(f"roost: {error}", style="red", markup=False, highlight=False)
-        return FAILED
+        return _print_error(f"{error}", FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+    return exit_code
 
 
-def _with_negatives(argv: Sequence[str]) -> list[str]:
-    """Join ``--box -74,40,-73,41`` to one word: argparse takes it for two flags otherwise."""
+def _print_error(message: str, exit_code: int) -> int:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"roost: {message}", style="red", markup=False, highlight=False)
+    return exit_code
+
+
+def _join_negatives(argv: Sequence[str]) -> list[str]:
+    """Join ``--box -74,40,-73,41`` with ``=``: argparse reads two flags otherwise."""
     joined: list[str] = []
     for word in argv:
         number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
@@ -298,27 +321,24 @@ def _with_negatives(argv: Sequence[str]) -> list[str]:
 
 
 def run_config(arguments: argparse.Namespace) -> RunConfig:
-    """Gather the settings of a run: the bundled sample, then the file, then the flags."""
-    given = {
-        key: value for key, value in vars(arguments).items() if "." in key and value is not None
+    """Build the settings of a run from the bundled sample, the file and the flags."""
+    given = {key: value for key in KEYS if (value := getattr(arguments, key, None)) is not None}
+    if arguments.config:
+        config = load_config(arguments.config, given)
+    else:
+        config = with_settings(RunConfig(), given)
+    if config.points.path is not None:
+        return config
+    data = Path(__file__).parent / "data"
+    sample: dict[str, Any] = {
+        "points.path": data / "sample_points.parquet",
+        "engine.available_now": True,
     }
-    if isinstance(given.get("points.speed"), str) and given["points.speed"] != "max":
-        with contextlib.suppress(ValueError):  # the setting itself says what it takes
-            given["points.speed"] = float(given["points.speed"])
-    config = load_config(Path(arguments.config)) if arguments.config else RunConfig()
-    config = with_settings(config, given)
-    if config.points is None:
-        data = Path(__file__).parent / "data"
-        sample: dict[str, Any] = {
-            "points.path": str(data / "sample_points.parquet"),
-            "engine.available_now": True,
-        }
-        if config.queries is None:
-            sample["queries.path"] = str(data / "sample_requests.parquet")
-        if "engine.batch_rows" not in given:
-            sample["engine.batch_rows"] = SAMPLE_BATCH_ROWS  # several batches to look at
-        config = with_settings(config, sample)
-    return config
+    if config.queries.path is None:
+        sample["queries.path"] = data / "sample_requests.parquet"
+    if "engine.batch_rows" not in given:
+        sample["engine.batch_rows"] = SAMPLE_BATCH_ROWS  # the sample in several batches
+    return with_settings(config, sample)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -334,38 +354,36 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _query(arguments: argparse.Namespace) -> int:
-    from roost.state.operations import query_command
+    from roost.commands.terminal import query_command
 
     return query_command(arguments)
 
 
 def _snapshot(arguments: argparse.Namespace) -> int:
-    from roost.engine.snapshot_command import snapshot_command
+    from roost.commands.terminal import snapshot_command
 
     return snapshot_command(arguments)
 
 
 def _guard(arguments: argparse.Namespace) -> int:
-    from roost.state.guard_desk import guard_command
+    from roost.commands.terminal import guard_command
 
     return guard_command(arguments)
 
 
+def _compile(arguments: argparse.Namespace) -> int:
+    from roost.commands.compile import compile_all
+
+    for package, seconds in compile_all():
+        print(f"{package} compiled in {seconds:.1f} s")
+    return 0
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
-    from roost.state.operations import inspect_state, plain_console
+    from roost.commands.terminal import inspect_command
 
-    inspect_state(arguments.state, plain_console())
-    return OK
+    return inspect_command(arguments)
 
-
-_COMMANDS = {
-    "run": _run,
-    "bench": _bench,
-    "query": _query,
-    "snapshot": _snapshot,
-    "guard": _guard,
-    "inspect": _inspect,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

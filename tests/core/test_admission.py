@@ -12,22 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import shapely
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.engine.files import read_json_lines, read_requests
-from roost.model import (
-    BOX,
-    CIRCLE,
-    POLYGON,
-    TIME_MAX,
-    TIME_MIN,
-    TIMESTAMP,
-    Reason,
-    request_schema,
-)
-from roost.space import Coordinates, Outside, Rect, Space
-from roost.state.admission import Admission, Rules, admit, read_polygon
+from properties import examples
+from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, Reason
+from roost.model.schemas import TIMESTAMP, request_schema
+from roost.model.space import Coordinates, Outside, Rect, Space
+from roost.queries.admission import Admission, Rules, admit, read_polygon
+from roost.stages.json_lines import read_json_lines
+from roost.stages.point_files import read_requests
 
 BOUNDS = Rect(-10.0, -10.0, 10.0, 10.0)
 PLANE = Space(BOUNDS, 10, 10, Coordinates.PLANE)
@@ -326,7 +320,7 @@ junk_requests = st.builds(
 
 
 @given(st.lists(junk_requests, min_size=1, max_size=8), st.booleans(), st.booleans())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_whatever_comes_every_request_counts_once(requests, lonlat: bool, dead: bool) -> None:
     coordinates = Coordinates.LONLAT if lonlat else Coordinates.PLANE
     space = Space(BOUNDS, 10, 10, coordinates, Outside.DEAD if dead else Outside.EXACT)
@@ -344,7 +338,7 @@ def test_whatever_comes_every_request_counts_once(requests, lonlat: bool, dead: 
 
 
 @given(st.text(max_size=40) | st.sampled_from([SQUARE, SQUARE[:20], '{"type": 5}', "{}", "[]"]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_no_text_is_too_strange_for_a_polygon(text: str) -> None:
     geometry = read_polygon(text)
     assert geometry is None or isinstance(geometry, shapely.Geometry)
@@ -385,8 +379,8 @@ def test_what_is_wanted_is_kept_with_the_place_in_the_log() -> None:
     )
     assert reasons(admission) == ["bad_nearest"]
     wanted = [None, "aggregate count, avg(fare)", "nearest 3", "aggregate min(base)"]
-    assert admission.queries["wants"].to_pylist() == wanted
-    assert admission.queries["born"].to_pylist() == [None, 41, 42, 44]
+    assert admission.queries["output"].to_pylist() == wanted
+    assert admission.queries["created_position"].to_pylist() == [None, 41, 42, 44]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""AQWA's statistics: any rectangle, compared with asking every query and point."""
+"""Euler histogram and AQWA's statistics, compared with brute force over queries and points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio_model import ranges_on
 
-from roost.workload import AqwaStats, CellCounter, EulerHistogram, overlap_counts
+from roost.bench.aqwa import AqwaStats
+from roost.workload import CellCounter, EulerHistogram, overlap_counts
 
 sides = st.integers(1, 6)
 
@@ -47,7 +48,7 @@ def test_the_histogram_counts_every_rectangle_exactly(columns, rows, data) -> No
         assert np.array_equal(histogram.per_cell(), overlap_counts(columns, rows, live))
 
 
-def test_the_histogram_of_nothing() -> None:
+def test_an_empty_histogram_counts_zero() -> None:
     histogram = EulerHistogram(3, 2)
     assert histogram.count(0, 0, 3, 2) == 0
     assert histogram.count_many(np.empty((0, 4), np.int64)).tolist() == []
@@ -74,7 +75,7 @@ def test_the_cost_of_a_rectangle_is_its_points_times_its_queries(columns, rows, 
     assert stats.cost(0, 0, columns, rows) == 0.0
 
 
-def test_it_stores_ten_numbers_a_cell_and_sends_five() -> None:
+def test_aqwa_stores_ten_numbers_per_cell_and_sends_five() -> None:
     stats = AqwaStats(200, 100)
     cells = 200 * 100
     assert stats.nbytes / cells >= 10 * 4

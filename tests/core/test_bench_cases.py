@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from oracle import brute_force
 from roost.bench import cases, peers
 from roost.bench.cases import Case, CaseSpec, Pickups
 from roost.bench.rivals import duckdb_rival, environment, protocol, strtree
 from roost.bench.rivals.protocol import Job
+from roost.testing.oracle import brute_force
 
 SPEC = CaseSpec("tiny", "boxes", 300, points=800, write_points=200, warm_points=50)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from roost.balance import Strategy
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import run_strategies, summed
 from roost.bench.hotspots import rounds_to_recover
 from roost.bench.moving import HOTSPOT_SIDE, SCENARIOS, Hotspot, MovingLoad
+from roost.model.choices import Strategy
 
 PICKUPS = load_pickups(None)
 POINTS = 2_000

@@ -17,9 +17,9 @@ from roost.bench import snapshot_cases as cases
 from roost.bench.cases import Pickups
 from roost.bench.snapshot import Contender, UnequalAnswers
 from roost.cli import build_parser
-from roost.model import Box, Circle
-from roost.space import haversine_m
-from roost.state.snapshot import Question
+from roost.model.records import Box, Circle
+from roost.model.space import haversine_m
+from roost.window.snapshot import Question
 
 BOUNDS = (-74.3, 40.5, -73.5, 41.0)
 

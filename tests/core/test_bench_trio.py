@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from roost.bench import trio
+from roost.bench.aqwa import AqwaStats
 from roost.bench.trio_storage import aqwa_bytes, lines_kept, trio_bytes
-from roost.workload import AqwaStats
 
 
 @pytest.mark.parametrize(

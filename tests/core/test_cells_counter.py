@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio_model import ranges_on
 
-from roost.space import Grid, Rect
+from roost.model.space import Grid, Rect
 from roost.workload import CellCounter, CellCounts, overlap_counts, query_ranges
 
 
@@ -24,7 +24,7 @@ def as_dict(counts: CellCounts) -> dict[int, int]:
 
 
 @given(st.integers(1, 700), st.data())
-def test_taken_is_what_was_added_since(size, data) -> None:
+def test_take_returns_the_counts_since_the_last_call(size, data) -> None:
     counter = CellCounter(size)
     cell = st.integers(0, size - 1)
     for batches in data.draw(st.lists(st.lists(st.lists(cell, max_size=40), max_size=3))):
@@ -34,9 +34,9 @@ def test_taken_is_what_was_added_since(size, data) -> None:
 
 
 @pytest.mark.parametrize("cell", [-1, 10, 2**31 - 1])
-def test_a_cell_beyond_the_grid_is_refused_and_breaks_nothing(cell) -> None:
+def test_a_cell_outside_the_grid_is_refused_without_side_effects(cell) -> None:
     counter = CellCounter(10)
-    with pytest.raises(IndexError, match="beyond the grid"):
+    with pytest.raises(IndexError, match="outside the grid"):
         counter.add(np.array([3, cell, 4], np.int32))
     assert as_dict(counter.take()) == {3: 1}
     assert as_dict(counter.take()) == {}
@@ -46,7 +46,7 @@ tables = st.lists(st.dictionaries(st.integers(0, 30), st.integers(1, 9)), max_si
 
 
 @given(tables)
-def test_joined_adds_up(parts) -> None:
+def test_joined_counts_are_sums(parts) -> None:
     counted = [
         CellCounts(
             np.array(sorted(part), np.int32), np.array([part[c] for c in sorted(part)], np.int64)

@@ -18,17 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost import __version__
-from roost.balance import Strategy, initial_plan
+from roost.balance import initial_plan
 from roost.cli import RUN_FLAGS, build_parser, main, run_config
-from roost.config import KEYS
-from roost.engine.snapshot_command import write_answer
+from roost.commands.queries import QueryService
+from roost.commands.snapshot import write_result
 from roost.errors import ConfigError
-from roost.model import DEAD_SCHEMA, TIMESTAMP
-from roost.space import Coordinates, Outside, Rect, Space
-from roost.state.admission import Rules
-from roost.state.operations import Desk
-from roost.state.queries import QuerySet
-from roost.state.store import Commit, Intent, Store
+from roost.model.choices import Strategy
+from roost.model.schemas import DEAD_SCHEMA, TIMESTAMP
+from roost.model.settings import KEYS
+from roost.model.space import Coordinates, Outside, Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.live import QuerySet
+from roost.runtime import records
+from roost.runtime.records import Commit, Intent
+from roost.storage.agreement import agree
+from roost.storage.store import Store
 
 SPACE = Space(Rect(-74.0, 40.0, -73.0, 41.0), 20, 10, Coordinates.LONLAT)
 
@@ -73,7 +77,7 @@ def test_the_commands_are_those_that_were_promised() -> None:
     assert set(COMMANDS) == {
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
         ("query", "list"), ("snapshot",), ("guard",), ("guard", "list"), ("guard", "log"),
-            ("guard", "block"), ("guard", "unblock"), ("inspect",),
+            ("guard", "block"), ("guard", "unblock"), ("compile",), ("inspect",),
     }  # fmt: skip
 
 
@@ -103,7 +107,7 @@ def test_the_help_of_run_explains_every_flag_and_tells_the_defaults(capsys) -> N
 
 def test_the_exit_codes_are_told(capsys) -> None:
     _, out, _ = roost(capsys, "--help")
-    assert "Exit codes: 0 fine, 1 failed, 2 wrong use, 3 request refused" in out
+    assert "Exit codes: 0 success, 1 failure, 2 usage error, 3 request refused" in out
 
 
 def test_every_flag_of_run_is_a_setting() -> None:
@@ -152,19 +156,23 @@ def settings(*words: str):
 
 def test_without_arguments_the_bundled_sample_is_replayed() -> None:
     config = settings()
-    assert config.available_now
-    assert config.points is not None and Path(config.points).is_file()
-    assert config.queries is not None and Path(config.queries).is_file()
+    assert config.engine.available_now
+    assert config.points.path is not None and Path(config.points.path).is_file()
+    assert config.queries.path is not None and Path(config.queries.path).is_file()
 
 
 def test_flags_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[points]\npath = "a.parquet"\n[engine]\nmachines = 2\nbatch_rows = 5\n')
     config = settings(str(path), "--machines", "4", "--outside", "dead", "--speed", "1.5")
-    assert (config.points, config.machines, config.batch_rows) == ("a.parquet", 4, 5)
-    assert (config.outside, config.speed) == (Outside.DEAD, 1.5)
-    assert not config.available_now
-    assert settings(str(path), "--available-now").available_now
+    assert (config.points.path, config.engine.machines, config.engine.batch_rows) == (
+        "a.parquet",
+        4,
+        5,
+    )
+    assert (config.space.outside, config.points.speed) == (Outside.DEAD, 1.5)
+    assert not config.engine.available_now
+    assert settings(str(path), "--available-now").engine.available_now
 
 
 BAD_SETTINGS = [
@@ -297,7 +305,7 @@ def test_a_refused_request_is_exit_code_3_with_its_reason(capsys, state, words, 
     code, out, err = roost(capsys, "query", *words, "--state", state)
     assert (code, out) == (3, "")
     assert f"roost: refused, {reason}: " in err
-    with closing(Desk(state)) as desk:
+    with closing(QueryService(state)) as desk:
         assert desk.log.end() == 1
 
 
@@ -320,7 +328,7 @@ def test_a_request_that_cannot_be_read_is_exit_code_2(capsys, state, words, mess
 
 def test_identifiers_and_times_are_of_the_kinds_that_the_run_has(capsys, state: Path) -> None:
     store = Store(state)
-    store.agree(meta("int64", "int64"))
+    agree(store, meta("int64", "int64"))
     store.close()
     box = ("--box", "0,0,1,1", "--state", state)
     code, _, err = roost(capsys, "query", "register", "a", *box)
@@ -355,8 +363,8 @@ def meta(id_type: str, time_type: str) -> dict:
 
 def make_state(state: Path) -> None:
     store = Store(state)
-    store.agree(meta("string", str(TIMESTAMP)))
-    desk = Desk(state)
+    agree(store, meta("string", str(TIMESTAMP)))
+    desk = QueryService(state)
     box = {"op": "register", "user_id": "ann", "x0": -74.0, "y0": 40.0, "x1": -73.5, "y1": 41.0}
     rows = [{**box, "query_id": f"q{n}"} for n in range(1200)]
     desk.log.append(pa.Table.from_pylist(rows))
@@ -366,15 +374,15 @@ def make_state(state: Path) -> None:
     queries.advance(2)
     desk.close()
     plan = initial_plan(Strategy.UNIFORM, SPACE.grid, 5)
-    store.put_plan(0, {**plan.to_json(), "strategy": "uniform"})
+    store.record(records.plan_fact(store, {**plan.to_json(), "strategy": "uniform"}))
     for batch_id in range(12):
-        store.put_intent(Intent(batch_id, 0, 2))
+        records.begin(store, Intent(batch_id, {"space": 0}, 2))
         figures = {
             "points": 1000 + batch_id, "matches": 31337, "dead_points": 2, "dead_requests": 1,
             "seconds": 0.25,
         }  # fmt: skip
-        store.put_commit(Commit(batch_id, (), figures))
-    store.put_intent(Intent(12, 0, 2))
+        store.record(records.commit_fact(Commit(batch_id, (), figures)))
+    records.begin(store, Intent(12, {"space": 0}, 2))
     store.close()
     dead = state.parent / "dead"
     dead.mkdir()
@@ -429,7 +437,7 @@ ANSWER = pa.table({"at_batch": [3, 3], "id": ["a", "b"], "fare": [1.5, None]})
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 def test_an_answer_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"answer{suffix}"
-    write_answer(ANSWER, path)
+    write_result(ANSWER, path)
     if suffix == ".parquet":
         found = pq.read_table(path).to_pylist()
     elif suffix == ".csv":
@@ -447,14 +455,14 @@ def test_an_answer_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> N
     [
         ("answer.xlsx", ANSWER, "ends with .parquet, .csv, .jsonl"),
         ("nowhere/answer.csv", ANSWER, "a file that can be written"),
-        ("answer.csv", pa.table({"tags": [["a"], []]}), "another form than .csv"),
+        ("answer.csv", pa.table({"tags": [["a"], []]}), "another format than .csv"),
     ],
 )
 def test_an_answer_that_cannot_be_written_says_why(
     tmp_path: Path, name: str, table: pa.Table, takes: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        write_answer(table, tmp_path / name)
+        write_result(table, tmp_path / name)
     assert caught.value.key == "--out"
     assert takes in caught.value.takes
 

@@ -10,11 +10,12 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.model import TIMESTAMP
-from roost.state.columns import convert, parse_time, record_json, times_as_int
+from properties import examples
+from roost.model.columns import convert, parse_time, record_json, times_as_int
+from roost.model.schemas import TIMESTAMP
 
 UTC = dt.UTC
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -120,7 +121,7 @@ def test_a_value_that_a_declared_type_cannot_hold_costs_one_row(values, to, expe
 
 
 @given(st.lists(st.none() | st.integers() | st.floats() | st.text(max_size=4), max_size=12))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_row_is_marked_or_as_it_was_and_never_in_between(values: list) -> None:
     texts = [None if value is None else str(value) for value in values]
     for to in (pa.float64(), pa.int64(), TIMESTAMP, pa.string()):

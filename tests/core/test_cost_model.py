@@ -1,4 +1,4 @@
-"""The calibrated model: it finds the coefficients, follows them, and never goes below zero."""
+"""Calibrated cost model: finds and follows coefficients, which are never negative."""
 
 from __future__ import annotations
 
@@ -23,20 +23,18 @@ def machines(rng: np.random.Generator, count: int = 22) -> np.ndarray:
     return np.column_stack([rng.integers(1, 5, count), points, points * queries])
 
 
-def test_it_finds_the_coefficients() -> None:
+def test_the_model_finds_the_coefficients() -> None:
     rng = np.random.default_rng(1)
     model = CostModel(3)
-    assert not model.ready
     assert model.error == 1.0
     for _ in range(20):
         work = machines(rng)
         model.observe(work, work @ TRUE)
-    assert model.ready
     assert model.coefficients == pytest.approx(TRUE, rel=1e-3)
     assert model.error < 1e-3
 
 
-def test_it_finds_them_through_noise() -> None:
+def test_the_model_finds_the_coefficients_despite_noise() -> None:
     rng = np.random.default_rng(2)
     model = CostModel(3, forgetting=0.98)
     errors = []
@@ -48,7 +46,7 @@ def test_it_finds_them_through_noise() -> None:
     assert model.error < 0.1
 
 
-def test_it_follows_a_change() -> None:
+def test_the_model_adapts_to_a_change() -> None:
     rng = np.random.default_rng(3)
     model = CostModel(3, forgetting=0.8)
     for _ in range(10):
@@ -74,7 +72,7 @@ def test_small_machines_are_fitted_too() -> None:
     assert relative.max() < 0.1
 
 
-def test_a_prior_predicts_before_anything_was_seen() -> None:
+def test_a_prior_predicts_before_the_first_observation() -> None:
     rng = np.random.default_rng(5)
     model = CostModel(3, prior=TRUE.tolist())
     work = machines(rng)
@@ -97,7 +95,7 @@ def test_without_a_prior_the_first_round_is_no_error_of_the_model() -> None:
     assert model.observe(work, work @ TRUE) == model.error < 1e-3
 
 
-def test_what_would_be_negative_is_zero() -> None:
+def test_negative_coefficients_become_zero() -> None:
     rng = np.random.default_rng(7)
     model = CostModel(3)
     for _ in range(20):
@@ -115,7 +113,7 @@ def test_what_would_be_negative_is_zero() -> None:
         pytest.param([[0.0, 0.0, 0.0]], id="a machine without work"),
     ],
 )
-def test_poor_rounds_are_survived(work) -> None:
+def test_degenerate_rounds_keep_the_model_valid(work) -> None:
     model = CostModel(3)
     for _ in range(5):
         model.observe(work, np.full(len(work), 0.5))
@@ -124,15 +122,14 @@ def test_poor_rounds_are_survived(work) -> None:
     assert np.isfinite(model.error)
 
 
-def test_idle_rounds_teach_nothing() -> None:
+def test_idle_rounds_do_not_change_the_model() -> None:
     model = CostModel(3)
     assert model.observe(np.zeros((4, 3)), np.zeros(4)) == 0.0
     assert model.observe(np.empty((0, 3)), np.empty(0)) == 0.0
-    assert not model.ready
     assert model.to_json() == CostModel(3).to_json()
 
 
-def test_json_keeps_everything() -> None:
+def test_the_model_round_trips_through_json() -> None:
     rng = np.random.default_rng(8)
     model = CostModel(3, forgetting=0.9, prior=[1e-3, 1e-7, 1e-9])
     for data in (model.to_json(), None):

@@ -20,7 +20,7 @@ def run(rates: list[float], beta: int = 20) -> list[Stages]:
     return seen
 
 
-def test_it_starts_in_the_middle_with_nothing_to_do() -> None:
+def test_stages_start_in_the_middle_without_rebalancing() -> None:
     assert Stages() == Stages(2, False, 0, None)
     assert run([5.0])[-1] == Stages(2, False, 1, 5.0), "the first rate is compared with nothing"
 
@@ -37,7 +37,7 @@ def test_rises_keep_the_decision_and_never_go_past_the_right_end() -> None:
     assert [s.rebalance for s in seen] == [False] * 8 + [True]
 
 
-def test_a_decision_that_proves_right_goes_on() -> None:
+def test_a_successful_decision_is_repeated() -> None:
     seen = run([9.0, 8.0, 7.0, 8.0, 9.0, 10.0])
     assert [s.rebalance for s in seen] == [False, False, True, True, True, True]
 
@@ -63,6 +63,6 @@ def test_the_pointer_stays_on_the_scale_and_no_decision_outlives_beta(
         assert now.repeats == (1 if flipped else before.repeats + 1)
 
 
-def test_stages_survive_their_plain_form() -> None:
+def test_stages_round_trip_through_json() -> None:
     for stages in (Stages(), Stages(3, True, 7, 12.5)):
         assert Stages.from_json(json.loads(json.dumps(stages.to_json()))) == stages

@@ -10,10 +10,14 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.engine.decode import (
+from properties import examples
+from roost.model.records import Reason
+from roost.model.schemas import TIMESTAMP, PointBlock
+from roost.model.space import Coordinates, Outside, Rect, Space
+from roost.stages.decode import (
     MALFORMED,
     ROW,
     PointSchema,
@@ -24,9 +28,7 @@ from roost.engine.decode import (
     take_rows,
     unpack_blocks,
 )
-from roost.engine.files import read_json_lines
-from roost.model import TIMESTAMP, PointBlock, Reason
-from roost.space import Coordinates, Outside, Rect, Space
+from roost.stages.json_lines import read_json_lines
 
 CITY = Rect(-74.0, 40.0, -73.0, 41.0)
 LONLAT = Space(CITY, 10, 10, Coordinates.LONLAT)
@@ -216,7 +218,7 @@ fields = st.fixed_dictionaries(
 
 
 @given(st.lists(fields, max_size=8), st.sampled_from([LONLAT, PLANE, STRICT]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_whatever_comes_every_row_is_a_point_or_dead_once(records: list[dict], space) -> None:
     lines = [json.dumps(record).encode() for record in records]
     table = read_json_lines(lines)
@@ -248,7 +250,8 @@ def columns_of(block: PointBlock) -> list[list]:
 def test_packed_rows_are_unpacked_as_they_were(borders: list[int]) -> None:
     block, cells = points(100), np.arange(100, dtype=np.int32)
     schema = block_schema(SCHEMA, ("fare", "base"))
-    columns = pack_columns(block, cells, schema)
+    columns = pack_columns(block, cells)
+    assert columns.schema == schema
     packed = [pack_rows(columns, start, stop) for start, stop in itertools.pairwise(borders)]
     rows = np.arange(borders[0], borders[-1])
     found, found_cells = unpack_blocks(packed, schema)

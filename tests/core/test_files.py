@@ -9,24 +9,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.engine.decode import MALFORMED, ROW
-from roost.engine.files import (
+from properties import examples
+from roost.errors import ConfigError, SourceError
+from roost.model.schemas import TIMESTAMP
+from roost.stages.decode import MALFORMED, ROW
+from roost.stages.json_lines import read_json_lines
+from roost.stages.point_files import (
     PointFile,
     arrange,
     event_times,
     file_format,
     find_files,
     read_csv,
-    read_json_lines,
     read_requests,
     read_table,
     stored_times,
 )
-from roost.errors import ConfigError, SourceError
-from roost.model import TIMESTAMP
 
 
 def points(times: list[int | None], start: int = 0) -> pa.Table:
@@ -133,7 +134,7 @@ broken = st.sampled_from(
 
 
 @given(st.lists(objects.map(lambda o: json.dumps(o).encode()) | broken, max_size=8))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_every_json_line_is_a_record_or_kept_as_text(lines: list[bytes]) -> None:
     def is_record(line: bytes) -> bool:
         try:
@@ -231,7 +232,7 @@ def test_files_that_follow_each_other_are_put_in_order_and_keep_their_numbers(tm
     st.integers(0, 50),
     st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_any_files_are_replayed_in_event_order_with_nothing_lost(
     tmp_path_factory, parts, first: int, in_order: bool
 ) -> None:

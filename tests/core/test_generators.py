@@ -1,4 +1,4 @@
-"""The point generator: the same rows in every cut, and the distribution that was asked for."""
+"""Point generator: the same rows in any ranges, and the requested distributions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from roost.errors import ConfigError
-from roost.sim import Hotspot, Places, PointGenerator, generators, load_places
+from roost.stages import generators
+from roost.stages.generators import Hotspot, Places, PointGenerator, load_places
 
 HOUR_US = 3_600_000_000
 START_US = 1_400_000_000_000_000
@@ -63,7 +65,7 @@ def test_schema() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     start=st.one_of(st.integers(0, 200_000), st.integers(2**40, 2**40 + 10)),
     lengths=st.lists(st.integers(0, 40_000), min_size=1, max_size=6),

@@ -1,4 +1,4 @@
-"""Attacks and crowds: the same from the same seed, at the rates and places that they say."""
+"""Attacks and crowds: reproducible from a seed, at the given rates and places."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from roost.guard.attack import (
-    Attack,
-    Crowd,
-    Mover,
-    Newcomer,
-    Normal,
-    Party,
-    Requests,
-    World,
-    rank_weights,
-)
-from roost.space import Rect, Space
-from roost.state.admission import Rules, admit
+from roost.model.space import Rect, Space
+from roost.queries.admission import Rules, admit
+from roost.sim.attack import Requests, World
+from roost.sim.parties import Attack, Crowd, Mover, Newcomer, Normal, Party, rank_weights
 
 DATA = np.random.default_rng(0).random((5_000, 2))
 PARTIES = [
@@ -54,7 +45,7 @@ def test_the_same_seed_requests_the_same(party: Party) -> None:
 
 
 @pytest.mark.parametrize("party", PARTIES)
-def test_queries_end_once_after_they_began_and_by_their_owner(party: Party) -> None:
+def test_queries_are_terminated_once_by_their_owner_after_registration(party: Party) -> None:
     _, begun, ticks = run(party)
     owner = dict(zip(begun.queries.tolist(), begun.codes.tolist(), strict=True))
     for requests in ticks:
@@ -70,7 +61,7 @@ def test_queries_end_once_after_they_began_and_by_their_owner(party: Party) -> N
 
 
 @pytest.mark.parametrize("party", PARTIES)
-def test_requests_are_such_as_admission_takes(party: Party) -> None:
+def test_generated_requests_are_admitted(party: Party) -> None:
     world, begun, ticks = run(party)
     space = Space(Rect(-10.0, 0.0, 30.0, 20.0))
     rules = Rules(space, pa.string(), pa.timestamp("us", "UTC"))
@@ -81,7 +72,7 @@ def test_requests_are_such_as_admission_takes(party: Party) -> None:
     assert done.queries.num_rows <= registered
 
 
-def test_an_attack_moves_its_stock_from_target_to_target() -> None:
+def test_an_attack_moves_its_queries_from_target_to_target() -> None:
     attack = Attack(users=4, rate=20, queries=900, start=3)
     world = World([attack], DATA, 3)
     world.begin()
@@ -132,7 +123,7 @@ def test_a_crowd_has_many_users_at_one_place() -> None:
     assert sum(int((~r.registers).sum()) for r in ticks) == 200
 
 
-def test_a_mover_ends_as_many_as_he_registers() -> None:
+def test_a_mover_terminates_as_many_queries_as_they_register() -> None:
     _, begun, ticks = run(Mover(rate=20, queries=1_000, start=3))
     assert len(begun) == 1_000
     assert sum(int(r.registers.sum()) for r in ticks) == 1_000
@@ -141,7 +132,7 @@ def test_a_mover_ends_as_many_as_he_registers() -> None:
 
 
 @pytest.mark.parametrize("users", [1, 2, 10, 100, 3_000])
-def test_a_fifth_does_four_fifths(users: int) -> None:
+def test_a_fifth_of_the_users_sends_four_fifths(users: int) -> None:
     weights = rank_weights(users)
     assert weights.sum() == pytest.approx(1.0) and (np.diff(weights) <= 0).all()
     if users >= 10:

@@ -1,4 +1,4 @@
-"""Features x1 to x14 against a slow model written from table 5.1, with dictionaries."""
+"""Features x1 to x14 against a reference model written from table 5.1 with dictionaries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from roost.guard.features import add_hotspot, close_features, normalise
 from roost.guard.loops import REGISTERS, TERMINATES
-from roost.guard.sensor import LiveQueries, Summary, sense_hotspot
+from roost.guard.sensor import HotspotSummary, LiveQueries, sense_hotspot
 from roost.guard.tally import Tally
 from roost.guard.users import UserTable, keys_of
 
@@ -118,7 +118,7 @@ def test_features_are_those_of_the_table(seed: int) -> None:
             assert row == pytest.approx(right[name], rel=1e-12), (number, name)
 
 
-def test_rounds_that_passed_in_silence_fade_too() -> None:
+def test_empty_rounds_fade_features() -> None:
     table = UserTable(SECRET)
     names = pa.array(["ann"])
     table.count(keys_of(names, SECRET), names, np.array([[8, 0, 0]]), 0)
@@ -159,7 +159,7 @@ def test_the_sensor_finds_users_and_places(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_chance_is_the_part_of_old_queries_in_the_hotspot(seed: int) -> None:
+def test_chance_is_the_share_of_old_queries_in_the_hotspot(seed: int) -> None:
     random = np.random.default_rng(seed)
     queries = drawn_queries(random, 12, 20)
     rects = np.array([[5, 5, 20, 20], [15, 15, 30, 30]])
@@ -181,7 +181,7 @@ def test_chance_is_the_part_of_old_queries_in_the_hotspot(seed: int) -> None:
     assert sense_hotspot(queries, rects, 20).chance == pytest.approx(right)
 
 
-def test_a_user_is_where_his_last_hotspot_is() -> None:
+def test_the_place_of_a_user_is_their_last_hotspot() -> None:
     table = UserTable(SECRET)
 
     def hotspot(number: int, place: float, count: int) -> None:
@@ -206,10 +206,46 @@ def test_chances_add_up_over_the_hotspots_a_user_has_recent_queries_in() -> None
     table = UserTable(SECRET)
     names = pa.array(["ann", "bob", "cy"])
     both, one, old = [1, 0, 0, 0, 0], [0, 0, 2, 0, 0], [0] * 5
-    add_hotspot(table, Summary(names, np.array([both, one, old]), np.zeros((3, 3)), 0.1), 1, 0)
-    add_hotspot(table, Summary(names, np.array([both, old, old]), np.zeros((3, 3)), 0.3), 2, 0)
+    add_hotspot(
+        table, HotspotSummary(names, np.array([both, one, old]), np.zeros((3, 3)), 0.1), 1, 0
+    )
+    add_hotspot(
+        table, HotspotSummary(names, np.array([both, old, old]), np.zeros((3, 3)), 0.3), 2, 0
+    )
     assert close_features(table).chances.tolist() == pytest.approx([0.4, 0.1, 0.0])
     assert close_features(table).chances.tolist() == [0.0] * 3
+
+
+def hotspot_of(ages: dict[str, list[int]]) -> HotspotSummary:
+    """A hotspot with so many queries of each user by age, in rounds."""
+    by_age = np.array(list(ages.values()))
+    return HotspotSummary(pa.array(list(ages)), by_age, np.ones((len(ages), 3)), 0.1)
+
+
+def test_a_full_table_evicts_no_user_who_is_in_a_hotspot() -> None:
+    """Users with room for everybody are the reference; made-up ones send many more requests."""
+    small, large = UserTable(SECRET, users_max=64), UserTable(SECRET)
+    open_round = {
+        "new": [2, 0, 0, 0, 0],
+        "recent": [0, 0, 3, 0, 0],
+        "old": [0, 0, 0, 0, 0],
+    }
+    earlier = {"earlier": [1, 0, 0, 0, 0], "recent": [0, 1, 0, 0, 0]}
+    for table in (small, large):
+        add_hotspot(table, hotspot_of(earlier), 1, 0)
+        close_features(table)
+        add_hotspot(table, hotspot_of(open_round), 2, 1)
+        for start in range(0, 800, 40):
+            names = pa.array([f"made-up-{k}" for k in range(start, start + 40)])
+            counts = np.full((40, 2), 100, np.int64)
+            table.count(keys_of(names, SECRET), names, counts, 1)
+    assert small.used <= 64 and small.forgotten > 700 and large.forgotten == 0
+    found, reference = (
+        dict(zip(closed.names, closed.raw.tolist(), strict=True))
+        for closed in (close_features(small), close_features(large))
+    )
+    for name in (*open_round, *earlier):
+        assert found.get(name) == reference[name], name
 
 
 def test_the_sensor_takes_coordinates() -> None:

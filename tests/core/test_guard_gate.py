@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from roost.guard import Guard
-from roost.guard.blocks import BlockList, Event
+from roost.guard.blocks import BlockEvent, BlockList
 from roost.guard.gate import Gate
 from roost.guard.loops import DELETED, NEW, RATE_ROUNDS
 from roost.guard.tally import Tally
@@ -90,7 +90,7 @@ def test_judgement_is_that_of_the_last_event_before_a_position(seed: int) -> Non
         name = f"user-{random.integers(0, 12)}"
         blocked = bool(random.random() < 0.6)
         key = int(keys_of(pa.array([name]), users.secret)[0])
-        blocks.add([(key, name)], Event(position, blocked, 0, "test"))
+        blocks.add([(key, name)], BlockEvent(position, blocked, 0, "test"))
         history.setdefault(name, []).append((position, blocked))
     names = names_drawn(random, 2_000, 20)
     right = []
@@ -128,16 +128,18 @@ def test_a_replay_counts_once_whatever_its_blocks(seed: int) -> None:
     assert whole.counted == cut.counted == 3_000
 
 
-def test_what_is_refused_or_has_no_user_is_not_counted() -> None:
+def test_refused_and_anonymous_requests_are_not_counted() -> None:
     gate, users, blocks = make_gate()
-    blocks.add([(int(keys_of(pa.array(["bob"]), SECRET)[0]), "bob")], Event(1, True, 0, "test"))
+    blocks.add(
+        [(int(keys_of(pa.array(["bob"]), SECRET)[0]), "bob")], BlockEvent(1, True, 0, "test")
+    )
     names = pa.array(["bob", "ann", "bob", None])
     admitted = gate.admit(names, np.ones(4, np.bool_), 0, 0)
     assert admitted.tolist() == [True, True, False, True]
     assert counts_of(users) == {"bob": (1, 0), "ann": (1, 0)}
 
 
-def test_nobody_is_not_the_user_with_an_empty_name() -> None:
+def test_a_missing_name_is_not_the_empty_name() -> None:
     guard = Guard(1)
     guard.block("", 0)
     names = pa.array(["", None, "ann", ""])
@@ -146,7 +148,7 @@ def test_nobody_is_not_the_user_with_an_empty_name() -> None:
     assert guard.listing()["blocked"][0]["refused"] == 2
 
 
-def test_what_was_counted_elsewhere_is_added() -> None:
+def test_tallies_counted_elsewhere_are_added() -> None:
     gate, users, _ = make_gate()
     gate.add(Tally(pa.array(["ann", "bob"]), np.array([[2, 0, 0], [0, 1, 0]])), 3, 0)
     gate.add(Tally(pa.array(["ann"]), np.array([[1, 0, 0]])).negated(), 3, 0)
@@ -154,7 +156,7 @@ def test_what_was_counted_elsewhere_is_added() -> None:
     assert gate.counted == 3
 
 
-def test_one_request_gets_an_answer_that_says_so() -> None:
+def test_refusal_returns_position_and_reason() -> None:
     guard = Guard(1)
     assert guard.gate.refusal("eve") is None
     guard.block("eve", 41, "too many hotspots")
@@ -177,7 +179,7 @@ def test_one_request_gets_an_answer_that_says_so() -> None:
     ]
 
 
-def test_an_operator_changes_nothing_that_was_judged() -> None:
+def test_an_operator_cannot_change_requests_already_judged() -> None:
     guard = Guard(1)
     names, registers = pa.array(["eve"] * 10), np.ones(10, np.bool_)
     assert guard.on_requests(names, registers, 0).all()
@@ -219,7 +221,7 @@ def test_eviction_does_not_depend_on_blocks() -> None:
     assert whole_users.names == cut_users.names
 
 
-def test_users_who_were_not_heard_of_are_forgotten() -> None:
+def test_idle_users_are_evicted() -> None:
     guard = Guard(0)
     guard.on_requests(pa.array(["ann", "bob"]), np.ones(2, np.bool_), 0)
     guard.close_round(0, 2)
@@ -230,7 +232,7 @@ def test_users_who_were_not_heard_of_are_forgotten() -> None:
     assert guard._users.names == ["bob"]
 
 
-def test_long_names_are_shortened_and_still_told_apart() -> None:
+def test_long_names_are_truncated_and_stay_distinct() -> None:
     guard = Guard(0)
     one, two = "x" * 500, "x" * 501
     guard.on_requests(pa.array([one, two]), np.ones(2, np.bool_), 0)
@@ -246,7 +248,7 @@ def test_long_names_are_shortened_and_still_told_apart() -> None:
     assert guard.unblock(shown, 2) and not guard.gate.refusal(one) and guard.gate.refusal(two)
 
 
-def test_a_flood_of_names_does_not_push_out_who_asks_for_much() -> None:
+def test_a_flood_of_names_does_not_evict_active_users() -> None:
     guard = Guard(0, users_max=1 << 10)
     table = guard._users
     busy = pa.array([f"busy-{k % 50}" for k in range(500)])
@@ -265,7 +267,7 @@ def test_a_flood_of_names_does_not_push_out_who_asks_for_much() -> None:
     assert counts_of(table)["late"] == (20, 0)
 
 
-def test_who_is_blocked_can_be_asked_from_another_thread() -> None:
+def test_blocked_users_can_be_read_from_another_thread() -> None:
     guard = Guard(1)
     seen, stop = [], threading.Event()
 

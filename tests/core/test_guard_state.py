@@ -1,4 +1,4 @@
-"""The guard as a whole: rounds, restarts, replays, what an operator does."""
+"""Guard: rounds, restarts, replays, operator commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from roost.errors import StateError
-from roost.guard import Block, Decision, Guard, LiveQueries, Suspect
-from roost.guard.attack import Attack, Normal, World
+from roost.guard import Block, Guard, GuardDecision, LiveQueries, Suspect
+from roost.sim.attack import World
+from roost.sim.parties import Attack, Normal
 
 TICKS_PER_ROUND = 2
 
@@ -70,9 +71,9 @@ class Play:
 
 def play(
     seed: int, ticks: int = 40, restart_at: int | None = None, replay: bool = False
-) -> tuple[Guard, list[Decision]]:
+) -> tuple[Guard, list[GuardDecision]]:
     stage, guard = Play(seed), Guard(seed)
-    decisions: list[Decision] = []
+    decisions: list[GuardDecision] = []
     for tick in range(ticks):
         if tick == restart_at:
             guard = Guard.from_bytes(guard.to_bytes())
@@ -86,7 +87,7 @@ def play(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_attackers_are_blocked_and_nobody_else(seed: int) -> None:
+def test_exactly_the_attackers_are_blocked(seed: int) -> None:
     guard, decisions = play(seed)
     assert guard.blocked == {f"attacker-{k}" for k in range(4)}
     kinds = [type(decision) for decision in decisions]
@@ -109,7 +110,7 @@ def test_replayed_batches_count_once() -> None:
     assert straight.to_bytes() == repeated.to_bytes()
 
 
-def test_the_state_comes_back_exactly() -> None:
+def test_the_state_round_trips_exactly() -> None:
     guard, _ = play(3)
     guard.block("mallory", guard.gate.counted, "seen before")
     data = guard.to_bytes()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.engine.decode import MALFORMED, ROW, PointSchema, decode
-from roost.engine.json_lines import read_json_lines, read_json_messages
-from roost.model import TIMESTAMP
-from roost.space import Coordinates, Rect, Space
+from roost.model.schemas import TIMESTAMP
+from roost.model.space import Coordinates, Rect, Space
+from roost.stages.decode import MALFORMED, ROW, PointSchema, decode
+from roost.stages.json_lines import read_json_lines, read_json_messages
 
 PLANE = Space(Rect(0.0, 0.0, 8.0, 8.0), 4, 4, Coordinates.PLANE)
 FARE = pa.field("fare", pa.float64())

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import shapely
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from roost.kernel import Index, build_segment, pack, query_schema, unpack
 from roost.kernel.boxes import SEARCH_MIN
 from roost.kernel.cells import IndexGrid, locate, morton, quantise, sort_points, squeeze
-from roost.model import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, PointBlock
-from roost.space import Coordinates, Rect, Space
-from roost.state.segments import map_arrays, write_arrays
+from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
+from roost.model.schemas import PointBlock
+from roost.model.space import EARTH_RADIUS_M, Coordinates, Rect, Space
+from roost.storage.arrays import map_arrays, write_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from oracle import brute_force
+from roost.testing.oracle import brute_force
 
 PLANE = Space(Rect(0.0, 0.0, 100.0, 60.0), 10, 10, Coordinates.PLANE)
 WORLD = Space(Rect(-180.0, -90.0, 180.0, 90.0), 10, 10, Coordinates.LONLAT)
 CITY = Space(Rect(-74.05, 40.6, -73.7, 40.9), 10, 10, Coordinates.LONLAT)
+# Cells of every level lie across the equator, unlike those of the whole world.
+OCEANS = Space(Rect(-171.0, -57.0, 176.0, 83.0), 10, 10, Coordinates.LONLAT)
 
 
 def segment_of(queries: list[dict], space: Space):
@@ -107,7 +113,7 @@ def boxes_and_points(draw):
 
 
 @given(boxes_and_points())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_boxes_equal_brute_force(case):
     compare(*case, PLANE)
 
@@ -158,7 +164,7 @@ def circles_and_points(draw, space):
 
 
 @pytest.mark.parametrize("space", [PLANE, WORLD, CITY], ids=["plane", "world", "city"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_circles_equal_brute_force(space, data):
     compare(*data.draw(circles_and_points(space)), space)
@@ -172,6 +178,80 @@ def test_circle_across_the_antimeridian_and_over_the_pole():
     ]
     points = as_points([(-179.9, 0.0), (179.9, 0.1), (-170.0, 89.95), (190.0, 89.99), (0.0, -90.0)])
     compare(queries, points[:3] + points[4:], WORLD)
+
+
+def ring_around(cx: float, cy: float, distance_m: float, count: int) -> np.ndarray:
+    """Longitudes and latitudes at a distance from a centre, in all directions."""
+    bearing = np.linspace(0.0, 2 * np.pi, count, endpoint=False)
+    phi, arc = math.radians(cy), distance_m / EARTH_RADIUS_M
+    sine = math.sin(phi) * math.cos(arc) + math.cos(phi) * math.sin(arc) * np.cos(bearing)
+    across = np.sin(bearing) * math.sin(arc) * math.cos(phi)
+    along = math.cos(arc) - math.sin(phi) * sine
+    lon = (cx + np.degrees(np.arctan2(across, along)) + 180.0) % 360.0 - 180.0
+    return np.stack([lon, np.degrees(np.arcsin(np.clip(sine, -1.0, 1.0)))], 1)
+
+
+@pytest.mark.parametrize("space", [WORLD, OCEANS], ids=["world", "oceans"])
+@given(st.floats(-180.0, 180.0), st.floats(-85.0, 85.0), st.floats(1e6, 6e6))
+@examples(150)
+def test_large_circles_end_at_their_radius_in_every_direction(space, cx, cy, radius):
+    """A degree of longitude is longer at a cell's side towards the equator than at the other."""
+    query = {"query_id": 0, "cx": cx, "cy": cy, "radius": radius}
+    rings = [ring_around(cx, cy, part * radius, 180) for part in (0.97, 1.0001, 1.01, 1.05)]
+    compare([query], as_points(np.vstack(rings).tolist()), space)
+
+
+@pytest.mark.parametrize(
+    ("lat0", "lat1"),
+    [
+        (57.31178807779581, -57.31178807758042),
+        (57.31178807768785, -57.31178807768838),
+        (0.0, 0.0),
+    ],
+)
+def test_a_circle_around_the_earth_holds_the_antipode_of_its_centre(lat0, lat1):
+    """Rounding may lift the haversine of antipodes above one, where it has no arcsine."""
+    query = {"query_id": 0, "cx": 0.0, "cy": lat0, "radius": 20_015_200.0}
+    index = Index(WORLD, [(segment_of([query], WORLD), {})])
+    assert matched(index, block_of(as_points([(180.0, lat1)]))) == [(0, 0)]
+
+
+@st.composite
+def slivers_and_points(draw):
+    """A triangle with a side that almost meets the origin, and points next to that side.
+
+    Doubles lie so close to each other there that the differences from the corners are rounded.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    angle, reach = rng.uniform(0.0, 2 * np.pi), rng.uniform(1.0, 50.0, 2)
+    direction = np.array([math.cos(angle), math.sin(angle)])
+    near = rng.uniform(-1.0, 1.0, 2) * 10.0 ** rng.uniform(-18, -1)
+    a, b = near - reach[0] * direction, near + reach[1] * direction
+    c = near + 30.0 * np.array([-direction[1], direction[0]])
+    along = np.outer(rng.normal(size=40) * 10.0 ** rng.uniform(-18, 0, 40), direction)
+    text = shapely.to_wkt(shapely.Polygon([a, b, c]), rounding_precision=-1)
+    return text, (near + along).tolist()
+
+
+def in_triangle_exactly(corners, x, y):
+    """Whether a point is in a closed triangle whose corners run counter-clockwise."""
+    exact = [(Fraction(a), Fraction(b)) for a, b in corners]
+    x, y = Fraction(x), Fraction(y)
+    return all(
+        (bx - ax) * (y - ay) - (by - ay) * (x - ax) >= 0
+        for (ax, ay), (bx, by) in itertools.pairwise([*exact, exact[0]])
+    )
+
+
+@given(slivers_and_points())
+@examples(100)
+def test_points_next_to_an_edge_are_on_their_exact_side(case):
+    text, xy = case
+    # Text may round a corner.
+    corners = shapely.get_coordinates(shapely.from_wkt(text))[:3].tolist()
+    index = Index(PLANE, [(segment_of([{"query_id": 0, "wkt": text}], PLANE), {})])
+    expected = [(0, i) for i, (x, y) in enumerate(xy) if in_triangle_exactly(corners, x, y)]
+    assert matched(index, block_of(as_points(xy))) == expected
 
 
 @st.composite
@@ -210,7 +290,7 @@ def polygons_and_points(draw):
 
 
 @given(polygons_and_points())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_polygons_equal_brute_force(case):
     compare(*case, PLANE)
 
@@ -234,7 +314,7 @@ def test_many_random_points_against_every_shape():
     compare(queries, as_points([tuple(row) for row in xy.tolist()]), CITY)
 
 
-def test_lives_ends_and_predicates_are_exact():
+def test_lifetimes_terminations_and_predicates_are_exact():
     box = {"x0": 0.0, "y0": 0.0, "x1": 10.0, "y1": 10.0}
     queries = [
         {"query_id": 0, **box, "live_from": 3},
@@ -270,7 +350,7 @@ def test_more_pairs_than_the_buffer_holds():
     assert len(chunks) > 1
 
 
-def test_segments_survive_the_file(tmp_path):
+def test_segments_round_trip_through_a_file(tmp_path):
     queries = [
         {"query_id": 7, "x0": 0.0, "y0": 0.0, "x1": 9.0, "y1": 9.0, "predicate": "fare = 1"},
         {"query_id": 8, "cx": 5.0, "cy": 5.0, "radius": 3.0, "live_from": 2},

@@ -1,13 +1,14 @@
-"""Merging: neighbours of one machine become one, until no rectangle is left to make."""
+"""Merging of adjacent partitions of one machine, until no rectangle remains."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from layouts import cells_of, layouts
+from properties import examples
 from roost.balance import Partition, Plan
 from roost.balance.changes import Merge, apply_changes, arrivals
 from roost.balance.merge import adjacent_merges
@@ -21,8 +22,8 @@ def fills_a_rectangle(parts: tuple[Partition, ...]) -> bool:
 
 
 @given(layouts(side=6, machines=2))
-@settings(max_examples=200)
-def test_nothing_more_merges_and_no_query_moves(plan: Plan) -> None:
+@examples(200)
+def test_merging_is_complete_and_moves_no_query(plan: Plan) -> None:
     merges = adjacent_merges(plan)
     after = apply_changes(plan, merges)
     after.check_invariants()
@@ -55,7 +56,7 @@ def test_five_around_a_centre_are_a_rectangle_although_no_two_are() -> None:
     assert adjacent_merges(replace(plan, partitions=hole)) == ()
 
 
-def test_shared_partitions_are_left_alone() -> None:
+def test_shared_partitions_are_not_merged() -> None:
     halves = (Partition(0, 0, 0, 1, 1, (0, 1)), Partition(1, 1, 0, 2, 1, (0, 1)))
     assert adjacent_merges(Plan(0, 2, 1, 2, halves, 2)) == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import shapely
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from roost.balance import Partition
 from roost.kernel import preload
-from roost.model import request_schema
-from roost.space import Coordinates, Rect, Space
-from roost.state.admission import Rules
-from roost.state.partitions import bounds_of, live_ranges, slots_in
-from roost.state.queries import QuerySet, open_index
-from roost.state.query_counts import QueryCounts
-from roost.state.querylog import SqliteQueryLog
-from roost.state.store import IndexVersion, Store
+from roost.model.schemas import request_schema
+from roost.model.space import Coordinates, Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.counts import QueryCounts
+from roost.queries.live import QuerySet, open_index
+from roost.queries.log import SqliteQueryLog
+from roost.queries.partitions import bounds_of, live_ranges, slots_in
+from roost.queries.versions import IndexVersion, segment_files
+from roost.storage.store import Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 8, Coordinates.PLANE)
 LONLAT = Space(Rect(-180.0, -90.0, 180.0, 90.0), 12, 6, Coordinates.LONLAT)
@@ -35,10 +38,14 @@ class Directory:
         self.space = space
         self.store = Store(folder)
         self.log = SqliteQueryLog(folder / "queries.db")
-        for file in (self.store, self.log):
-            file._db.execute("pragma synchronous = off")
+        for database in (self.store._database, self.log.entries.database):
+            database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, Rules(space, pa.string(), pa.int64()))
         self.add(requests)
+
+    def close(self) -> None:
+        self.store.close()
+        self.log.close()
 
     def add(self, requests: list[dict[str, Any]]) -> None:
         if requests:
@@ -50,13 +57,13 @@ class Directory:
         return self.queries.version
 
     def of(self, partition: Partition) -> list[str]:
-        refs, folder = self.version.segments, self.store.segment_folder
+        refs, folder = self.version.segments, segment_files(self.store)
         slots = slots_in(folder, refs, partition, self.space)
         segments = {ref.file: segment for ref, segment, _ in self.queries.segments()}
         return [segments[file].ids[int(k)].as_py() for file in slots for k in slots[file]]
 
     def live(self, partition: Partition, now: int) -> int:
-        refs, folder = self.version.segments, self.store.segment_folder
+        refs, folder = self.version.segments, segment_files(self.store)
         return len(live_ranges(folder, refs, partition, self.space, now))
 
 
@@ -76,7 +83,7 @@ def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
 
 
 coordinate = st.one_of(
@@ -136,73 +143,74 @@ def touches(request: dict[str, Any], partition: Partition, space: Space = SPACE)
 
 
 @given(requests(), rectangles())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_partition_has_the_queries_that_overlap_it_and_no_other(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], partition: Partition
 ) -> None:
-    directory = Directory(tmp_path_factory.mktemp("state"), given_requests)
-    expected = {r["query_id"] for r in given_requests if touches(r, partition)}
-    assert sorted(directory.of(partition)) == sorted(expected)
+    with closing(Directory(tmp_path_factory.mktemp("state"), given_requests)) as directory:
+        expected = {r["query_id"] for r in given_requests if touches(r, partition)}
+        assert sorted(directory.of(partition)) == sorted(expected)
 
 
 def test_queries_that_end_are_no_longer_counted(tmp_path: Path) -> None:
     made = [box(f"q{k}", 10.0 * k, 5, 10.0 * k + 1, 6) for k in range(10)]
-    directory = Directory(tmp_path / "state", made)
-    left = Partition(1, 0, 0, 5, 8, (0,))
-    assert directory.live(left, 0) == 5
-    ends = {"op": "terminate", "query_id": "q3", "user_id": "u", "at": 7}
-    directory.add([ends, box("late", 1, 1, 2, 2, expires_at=20)])
-    assert [directory.live(left, now) for now in (6, 7, 19, 20)] == [6, 5, 5, 4]
+    with closing(Directory(tmp_path / "state", made)) as directory:
+        left = Partition(1, 0, 0, 5, 8, (0,))
+        assert directory.live(left, 0) == 5
+        ends = {"op": "terminate", "query_id": "q3", "user_id": "u", "at": 7}
+        directory.add([ends, box("late", 1, 1, 2, 2, expires_at=20)])
+        assert [directory.live(left, now) for now in (6, 7, 19, 20)] == [6, 5, 5, 4]
 
 
 def test_a_circle_over_the_antimeridian_is_on_both_sides(tmp_path: Path) -> None:
-    directory = Directory(tmp_path / "state", [circle("far", 179.5, 0.0, 200_000.0)], LONLAT)
-    west, east = Partition(1, 0, 0, 1, 6, (0,)), Partition(2, 11, 0, 12, 6, (0,))
-    middle = Partition(3, 1, 0, 11, 6, (0,))
-    found = [directory.of(partition) for partition in (west, east, middle)]
-    assert found == [["far"], ["far"], []]
+    far = [circle("far", 179.5, 0.0, 200_000.0)]
+    with closing(Directory(tmp_path / "state", far, LONLAT)) as directory:
+        west, east = Partition(1, 0, 0, 1, 6, (0,)), Partition(2, 11, 0, 12, 6, (0,))
+        middle = Partition(3, 1, 0, 11, 6, (0,))
+        found = [directory.of(partition) for partition in (west, east, middle)]
+        assert found == [["far"], ["far"], []]
 
 
 @given(requests(), st.lists(st.integers(0, 11), max_size=4))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_counts_follow_queries_that_come_and_go(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], gone: list[int]
 ) -> None:
-    directory = Directory(tmp_path_factory.mktemp("state"), [])
-    counts = QueryCounts(SPACE)
-    live: dict[str, Any] = {}
-    for number, request in enumerate(given_requests):
-        directory.add([request])
-        live[request["query_id"]] = request
-        if number in gone:
-            ends = {"op": "terminate", "query_id": request["query_id"], "user_id": "u", "at": 5}
-            directory.add([ends])
-            del live[request["query_id"]]
-        histogram = counts.update(directory.queries.segments(), now=5)
-    if not given_requests:
-        return
-    for partition in (Partition(1, 0, 0, 10, 8, (0,)), Partition(2, 2, 1, 7, 5, (0,))):
-        p = partition
-        expected = sum(touches(r, partition) for r in live.values())
-        assert histogram.count(p.column0, p.row0, p.column1, p.row1) == expected
+    with closing(Directory(tmp_path_factory.mktemp("state"), [])) as directory:
+        counts = QueryCounts(SPACE)
+        live: dict[str, Any] = {}
+        for number, request in enumerate(given_requests):
+            directory.add([request])
+            live[request["query_id"]] = request
+            if number in gone:
+                ends = {"op": "terminate", "query_id": request["query_id"], "user_id": "u", "at": 5}
+                directory.add([ends])
+                del live[request["query_id"]]
+            histogram = counts.update(directory.queries.segments(), now=5)
+        if not given_requests:
+            return
+        for partition in (Partition(1, 0, 0, 10, 8, (0,)), Partition(2, 2, 1, 7, 5, (0,))):
+            p = partition
+            expected = sum(touches(r, partition) for r in live.values())
+            assert histogram.count(p.column0, p.row0, p.column1, p.row1) == expected
 
 
 @given(requests(), st.lists(rectangles(), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_reading_ahead_reads_the_lists_of_the_cells_and_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], given: list[Partition]
 ) -> None:
-    directory = Directory(tmp_path_factory.mktemp("state"), given_requests)
-    index = open_index(directory.store.segment_folder, directory.version.segments, SPACE)
-    bounds = np.array([bounds_of(partition, SPACE) for partition in given])
-    size = preload(index, bounds)
-    if any(touches(request, partition) for request in given_requests for partition in given):
-        assert size > 0
-    everywhere = np.array([[-np.inf, -np.inf, np.inf, np.inf]])
-    postings = [
-        len(lists.slots) * 12 if lists is segment.box_postings else len(lists.postings) * 4
-        for _, segment, _ in directory.queries.segments()
-        for lists in (segment.box_postings, segment.shape_postings)
-        if lists is not None
-    ]
-    assert preload(index, everywhere) == sum(postings) >= size
+    with closing(Directory(tmp_path_factory.mktemp("state"), given_requests)) as directory:
+        index = open_index(segment_files(directory.store), directory.version.segments, SPACE)
+        bounds = np.array([bounds_of(partition, SPACE) for partition in given])
+        size = preload(index, bounds)
+        if any(touches(request, partition) for request in given_requests for partition in given):
+            assert size > 0
+        everywhere = np.array([[-np.inf, -np.inf, np.inf, np.inf]])
+        postings = [
+            len(lists.slots) * 12 if lists is segment.box_postings else len(lists.postings) * 4
+            for _, segment, _ in directory.queries.segments()
+            for lists in (segment.box_postings, segment.shape_postings)
+            if lists is not None
+        ]
+        assert preload(index, everywhere) == sum(postings) >= size

@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.balance import Partition, Plan, Router, Strategy, initial_plan
+from layouts import overlapping
+from properties import examples
+from roost.balance import Partition, Plan, Router, initial_plan
 from roost.balance.plan import MACHINES_MAX
 from roost.balance.strategies import History
 from roost.errors import ConfigError
-from roost.space import Grid, Rect
+from roost.model.choices import Strategy
+from roost.model.space import Grid, Rect
 
 BOUNDS = Rect(0.0, 0.0, 64.0, 48.0)
 
@@ -52,7 +55,7 @@ def owners(plan: Plan) -> dict[tuple[int, int], list[tuple[int, ...]]]:
 
 
 @given(plans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_cell_has_one_partition_and_every_partition_a_machine(plan: Plan) -> None:
     plan.check_invariants()
     found = owners(plan)
@@ -64,11 +67,15 @@ def test_every_cell_has_one_partition_and_every_partition_a_machine(plan: Plan) 
     assert sum(p.cells for p in plan.partitions) == plan.columns * plan.rows
 
 
-@given(plans(), st.integers(0, 999), st.integers(0, 10**9))
-@settings(max_examples=100, deadline=None)
-def test_each_point_goes_to_exactly_one_machine_of_its_cell(plan: Plan, seed: int, first) -> None:
-    cells = np.random.default_rng(seed).integers(0, plan.columns * plan.rows, 200).astype(np.int32)
-    machines = Router(plan).machines_of(cells, first)
+@given(plans(), st.integers(0, 999))
+@examples(100)
+def test_each_point_goes_to_exactly_one_machine_of_its_cell(plan: Plan, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cells = rng.integers(0, plan.columns * plan.rows, 200).astype(np.int32)
+    keys = rng.integers(0, 1 << 64, 200, np.uint64)
+    machines = Router(plan).machines_of(cells, keys)
+    order = rng.permutation(200)
+    assert np.array_equal(Router(plan).machines_of(cells[order], keys[order]), machines[order])
     assert machines.shape == cells.shape
     found = owners(plan)
     for cell, machine in zip(cells.tolist(), machines.tolist(), strict=True):
@@ -76,20 +83,19 @@ def test_each_point_goes_to_exactly_one_machine_of_its_cell(plan: Plan, seed: in
 
 
 @given(plans())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_plan_survives_its_plain_form(plan: Plan) -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_replicated_points_are_dealt_out_evenly_and_blocks_go_on_where_the_last_ended() -> None:
+@pytest.mark.parametrize("step", [1, 2, 3, 6, 256, 1_000_003])
+def test_shared_points_are_dealt_out_evenly_by_identifier(step: int) -> None:
     plan = initial_plan(Strategy.REPLICATED, Grid(BOUNDS, 4, 4), 3)
-    router = Router(plan)
     assert plan.fully_replicated
-    cells = np.zeros(10, np.int32)
-    whole = router.machines_of(cells)
-    assert max(Counter(whole.tolist()).values()) - min(Counter(whole.tolist()).values()) <= 1
-    parts = [router.machines_of(cells[:4]), router.machines_of(cells[4:], 4)]
-    assert np.concatenate(parts).tolist() == whole.tolist()
+    keys = step * np.arange(3_000, dtype=np.uint64)
+    machines = Router(plan).machines_of(np.zeros(3_000, np.int32), keys)
+    shares = Counter(machines.tolist())
+    assert all(abs(shares[machine] - 1_000) < 150 for machine in range(3))
 
 
 def test_a_hot_cell_may_have_several_machines_and_shares_its_points() -> None:
@@ -98,9 +104,11 @@ def test_a_hot_cell_may_have_several_machines_and_shares_its_points() -> None:
     plan = Plan(4, 2, 1, 3, (hot, rest), 10)
     plan.check_invariants()
     assert not plan.fully_replicated
-    machines = Router(plan).machines_of(np.array([0, 1, 0, 0, 1, 0], np.int32))
-    assert machines[[1, 4]].tolist() == [0, 0]
-    assert Counter(machines[[0, 2, 3, 5]].tolist()) == {1: 2, 2: 2}
+    cells, keys = np.array([0, 1] * 500, np.int32), np.arange(1_000, dtype=np.uint64)
+    machines = Router(plan).machines_of(cells, keys)
+    assert set(machines[1::2].tolist()) == {0}
+    shares = Counter(machines[::2].tolist())
+    assert set(shares) == {1, 2} and abs(shares[1] - shares[2]) < 100
 
 
 # -- uniform: the largest partition by area is halved across its longer side
@@ -126,7 +134,7 @@ def rectangles(plan: Plan) -> list[tuple[int, int, int, int]]:
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_uniform_halves_the_largest_area(columns: int, rows: int, data) -> None:
     machines = data.draw(st.integers(1, min(64, columns * rows)))
     plan = initial_plan(Strategy.UNIFORM, Grid(BOUNDS, columns, rows), machines)
@@ -155,7 +163,7 @@ def best_difference(cost: np.ndarray, p: Partition) -> float:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_history_splits_the_costliest_where_the_sides_cost_most_alike(columns, rows, data) -> None:
     grid = Grid(BOUNDS, columns, rows)
     cost = data.draw(costs(grid))
@@ -190,7 +198,7 @@ def test_history_balances_skew_that_uniform_does_not() -> None:
 
 
 @given(st.integers(0, 999), st.integers(0, 30), st.integers(0, 15))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_cost_of_a_cell_is_its_points_times_the_queries_over_it(seed, points, queries) -> None:
     grid = Grid(BOUNDS, 8, 6)
     random = np.random.default_rng(seed)
@@ -216,11 +224,11 @@ def test_the_cost_of_a_cell_is_its_points_times_the_queries_over_it(seed, points
 
 
 @given(plans(), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_query_is_in_every_partition_it_overlaps_and_in_no_other(plan: Plan, data) -> None:
     columns = sorted(data.draw(st.tuples(*[st.integers(0, plan.columns - 1)] * 2)))
     rows = sorted(data.draw(st.tuples(*[st.integers(0, plan.rows - 1)] * 2)))
-    found = {p.partition_id for p in plan.overlapping(columns[0], rows[0], columns[1], rows[1])}
+    found = {p.partition_id for p in overlapping(plan, columns[0], rows[0], columns[1], rows[1])}
     cells = {
         (row, column)
         for row in range(rows[0], rows[1] + 1)
@@ -260,17 +268,17 @@ def test_history_needs_a_sample() -> None:
 @pytest.mark.parametrize(
     ("broken", "fault"),
     [
-        pytest.param({"row1": 1}, "a cell with no partition", id="a gap"),
-        pytest.param({"column0": 0}, "or with two", id="an overlap"),
+        pytest.param({"row1": 1}, "a cell is in no partition", id="a gap"),
+        pytest.param({"column0": 0}, "or in two", id="an overlap"),
         pytest.param({"machines": ()}, "has no machine", id="no machine"),
-        pytest.param({"machines": (1, 1)}, "a machine twice", id="a machine twice"),
-        pytest.param({"machines": (2,)}, "an unknown machine", id="an unknown machine"),
-        pytest.param({"column1": 5}, "columns beyond", id="beyond the grid"),
-        pytest.param({"row0": -1}, "rows beyond", id="below the grid"),
-        pytest.param({"partition_id": 0}, "a partition id twice", id="an id twice"),
+        pytest.param({"machines": (1, 1)}, "names a machine twice", id="a machine twice"),
+        pytest.param({"machines": (2,)}, "a machine is unknown", id="an unknown machine"),
+        pytest.param({"column1": 5}, "columns are outside", id="beyond the grid"),
+        pytest.param({"row0": -1}, "rows are outside", id="below the grid"),
+        pytest.param({"partition_id": 0}, "a partition id occurs twice", id="an id twice"),
     ],
 )
-def test_the_check_finds_broken_plans(broken: dict, fault: str) -> None:
+def test_check_invariants_finds_invalid_plans(broken: dict, fault: str) -> None:
     left, right = Partition(0, 0, 0, 2, 3, (0,)), Partition(1, 2, 0, 4, 3, (1,))
     Plan(0, 4, 3, 2, (left, right), 10).check_invariants()
     with pytest.raises(AssertionError, match=fault):

@@ -1,4 +1,4 @@
-"""The global planner: what it promises about balance, about peace, and about what it moves."""
+"""Global planner: balance, stability, and moved queries."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.balance import Partition, Plan, Strategy, initial_plan
-from roost.balance.changes import Move, NoChange, Rebalance, Replan, apply_changes, arrivals
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner, imbalance, machine_loads
-from roost.space import Grid, Rect
-from roost.workload.aqwa import EulerHistogram
+from layouts import overlapping
+from properties import examples
+from roost.balance import Partition, Plan, initial_plan
+from roost.balance.changes import (
+    Decision,
+    Move,
+    NoChange,
+    Rebalance,
+    Replan,
+    apply_changes,
+    arrivals,
+)
+from roost.balance.planner import CellLoad, CostRates, GlobalPlanner, imbalance
+from roost.model.choices import Strategy
+from roost.model.space import Grid, Rect
+from roost.workload.histogram import EulerHistogram
 
 SIDE = 100
 POINTS = 200_000
@@ -62,7 +73,7 @@ def queries_over(side: int, weights: np.ndarray, count: int, seed: int) -> Euler
 
 
 class Run:
-    """Rounds of noisy points through a planner; what came of them is in ``seen``."""
+    """Runs a planner on rounds of noisy points; ``seen`` has the results."""
 
     def __init__(self, side: int = SIDE, machines: int = MACHINES, seed: int = 0) -> None:
         self.base = city(side, seed)
@@ -128,29 +139,17 @@ def small_cases(draw) -> tuple[Plan, list[CellLoad], EulerHistogram, CostRates]:
     return plan, [CellLoad(p.astype(float)) for p in points], queries, rates
 
 
-def loads_by_hand(
+def machine_loads(
     plan: Plan, load: CellLoad, queries: EulerHistogram, rates: CostRates
-) -> list[float]:
-    loads = [0.0] * plan.machines
+) -> np.ndarray:
+    """Return the cost of each machine from the definition; owners share a partition equally."""
+    unit = rates.per_point + rates.per_check * queries.per_cell()
+    costs = load.points.reshape(plan.rows, plan.columns) * unit
+    loads = np.zeros(plan.machines)
     for p in plan.partitions:
-        cost = 0.0
-        for row in range(p.row0, p.row1):
-            for column in range(p.column0, p.column1):
-                over = queries.count(column, row, column + 1, row + 1)
-                cost += load.points[row * plan.columns + column] * (
-                    rates.per_point + rates.per_check * over
-                )
-        for machine in p.machines:
-            loads[machine] += cost / len(p.machines) + rates.per_partition
+        cost = costs[p.row0 : p.row1, p.column0 : p.column1].sum()
+        loads[list(p.machines)] += cost / len(p.machines) + rates.per_partition
     return loads
-
-
-@given(small_cases())
-@settings(max_examples=60, deadline=None)
-def test_loads_are_those_counted_cell_by_cell(case) -> None:
-    plan, rounds, queries, rates = case
-    loads = machine_loads(plan, rounds[-1], queries, rates)
-    assert loads == pytest.approx(loads_by_hand(plan, rounds[-1], queries, rates))
 
 
 def test_imbalance_is_busiest_over_mean() -> None:
@@ -162,8 +161,8 @@ def test_imbalance_is_busiest_over_mean() -> None:
 
 
 @given(small_cases())
-@settings(max_examples=200, deadline=None)
-def test_decisions_are_plans_that_promise_the_truth(case) -> None:
+@examples(200)
+def test_decisions_predict_the_resulting_imbalance(case) -> None:
     plan, rounds, queries, rates = case
     decision = GlobalPlanner().decide(plan, rounds, queries, rates)
     if isinstance(decision, NoChange):
@@ -180,7 +179,7 @@ def test_decisions_are_plans_that_promise_the_truth(case) -> None:
 
 
 @given(small_cases())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_new_partitions_name_the_old_ones_that_they_overlap(case) -> None:
     plan, rounds, queries, rates = case
     decision = GlobalPlanner().decide(plan, rounds, queries, rates)
@@ -193,13 +192,13 @@ def test_new_partitions_name_the_old_ones_that_they_overlap(case) -> None:
             assert replace(same, machines=p.machines) == p
         else:
             assert p.partition_id >= plan.next_id
-            touched = plan.overlapping(p.column0, p.row0, p.column1 - 1, p.row1 - 1)
+            touched = overlapping(plan, p.column0, p.row0, p.column1 - 1, p.row1 - 1)
             assert sorted(p.parents) == sorted(old.partition_id for old in touched)
 
 
 @given(small_cases())
-@settings(max_examples=30, deadline=None)
-def test_a_decision_is_a_function_of_what_was_seen(case) -> None:
+@examples(30)
+def test_a_decision_is_a_function_of_its_input(case) -> None:
     planner = GlobalPlanner()
     assert planner.decide(*case) == planner.decide(*case)
 
@@ -208,7 +207,7 @@ def test_a_decision_is_a_function_of_what_was_seen(case) -> None:
 
 
 @pytest.mark.parametrize("spread", ["uniform", "normal"])
-def test_a_hotspot_is_met_at_once_wherever_it_goes(spread: str) -> None:
+def test_a_hotspot_is_balanced_at_once_wherever_it_moves(spread: str) -> None:
     run = Run()
     for _ in range(3):
         run.round(run.base)
@@ -220,7 +219,7 @@ def test_a_hotspot_is_met_at_once_wherever_it_goes(spread: str) -> None:
     assert len(run.plan.partitions) <= 8 * MACHINES
 
 
-def test_the_excess_moves_and_not_the_rest() -> None:
+def test_only_the_excess_moves() -> None:
     run = Run()
     for _ in range(3):
         run.round(run.base)
@@ -245,7 +244,7 @@ def test_a_quiet_load_changes_nothing() -> None:
     assert max(met) <= 1.15
 
 
-def test_a_load_that_swings_gets_one_plan_for_both_states() -> None:
+def test_an_oscillating_load_gets_one_plan_for_both_states() -> None:
     run = Run()
     for _ in range(3):
         run.round(run.base)
@@ -256,7 +255,7 @@ def test_a_load_that_swings_gets_one_plan_for_both_states() -> None:
     assert max(met[3:]) <= 1.2
 
 
-def test_a_load_that_drifts_is_followed_with_little_moved() -> None:
+def test_a_drifting_load_is_followed_with_few_moves() -> None:
     run = Run()
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
     met = []
@@ -268,7 +267,7 @@ def test_a_load_that_drifts_is_followed_with_little_moved() -> None:
     assert np.mean([moved for _, moved in run.seen[3:]]) <= 0.02 * 20_000
 
 
-def test_what_is_worth_less_than_its_move_is_left() -> None:
+def test_a_gain_below_the_cost_of_moving_changes_nothing() -> None:
     run = Run()
     load = CellLoad(np.random.default_rng(1).multinomial(POINTS, run.base).astype(float))
     dear = replace(RATES, per_query_moved=10.0)
@@ -284,7 +283,9 @@ def test_what_is_worth_less_than_its_move_is_left() -> None:
         pytest.param(4, 5.0, "balanced", id="an even load"),
     ],
 )
-def test_nothing_to_do(machines: int, points: float, reason: str) -> None:
+def test_no_change_without_load_or_with_one_machine(
+    machines: int, points: float, reason: str
+) -> None:
     plan = initial_plan(Strategy.UNIFORM, grid_of(8), machines)
     load = CellLoad(np.full(64, points))
     decision = GlobalPlanner().decide(plan, [load], EulerHistogram(8, 8), RATES)
@@ -303,6 +304,138 @@ def test_few_points_are_no_reason_to_move() -> None:
     assert isinstance(many, Rebalance)
 
 
+# -- the rules by which a change is made or refused
+
+# Machine 0 has the first two of three partitions, machine 1 the last.
+WIDTHS = (10, 4, 10)
+LADDER = Plan(
+    0,
+    24,
+    4,
+    2,
+    (
+        Partition(0, 0, 0, 10, 4, (0,)),
+        Partition(1, 10, 0, 14, 4, (0,)),
+        Partition(2, 14, 0, 24, 4, (1,)),
+    ),
+    3,
+)
+POINTS_ONLY = CostRates(per_point=1e-6, per_check=0.0, per_partition=0.0, per_query_moved=0.0)
+
+
+def uneven(excess: float, points: float = 1e8) -> CellLoad:
+    """A round in which the busiest machine is above the mean by ``excess`` of it.
+
+    All of that is in the middle partition: when it moves, both machines have the mean.
+    """
+    shares = np.repeat(np.array([1.0, excess, 1.0 - excess]) / WIDTHS, WIDTHS) / 2
+    return CellLoad(np.tile(shares / LADDER.rows, LADDER.rows) * points)
+
+
+def decide_on(
+    *excesses: float, points: float = 1e8, planner: GlobalPlanner | None = None
+) -> Decision:
+    """Decide on rounds, the oldest first."""
+    rounds = [uneven(excess, points) for excess in excesses]
+    planner = planner or GlobalPlanner()
+    return planner.decide(LADDER, rounds, EulerHistogram(24, 4), POINTS_ONLY)
+
+
+ONE_ROUND = NoChange("out of balance for one round only")
+
+
+@pytest.mark.parametrize(
+    ("excesses", "expected"),
+    [
+        pytest.param((0.0, 0.15), ONE_ROUND, id="first round"),
+        pytest.param((0.15, 0.0, 0.15), ONE_ROUND, id="not two in a row"),
+        pytest.param((0.15, 0.15), Rebalance, id="second round in a row"),
+        pytest.param((0.0, 0.25), Rebalance, id="too much for chance"),
+        pytest.param((0.15,), Rebalance, id="no earlier round is known"),
+    ],
+)
+def test_a_moderate_imbalance_must_last_two_rounds(
+    excesses: tuple[float, ...], expected: NoChange | type[Rebalance]
+) -> None:
+    decision = decide_on(*excesses)
+    assert decision == expected or type(decision) is expected
+
+
+@pytest.mark.parametrize(
+    "excesses",
+    [(0.3, 0.0, 0.0), (0.3, 0.6, 0.0), (0.3, 0.0, 0.6), (0.3, 0.6, 0.6), (0.3, 0.6), (0.3,)],
+)
+def test_newer_rounds_weigh_more_in_the_gain_of_a_change(excesses: tuple[float, ...]) -> None:
+    """Excesses are given newest first; the change brings all of them to zero."""
+    weights = (0.5, 0.3, 0.2)[: len(excesses)]
+    excess = sum(w * e for w, e in zip(weights, excesses, strict=True)) / sum(weights)
+    gain = 1.0 - 1.0 / (1.0 + excess)
+    oldest_first = excesses[::-1]
+    accepted = decide_on(*oldest_first, planner=GlobalPlanner(gain_min=gain - 0.002))
+    refused = decide_on(*oldest_first, planner=GlobalPlanner(gain_min=gain + 0.002))
+    assert isinstance(accepted, Rebalance)
+    assert refused == NoChange("no plan is worth its move")
+
+
+def test_a_change_must_gain_eight_percent() -> None:
+    # Weighted, the busiest machine is 8.4 and 10.4 percent above what it would be.
+    assert decide_on(0.0, 0.105, 0.105) == NoChange("no plan is worth its move")
+    assert isinstance(decide_on(0.1, 0.105, 0.105), Rebalance)
+
+
+@given(small_cases(), st.sampled_from([0.0, 0.08, 0.3]))
+@examples(60)
+def test_a_change_lowers_the_weighted_load_of_the_busiest_machine(case, gain_min: float) -> None:
+    plan, rounds, queries, rates = case
+    rates = replace(rates, per_partition=0.0)
+    decision = GlobalPlanner(gain_min=gain_min).decide(plan, rounds, queries, rates)
+    if isinstance(decision, NoChange):
+        return
+    after = apply_changes(plan, decision.changes)
+
+    def busiest(plan: Plan) -> float:
+        """Weighted by age, every round taken to be as much work as the newest."""
+        loads = [machine_loads(plan, load, queries, rates) for load in reversed(rounds)]
+        highest = [max(load) / sum(load) for load in loads if sum(load) > 0.0]
+        weights = (0.5, 0.3, 0.2)[: len(highest)]
+        return sum(w * h for w, h in zip(weights, highest, strict=True)) / sum(weights)
+
+    assert busiest(after) <= (1.0 - gain_min) * busiest(plan) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("points", [25, 100, 400])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_random_differences_between_equal_machines_change_nothing(points: int, rounds: int) -> None:
+    side, machines = 32, 64
+    plan = initial_plan(Strategy.UNIFORM, grid_of(side), machines)
+    random = np.random.default_rng(7)
+    planner = GlobalPlanner(gain_min=0.0)
+    highest = []
+    for _ in range(40):
+        counts = random.multinomial(points * machines, np.full(side**2, 1.0 / side**2), rounds)
+        loads = [CellLoad(count.astype(float)) for count in counts]
+        queries = EulerHistogram(side, side)
+        assert isinstance(planner.decide(plan, loads, queries, POINTS_ONLY), NoChange)
+        highest.append(imbalance(machine_loads(plan, loads[-1], queries, POINTS_ONLY)))
+    assert np.mean(highest) > 1.1, "without the allowance for chance, this is out of balance"
+
+
+@pytest.mark.parametrize(
+    ("excesses", "points", "expected"),
+    [
+        # Chance lifts the higher of two machines by 0.05 of the mean, then by 0.3.
+        pytest.param((0.115,), 1_100, NoChange("balanced"), id="tolerance"),
+        pytest.param((0.4,), 31, NoChange("balanced"), id="beyond the tolerance"),
+        pytest.param((0.0, 0.6), 31, ONE_ROUND, id="a single round"),
+    ],
+)
+def test_few_points_are_weaker_evidence_than_many(
+    excesses: tuple[float, ...], points: float, expected: NoChange
+) -> None:
+    assert decide_on(*excesses, points=points) == expected
+    assert isinstance(decide_on(*excesses, points=1e4 * points), Rebalance)
+
+
 # -- hot cells
 
 
@@ -313,11 +446,11 @@ def hot_cell_load(share: float) -> CellLoad:
 
 
 def owners_of_the_hot_cell(plan: Plan) -> tuple[int, ...]:
-    (owner,) = plan.overlapping(3, 7, 3, 7)
+    (owner,) = overlapping(plan, 3, 7, 3, 7)
     return owner.machines
 
 
-def test_a_hot_cell_is_shared_and_no_longer_when_it_has_cooled() -> None:
+def test_a_hot_cell_is_shared_until_it_cools() -> None:
     plan = initial_plan(Strategy.UNIFORM, grid_of(20), 10)
     queries = EulerHistogram(20, 20)
     rates = replace(RATES, per_check=0.0)
@@ -336,7 +469,7 @@ def test_a_hot_cell_is_shared_and_no_longer_when_it_has_cooled() -> None:
     assert imbalance(machine_loads(plan, mild, queries, rates)) <= 1.15
 
 
-def test_replicas_that_are_uneven_are_cut_up_among_those_who_have_them() -> None:
+def test_an_uneven_shared_partition_is_divided_among_its_owners() -> None:
     halves = (Partition(0, 0, 0, 10, 10, (0, 1, 2)), Partition(1, 10, 0, 20, 10, (3,)))
     plan = Plan(0, 20, 10, 4, halves, 2)
     queries = EulerHistogram(20, 10)
@@ -346,7 +479,7 @@ def test_replicas_that_are_uneven_are_cut_up_among_those_who_have_them() -> None
     assert all(len(p.machines) == 1 for p in after.partitions)
 
 
-def test_whole_partitions_move_under_their_names() -> None:
+def test_whole_partitions_keep_their_ids_when_they_move() -> None:
     parts = tuple(Partition(i, 5 * i, 0, 5 * i + 5, 5, (0,)) for i in range(4))
     spread = tuple(replace(p, machines=(m,)) for p, m in zip(parts, (0, 0, 1, 0), strict=True))
     plan = Plan(3, 20, 5, 2, spread, 9)
@@ -372,10 +505,10 @@ def test_ten_thousand_machines_are_planned_in_about_a_second() -> None:
     load = CellLoad(random.poisson(weights * 2e7).astype(float))
     queries = queries_over(side, base, 50_000, 3)
     plan = initial_plan(Strategy.UNIFORM, grid_of(side), machines)
-    # A quarter of the bound is what it takes on an idle core.
-    began = time.perf_counter()
+    # Processor time, since other tests run beside this one; a quarter of the bound is usual.
+    began = time.process_time()
     decision = GlobalPlanner().decide(plan, [load], queries, RATES)
-    took_s = time.perf_counter() - began
+    took_s = time.process_time() - began
     assert isinstance(decision, Rebalance)
     assert took_s < 3.0
     after = apply_changes(plan, decision.changes)

@@ -1,4 +1,4 @@
-"""State is for its owner alone, whatever the umask, whoever made it first, however it was left."""
+"""Only its owner may read the state, whatever the umask and the modes of existing files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from roost.engine.files import arrange
-from roost.state.lock import RunLock
-from roost.state.private import (
-    connect,
+from roost.queries.log import SqliteQueryLog
+from roost.queries.versions import segment_files
+from roost.stages.point_files import arrange
+from roost.storage.agreement import agree
+from roost.storage.arrays import map_arrays, write_arrays
+from roost.storage.database import connect
+from roost.storage.lock import RunLock
+from roost.storage.private import (
     private_file,
     private_folder,
     private_opener,
     state_folder,
 )
-from roost.state.querylog import SqliteQueryLog
-from roost.state.segments import map_arrays, write_arrays
-from roost.state.store import Store
+from roost.storage.store import Store
 
 UMASKS = (0o000, 0o022, 0o077, 0o277)
 
@@ -66,9 +68,9 @@ def test_a_state_directory_is_private_with_its_journals(tmp_path: Path, umask: i
     log = SqliteQueryLog(folder / "queries.db")
     lock = RunLock(folder)
     log.append(pa.table({"query_id": ["a"]}))
-    store.agree({"space": "here"})
-    write_arrays(store.segment_folder / "1.seg", {"x": np.arange(3)})
-    write_arrays(private_folder(store.window_folder) / "1.win", {"x": np.arange(3)}, durable=False)
+    agree(store, {"space": "here"})
+    write_arrays(Path(segment_files(store).folder) / "1.seg", {"x": np.arange(3)})
+    write_arrays(Path(store.files("window").folder) / "1.win", {"x": np.arange(3)}, durable=False)
     assert {"state.db-wal", "state.db-shm", "queries.db-wal", "run.lock"} <= set(modes(folder))
     check_private(folder)
     for item in (store, log):
@@ -127,6 +129,8 @@ def test_a_folder_with_other_things_is_left_as_it_is(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "thesis.txt").write_text("not Roost's")
+    (folder / "segments").mkdir()
+    (folder / "segments").chmod(0o755)
     with pytest.warns(RuntimeWarning, match="shared stays open to other users: it holds more"):
         Store(folder).close()
     assert mode(folder) == 0o755
@@ -134,7 +138,9 @@ def test_a_folder_with_other_things_is_left_as_it_is(tmp_path: Path) -> None:
     assert mode(folder / "state.db") == 0o600
 
 
-def test_what_cannot_be_closed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mode_that_cannot_be_changed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

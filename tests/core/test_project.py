@@ -19,7 +19,7 @@ import shapely
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "roost"
 DATA = SOURCE / "data"
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-bench.lock", "requirements-dev.lock")
 SHELL_SCRIPTS = ("script/bootstrap", "script/run", "script/test", ".ci/run")
 MADE_BY_TOOLS = re.compile(r"\.(?!ci$|gitignore$).*|__pycache__|build|dist|.*\.egg-info")
 
@@ -154,12 +154,70 @@ def required(requirements: list[str]) -> set[str]:
 def test_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
-    run, dev = (locked(name) for name in LOCKS)
+    run, bench, dev = (locked(name) for name in LOCKS)
     needed = required(project["project"]["dependencies"] + groups["bootstrap"])
     assert needed <= run.keys()
     assert required(project["build-system"]["requires"]) <= run.keys()
+    assert required(project["project"]["optional-dependencies"]["bench"]) <= bench.keys()
     assert required(groups["dev"]) <= dev.keys()
-    assert {name: dev.get(name) for name in run} == run
+    # script/bootstrap counts on it: each lock holds all of the one before.
+    assert run.items() <= bench.items() <= dev.items()
+
+
+def test_python_versions_are_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (supported,) = re.findall(
+        r'^supported="(.*)"$', (ROOT / "script" / "bootstrap").read_text(), re.MULTILINE
+    )
+    versions = sorted(supported.split())
+    classified = [
+        line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line
+    ]
+    assert versions == sorted(classified)
+    minors = [int(version.removeprefix("3.")) for version in versions]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert project["requires-python"] == f">=3.{minors[0]},<3.{minors[-1] + 1}"
+
+
+def bootstrap(folder: Path, version: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run script/bootstrap in an empty checkout on a host that has one Python."""
+    for name in ("script", "bin", "home"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / "script" / "bootstrap", folder / "script")
+    for name in ("bash", "dirname", "cat", "basename"):
+        (folder / "bin" / name).symlink_to(shutil.which(name) or "")
+    python = folder / "bin" / "python3"
+    python.write_text(f"#!/bin/sh\nif [ $1 = -c ]; then echo {version}; else exit 9; fi\n")
+    python.chmod(0o755)
+    return subprocess.run(
+        ["bash", str(folder / "script" / "bootstrap"), *words],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(folder / "bin"), "HOME": str(folder / "home")},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
+def test_bootstrap_refuses_other_python_versions_in_one_sentence(
+    tmp_path: Path, version: str
+) -> None:
+    done = bootstrap(tmp_path, version)
+    assert done.returncode == 3
+    assert done.stderr == (
+        "bootstrap: Roost needs Python 3.13 or 3.12 or 3.11, and none was found;"
+        " please install one.\n"
+    )
+
+
+def test_bootstrap_takes_a_supported_version_and_no_other_than_requested(tmp_path: Path) -> None:
+    done = bootstrap(tmp_path / "any", "3.12")
+    assert done.returncode not in (0, 3)  # the stand-in cannot make an environment
+    assert "making .venv with" in done.stderr
+    done = bootstrap(tmp_path / "other", "3.12", "--python", "3.13")
+    assert (done.returncode, "needs Python 3.13, and none" in done.stderr) == (3, True)
+    done = bootstrap(tmp_path / "wrong", "3.12", "--python", "3.9")
+    assert (done.returncode, "--python takes one of" in done.stderr) == (1, True)
 
 
 def test_the_sample_is_at_most_two_megabytes() -> None:

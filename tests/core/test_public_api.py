@@ -1,4 +1,4 @@
-"""The public names: few, real, and loaded without Spark."""
+"""The public names, and what importing them loads."""
 
 from __future__ import annotations
 
@@ -47,18 +47,34 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = roost.Pipelines
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import roost",
-        "import roost.cli",
-        "import roost.state.operations",
-        "from roost import Box, Circle, Polygon, Query, RoostError, RunConfig, Terminate",
-    ],
-)
-def test_spark_is_not_loaded_before_it_is_needed(code: str) -> None:
-    found = "[name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j')]"
-    assert run_python(f"import sys\n{code}\nprint({found})") == "[]"
+SPARK = {"pyspark", "py4j"}
+HEAVY = SPARK | {"numba", "numpy", "pandas", "pyarrow", "rich", "scipy", "shapely", "sklearn"}
+START_UP = {
+    "import": "import roost",
+    "settings": "import roost; roost.RunConfig(points={'path': 'p'}, space={'grid': '10x10'})",
+    "records": "from roost import Box, Circle, Polygon, Query, RoostError, Terminate",
+    "help": "import roost.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: print()",
+}
+
+
+@pytest.mark.parametrize("code", START_UP.values(), ids=START_UP)
+def test_start_up_loads_no_heavy_package(code: str) -> None:
+    found = f"sorted({HEAVY!r} & {{name.split('.')[0] for name in sys.modules}})"
+    assert run_python(f"import sys\n{code}\nprint({found})").splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("code", START_UP.values(), ids=START_UP)
+def test_start_up_is_fast_and_small(code: str) -> None:
+    """Processor time, because other processes do not add to it; numba alone takes longer."""
+    measure = "import time, psutil; print(time.process_time(), psutil.Process().memory_info().rss)"
+    seconds, nbytes = run_python(f"{code}\n{measure}").splitlines()[-1].split()
+    assert float(seconds) < 0.5
+    assert int(nbytes) < 60e6
+
+
+def test_commands_on_a_state_directory_load_no_spark() -> None:
+    found = f"sorted({SPARK!r} & set(sys.modules))"
+    assert run_python(f"import sys, roost.commands.queries\nprint({found})") == "[]"
 
 
 def test_the_pipeline_brings_spark_and_starts_no_java() -> None:
@@ -71,7 +87,9 @@ def test_the_pipeline_brings_spark_and_starts_no_java() -> None:
 
 
 def test_files_and_decoding_need_no_spark() -> None:
-    code = "import sys, roost.engine.files, roost.engine.decode; print('pyspark' in sys.modules)"
+    code = (
+        "import sys, roost.stages.point_files, roost.stages.decode; print('pyspark' in sys.modules)"
+    )
     assert run_python(code) == "False"
 
 

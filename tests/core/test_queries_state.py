@@ -14,18 +14,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
+from roost.commands.queries import QueryService
 from roost.errors import RequestError, StateError
 from roost.kernel import Index
-from roost.model import TIMESTAMP, Box, Circle, PointBlock, Query, Terminate, request_schema
-from roost.space import Coordinates, Rect, Space
-from roost.state.admission import Rules
-from roost.state.operations import Desk
-from roost.state.queries import TIER, QuerySet, open_index
-from roost.state.querylog import SqliteQueryLog
-from roost.state.store import Store
+from roost.model.records import Box, Circle, Query, Terminate
+from roost.model.schemas import TIMESTAMP, PointBlock, request_schema
+from roost.model.space import Coordinates, Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.live import TIER, QuerySet, open_index
+from roost.queries.log import SqliteQueryLog
+from roost.queries.versions import segment_files, version_at, versions_between
+from roost.storage.agreement import agree
+from roost.storage.store import Fact, Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
 SCHEMA = request_schema(pa.string(), pa.int64())
@@ -34,7 +38,7 @@ FOREVER = 1 << 60
 
 
 class Directory:
-    """A state directory that can be left in the lurch and opened again."""
+    """A state directory that can crash and be opened again."""
 
     def __init__(self, folder: Path, rules: Rules = RULES) -> None:
         self.folder, self.rules = folder, rules
@@ -44,8 +48,8 @@ class Directory:
         self.store = Store(self.folder)
         self.log = SqliteQueryLog(self.folder / "queries.db")
         # Processes die here, machines do not: waiting for the disk would only take time.
-        for file in (self.store, self.log):
-            file._db.execute("pragma synchronous = off")
+        for database in (self.store._database, self.log.entries.database):
+            database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, self.rules)
 
     def close(self) -> None:
@@ -59,17 +63,17 @@ class Directory:
     def append(self, *requests: dict[str, Any]) -> int:
         return self.log.append(pa.Table.from_pylist(list(requests), SCHEMA))
 
-    def fold(self) -> None:
+    def replay(self) -> None:
         self.queries.advance(self.log.end())
 
     def index(self, position: int | None = None) -> Index:
         version = self.queries.advance(self.log.end() if position is None else position)
-        return open_index(self.store.segment_folder, version.segments, SPACE)
+        return open_index(segment_files(self.store), version.segments, SPACE)
 
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ def test_without_times_a_query_is_live_for_every_event_time(directory: Directory
 def test_a_termination_ends_it_at_its_own_time(directory, end, expected, apart: bool) -> None:
     directory.append(register("q", at=3, expires_at=8))
     if apart:
-        directory.fold()
+        directory.replay()
     directory.append(terminate("q", **({} if end is None else {"at": end})))
     assert live_times(directory) == expected
     assert refusals(directory) == []
@@ -151,7 +155,7 @@ def test_a_termination_ends_it_at_its_own_time(directory, end, expected, apart: 
 
 def test_of_several_terminations_the_earliest_counts(directory: Directory) -> None:
     directory.append(register("q", at=3), terminate("q", at=9))
-    directory.fold()
+    directory.replay()
     directory.append(terminate("q", at=5))
     directory.append(terminate("q", at=7))
     assert live_times(directory) == [3, 4]
@@ -171,7 +175,7 @@ def test_a_name_can_be_used_again_from_the_end_of_its_last_life(directory, apart
     for step in steps:
         directory.append(step)
         if apart:
-            directory.fold()
+            directory.replay()
     assert live_times(directory, x=0.0) == [2, 3, 4, 5]
     assert live_times(directory, x=10.0) == []
     assert live_times(directory, x=20.0) == [6, 7]
@@ -183,7 +187,7 @@ def test_the_first_registration_stands(directory: Directory, apart: bool) -> Non
     for step in (register("q", 0.0), register("q", 10.0), register("q", 20.0, "bob")):
         directory.append(step)
         if apart:
-            directory.fold()
+            directory.replay()
     found = matches(directory.index(), [0.0, 10.0, 20.0], [5])
     assert found == {("q", 0.0, 5): 1}
     assert refusals(directory) == [(1, "duplicate_query"), (2, "duplicate_query")]
@@ -202,8 +206,8 @@ def test_only_the_owner_may_end_a_query_and_only_one_that_exists(directory, apar
     for step in steps:
         directory.append(step)
         if apart:
-            directory.fold()
-    directory.fold()
+            directory.replay()
+    directory.replay()
     assert refusals(directory) == [
         (0, "unknown_query"),
         (2, "not_owner"),
@@ -223,7 +227,7 @@ def test_an_earlier_life_is_not_forgotten_when_the_last_one_is_ended(directory, 
     for step in steps:
         directory.append(step)
         if apart:
-            directory.fold()
+            directory.replay()
     found = matches(directory.index(), [0.0, 10.0, 20.0, 30.0], list(range(10)))
     assert found == {("q", 0.0, t): 1 for t in range(2, 6)} | {("q", 30.0, t): 1 for t in (7, 8, 9)}
     assert refusals(directory) == [(4, "duplicate_query")]
@@ -302,7 +306,7 @@ terminations = st.builds(
     names, users, moments,
 )  # fmt: skip
 events = st.sampled_from(
-    ["go on", "go on", "entry", "fold", "crash", "fold and crash", "torn fold"]
+    ["go on", "go on", "entry", "replay", "crash", "replay and crash", "torn replay"]
 )
 TIMES = list(range(-1, 8))
 
@@ -321,15 +325,15 @@ def placed(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tear(directory: Directory) -> None:
-    """Fold, but die before the version is recorded: files are there that nobody knows of."""
+    """Replay the log, but die before the version is recorded: its files belong to no version."""
 
     class Torn(Exception):
         pass
 
-    def die(version: object, tallies: object) -> None:
+    def die(*facts: Fact) -> None:
         raise Torn
 
-    directory.store.put_version = die  # type: ignore[method-assign]
+    directory.store.record = die  # type: ignore[method-assign]
     with pytest.raises(Torn):
         directory.queries.advance(directory.log.end())
     directory.crash()
@@ -339,7 +343,7 @@ def tear(directory: Directory) -> None:
     st.lists(st.tuples(registrations | terminations, events), min_size=1, max_size=14),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_cut_and_any_crash_gives_what_the_log_says(
     tmp_path_factory, steps, own_schemas
 ) -> None:
@@ -364,8 +368,8 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(
         flush()
         if "torn" in event and directory.queries.version.position < directory.log.end():
             tear(directory)
-        elif "fold" in event:
-            directory.fold()
+        elif "replay" in event:
+            directory.replay()
             assert matches(directory.index(), xs, TIMES) == reference.matches(xs, TIMES)
         if "crash" in event:
             directory.crash()
@@ -376,8 +380,8 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(
 
 
 @given(st.lists(registrations | terminations, min_size=1, max_size=12), st.integers(0, 2**12 - 1))
-@settings(max_examples=30, deadline=None)
-def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, folds: int) -> None:
+@examples(30)
+def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, replays: int) -> None:
     requests = placed(raw)
     xs = [float(number) for number in range(len(requests))]
     directory = Directory(tmp_path_factory.mktemp("state"))
@@ -386,25 +390,25 @@ def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, fol
     for number, request in enumerate(requests):
         directory.append(request)
         reference.take(request)
-        if folds >> number & 1:
-            directory.fold()
+        if replays >> number & 1:
+            directory.replay()
             seen[number + 1] = reference.matches(xs, TIMES)
-    directory.fold()
+    directory.replay()
     directory.crash()
     for position, expected in seen.items():
         assert matches(directory.index(position), xs, TIMES) == expected
     directory.close()
 
 
-def test_a_position_that_was_passed_over_is_not_answered_with_another(directory) -> None:
-    """A batch that died after its intent must find its own queries: fold there first."""
+def test_a_position_without_a_version_is_not_replaced_by_another(directory) -> None:
+    """A batch that died after its intent must find its own queries: replay to there first."""
     for number in range(3):
         directory.append(register(f"q{number}", 10.0 * number))
     directory.queries.advance(1)
     directory.crash()
-    directory.fold()
+    directory.replay()
     assert set(matches(directory.index(1), [0.0, 10.0], [5])) == {("q0", 0.0, 5)}
-    with pytest.raises(AssertionError, match="log position 2 was passed over"):
+    with pytest.raises(AssertionError, match="log position 2 has no version"):
         directory.queries.advance(2)
 
 
@@ -417,14 +421,14 @@ def sizes(directory: Directory) -> list[int]:
 
 def test_one_more_query_does_not_rebuild_the_many(directory: Directory) -> None:
     directory.append(*(register(f"q{n}", float(n % 90)) for n in range(1000)))
-    directory.fold()
+    directory.replay()
     (base,) = directory.queries.version.segments
-    before = (directory.store.segment_folder / base.file).stat()
+    before = (Path(segment_files(directory.store).folder) / base.file).stat()
     for number in range(5):
         directory.append(register(f"more{number}"))
-        directory.fold()
+        directory.replay()
     assert directory.queries.version.segments[0] == base
-    after = (directory.store.segment_folder / base.file).stat()
+    after = (Path(segment_files(directory.store).folder) / base.file).stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
     assert sum(sizes(directory)) == 1005
 
@@ -432,7 +436,7 @@ def test_one_more_query_does_not_rebuild_the_many(directory: Directory) -> None:
 def test_segments_fall_in_size_so_that_there_are_few(directory: Directory) -> None:
     for number in range(120):
         directory.append(register(f"q{number}", float(number % 90)))
-        directory.fold()
+        directory.replay()
     found = sizes(directory)
     assert sum(found) == 120
     assert all(small * TIER <= large for large, small in itertools.pairwise(found))
@@ -443,13 +447,13 @@ def test_segments_fall_in_size_so_that_there_are_few(directory: Directory) -> No
 
 def test_a_joined_segment_leaves_out_the_ended_and_keeps_the_rest(directory: Directory) -> None:
     directory.append(register("a", 0.0), register("b", 10.0), register("c", 20.0, at=2))
-    directory.fold()
+    directory.replay()
     directory.append(terminate("a"), terminate("b", at=5), terminate("c", at=1))
-    directory.fold()
+    directory.replay()
     (ref,) = directory.queries.version.segments
     assert ref.ended is not None
     directory.append(register("d", 30.0))
-    directory.fold()
+    directory.replay()
     assert sizes(directory) == [2], "b until 5, and d"
     found = matches(directory.index(), [0.0, 10.0, 20.0, 30.0], [0, 4, 5])
     assert found == dict.fromkeys(
@@ -467,23 +471,23 @@ def test_every_shape_and_condition_survives_being_joined(tmp_path: Path) -> None
     }  # fmt: skip
     box = {"op": "register", "query_id": 3, "user_id": "ann", "x0": 0, "y0": 0, "x1": 1, "y1": 1}
     directory.log.append(table_of([circle, polygon]))
-    directory.fold()
+    directory.replay()
     ((_, segment, _),) = directory.queries.segments()
     before = segment.queries().to_pylist()
     assert len(before) == 2
     directory.log.append(table_of([box]))
-    directory.fold()
+    directory.replay()
     ((_, segment, _),) = directory.queries.segments()
     assert segment.queries().to_pylist()[:2] == before
     assert directory.queries.predicates(directory.queries.version.segments[0].file) == ("fare > 5",)
     directory.close()
 
 
-def test_names_that_share_a_key_are_told_apart(
+def test_identifiers_that_share_a_hash_are_distinguished(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from roost.kernel import segment as segment_module
-    from roost.state import admission as admission_module
+    from roost.queries import admission as admission_module
 
     def one_key(ids: pa.Array) -> np.ndarray:
         return np.zeros(len(ids), np.uint64)
@@ -491,7 +495,7 @@ def test_names_that_share_a_key_are_told_apart(
     monkeypatch.setattr(segment_module, "hash_ids", one_key)
     monkeypatch.setattr(admission_module, "hash_ids", one_key)
     directory.append(register("a", 0.0), register("b", 10.0))
-    directory.fold()
+    directory.replay()
     directory.append(terminate("c"), terminate("a"), register("b", 20.0), register("a", 30.0))
     found = matches(directory.index(), [0.0, 10.0, 20.0, 30.0], [5])
     assert found == {("b", 10.0, 5): 1, ("a", 30.0, 5): 1}
@@ -500,37 +504,37 @@ def test_names_that_share_a_key_are_told_apart(
 
 def test_estimates_take_at_most_as_many_bounds_as_asked(directory: Directory) -> None:
     directory.append(*(register(f"q{n}", float(n % 90)) for n in range(199)))
-    directory.fold()
+    directory.replay()
     assert 50 <= directory.queries.bounds(100).shape[0] <= 100
     assert directory.queries.bounds(1000).shape == (199, 4)
 
 
 def test_nothing_new_makes_no_version(directory: Directory) -> None:
     directory.append(register("q"))
-    directory.fold()
+    directory.replay()
     version = directory.queries.version
-    directory.fold()
+    directory.replay()
     assert directory.queries.version is version
-    assert len(directory.store.versions_between(0, 99)) == 1
+    assert len(versions_between(directory.store, 0, 99)) == 1
 
 
-# -- the onlooker
+# -- readers
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with closing(Desk(tmp_path / "state", create=True)) as desk:
-        yield desk
+def service(tmp_path: Path) -> Iterator[QueryService]:
+    with closing(QueryService(tmp_path / "state", create=True)) as service:
+        yield service
 
 
-def test_a_desk_needs_a_state_directory_unless_it_may_make_one(tmp_path: Path) -> None:
+def test_a_query_service_needs_a_state_directory_unless_it_may_create_one(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="is not a state directory"):
-        Desk(tmp_path / "nowhere")
+        QueryService(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_desk_answers_at_once_by_the_rules_of_a_batch(desk: Desk) -> None:
-    assert desk.submit(Query("q", Box(0, 0, 1, 1), "ann")) == 1
+def test_a_query_service_validates_at_once_by_the_rules_of_a_batch(service: QueryService) -> None:
+    assert service.submit(Query("q", Box(0, 0, 1, 1), "ann")) == 1
     refused = [
         (Query("q", Circle(0, 0, 1), "bob"), "duplicate_query"),
         (Query("r", Box(1, 0, 0, 1)), "inverted_box"),
@@ -539,42 +543,45 @@ def test_a_desk_answers_at_once_by_the_rules_of_a_batch(desk: Desk) -> None:
     ]
     for request, reason in refused:
         with pytest.raises(RequestError) as caught:
-            desk.submit(request)
+            service.submit(request)
         assert caught.value.reason == reason
-    assert desk.log.end() == 1, "what is refused is not logged"
-    assert desk.submit(Terminate("q", "ann")) == 2
-    assert desk.submit(Query("q", Circle(0, 0, 1), "bob")) == 3
+    assert service.log.end() == 1, "what is refused is not logged"
+    assert service.submit(Terminate("q", "ann")) == 2
+    assert service.submit(Query("q", Circle(0, 0, 1), "bob")) == 3
 
 
-def test_an_onlooker_leaves_no_trace_in_the_state(desk: Desk) -> None:
-    desk.submit(Query("q", Box(0, 0, 1, 1)))
-    assert [segment.ids.to_pylist() for _, segment, _ in desk.queries().segments()] == [["q"]]
-    assert desk.store.version_at(FOREVER) is None
-    assert list(desk.store.segment_folder.iterdir()) == []
+def test_a_reader_changes_nothing_in_the_state(service: QueryService) -> None:
+    service.submit(Query("q", Box(0, 0, 1, 1)))
+    assert [segment.ids.to_pylist() for _, segment, _ in service.queries().segments()] == [["q"]]
+    assert version_at(service.store, FOREVER) is None
+    assert list(Path(segment_files(service.store).folder).iterdir()) == []
 
 
-def test_an_onlooker_sees_what_a_run_has_folded_and_what_came_since(tmp_path: Path) -> None:
+def test_a_reader_sees_applied_and_later_requests(tmp_path: Path) -> None:
     directory = Directory(tmp_path / "state", Rules(SPACE, pa.string(), TIMESTAMP))
     moment = dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
-    desk = Desk(tmp_path / "state")
-    desk.submit(Query("a", Box(0, 0, 1, 1), at=moment))
-    directory.fold()
-    files = sorted(path.name for path in directory.store.segment_folder.iterdir())
-    desk.submit(Query("b", Box(0, 0, 1, 1)))
-    desk.submit(Terminate("a"))
+    service = QueryService(tmp_path / "state")
+    service.submit(Query("a", Box(0, 0, 1, 1), at=moment))
+    directory.replay()
+    files = sorted(path.name for path in Path(segment_files(directory.store).folder).iterdir())
+    service.submit(Query("b", Box(0, 0, 1, 1)))
+    service.submit(Terminate("a"))
     with pytest.raises(RequestError, match="unknown_query"):
-        desk.submit(Terminate("a"))
-    assert list(desk.queries().lookup(pa.array(["a", "b"]))) == [1], "only b lives on"
-    assert sorted(path.name for path in directory.store.segment_folder.iterdir()) == files
-    directory.fold()
+        service.submit(Terminate("a"))
+    assert list(service.queries().lookup(pa.array(["a", "b"]))) == [1], "only b lives on"
+    assert (
+        sorted(path.name for path in Path(segment_files(directory.store).folder).iterdir()) == files
+    )
+    directory.replay()
     assert refusals(directory) == []
     directory.close()
-    desk.close()
+    service.close()
 
 
-def test_a_desk_judges_by_what_the_run_has_agreed_on(tmp_path: Path) -> None:
+def test_a_query_service_uses_the_settings_of_the_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
-    store.agree(
+    agree(
+        store,
         {
             "space": SPACE.to_json(),
             "query_id_type": "int64",
@@ -582,17 +589,17 @@ def test_a_desk_judges_by_what_the_run_has_agreed_on(tmp_path: Path) -> None:
             "types": ["int64", "int64"],
             "attributes": [["fare", "double"], ["base", "string"]],
             "polygon_vertices_max": 5,
-        }
+        },
     )
     store.close()
-    desk = Desk(tmp_path / "state")
+    service = QueryService(tmp_path / "state")
     for request, reason in (
         (Query("text", Box(0, 0, 1, 1)), "wrong_type"),
         (Query(1, Box(0, 0, 1, 1), predicate="tip > 1"), "bad_predicate"),
         (Query(1, Box(0, 0, 1, 1), at=dt.datetime(2024, 5, 1, tzinfo=dt.UTC)), "wrong_type"),
     ):
         with pytest.raises(RequestError) as caught:
-            desk.submit(request)
+            service.submit(request)
         assert caught.value.reason == reason
-    assert desk.submit(Query(1, Box(0, 0, 1, 1), predicate="fare > 1", at=5)) == 1
-    desk.close()
+    assert service.submit(Query(1, Box(0, 0, 1, 1), predicate="fare > 1", at=5)) == 1
+    service.close()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.state import querylog
-from roost.state.querylog import Kind, SqliteQueryLog, decode_block, encode_block, kind_of
+from properties import examples
+from roost.queries import log as querylog
+from roost.queries.log import Kind, SqliteQueryLog, decode_block, encode_block, kind_of
 
 
 def block(*names: str) -> pa.Table:
@@ -51,7 +52,7 @@ def test_entries_are_read_between_positions_in_order(log: SqliteQueryLog) -> Non
 def test_entries_survive_the_process(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; import pyarrow as pa\n"
-        "from roost.state.querylog import SqliteQueryLog\n"
+        "from roost.queries.log import SqliteQueryLog\n"
         "log = SqliteQueryLog(Path(sys.argv[1]))\n"
         "for name in 'xyz': log.append(pa.table({'op': ['register'], 'query_id': [name]}))\n"
         "os.kill(os.getpid(), 9)"
@@ -123,7 +124,7 @@ def test_large_blocks_are_divided_without_loss(
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(), st.none() | st.text(max_size=5)), max_size=20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_block_is_read_as_it_was_written(rows) -> None:
     table = pa.table(
         {

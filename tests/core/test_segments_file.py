@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from properties import examples
 from roost.errors import StateError
-from roost.state.segments import ALIGN, MAGIC, map_arrays, write_arrays
+from roost.storage.arrays import ALIGN, MAGIC, map_arrays, write_arrays
 
 dtypes = st.sampled_from(["<f8", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "|u1", "|b1"])
 shapes = arrays_of.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=7)
@@ -26,9 +27,7 @@ named_arrays = st.dictionaries(
 
 
 @given(named_arrays)
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arrays_come_back_as_they_were(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     path = tmp_path / "a.seg"
     size = write_arrays(path, arrays)
@@ -62,7 +61,7 @@ def test_another_process_maps_the_same_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a.seg"
     write_arrays(path, {"values": np.arange(1000) ** 2})
     code = (
-        "import sys; from pathlib import Path; from roost.state.segments import map_arrays;"
+        "import sys; from pathlib import Path; from roost.storage.arrays import map_arrays;"
         "print(map_arrays(Path(sys.argv[1]))['values'].sum())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -5,42 +5,49 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from test_window_lineage import next_plan
 from window_points import EARTH, PLANE, TYPES, Point, block_of, random_points
 
 from layouts import random_layout
-from oracle import covers, haversine
 from roost.balance import Partition, Plan, Router
-from roost.engine.decode import PointSchema
-from roost.engine.messages import BatchTask, WindowTask
-from roost.engine.window_writer import WindowWriter
 from roost.errors import ConfigError, RequestError, StateError
-from roost.model import Box, Circle, Polygon
-from roost.space import Outside, Space
-from roost.state.admission import Rules
-from roost.state.snapshot import (
+from roost.kernel.ids import hash_ids
+from roost.model.choices import WindowKind
+from roost.model.records import Box, Circle, Polygon
+from roost.model.space import Outside, Space
+from roost.queries.admission import Rules
+from roost.queries.snapshots import check_question
+from roost.queries.versions import IndexVersion
+from roost.runtime.executor import InProcessExecutor
+from roost.stages.contract import Batch, Report
+from roost.stages.matching import GATHERED, Gathered
+from roost.stages.routing import SPACE, SpatialRouting
+from roost.stages.window import WindowStage
+from roost.storage.cache import WorkerCache
+from roost.storage.store import Store
+from roost.testing.oracle import covers, haversine
+from roost.window import AggregateSpec, Alias, WindowSpec
+from roost.window.snapshot import (
     Columns,
     Question,
     answer_parts,
-    check_question,
     merge_answers,
     needed_parts,
 )
-from roost.state.store import Commit, Intent, Store
-from roost.state.windows import (
-    SegmentCache,
-    WindowFile,
-    WindowKeeper,
-    pin_view,
+from roost.window.view import (
+    WindowFiles,
+    lease_view,
     read_view,
+    window_files,
 )
-from roost.window import AggregateSpec, Alias, WindowKind, WindowSpec
 
 MACHINES = 3
 ATTRIBUTES = pa.schema([*TYPES.items(), ("x", pa.float64()), ("time", pa.int64())])
@@ -70,34 +77,50 @@ class Story:
         self.plan = Plan(0, space.columns, space.rows, MACHINES, parts, len(parts))
         self.batches: list[list[Point]] = []
         self.sizes: list[int] = []
-        self.reopen()
+        self.open()
 
-    def reopen(self) -> None:
+    def open(self) -> None:
         """What a new driver finds."""
         self.store = Store(self.folder)
-        self.keeper = WindowKeeper(self.store, self.spec, ATTRIBUTES, ALIASES)
-        self.cache = SegmentCache()
-
-    def _files(self, batch_id: int, points: list[Point]) -> list[WindowFile]:
-        block = block_of(points)
-        cells = self.space.grid.locate(block.x, block.y)
-        machines = Router(self.plan).machines_of(cells)
-        nothing = PointSchema("x", "y", "time", "id", pa.int64(), pa.int64(), ATTRIBUTES)
-        task = BatchTask(
-            batch_id, self.space, self.plan, "", (), nothing, (), pa.string(), None, ""
+        self.cache = WorkerCache()
+        files = window_files(self.store)
+        self.stage = WindowStage(
+            self.spec, ATTRIBUTES, ALIASES, self.space, files, self.store.leases, self.cache
         )
-        window = WindowTask(str(self.keeper.folder), self.keeper.stored, self.keeper.aliases, 0)
-        files = []
+        self.stage.open(self.store)
+        self.stage.cleanup()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    @property
+    def files(self) -> WindowFiles:
+        return WindowFiles(self.stage.files, self.cache)
+
+    def _batch(self, number: int) -> Batch:
+        routings = {SPACE: SpatialRouting(self.plan, self.space)}
+        return Batch(number, routings, routings, IndexVersion(0, 0, ()))
+
+    def _reports(self, number: int, points: list[Point]) -> list[Report]:
+        block = block_of(points)
+        cells = self.space.grid.locate(block.x, block.y).astype(np.int32)
+        machines = Router(self.plan).machines_of(cells, hash_ids(block.ids))
+        task = self.stage.prepare(self._batch(number))
+        reports = []
         for machine in range(MACHINES):
-            writer = WindowWriter(task, window, machine, Router(self.plan))
+            work = task.build(machine, WorkerCache())
             own = [p for p, m in zip(points, machines.tolist(), strict=True) if m == machine]
             cut = self.rng.randint(0, len(own))
             for part in (own[:cut], own[cut:]):
                 if part:
-                    writer.add(block_of(part), None)
-            made = writer.close()
-            files += [] if made is None else [made]
-        return files
+                    list(work.process(GATHERED, Gathered(block_of(part), None)))
+            list(work.finish(None))
+            reports.append(replace(work.report(), machine=machine))
+        return reports
 
     def step(self) -> None:
         rng, batch_id = self.rng, len(self.batches)
@@ -109,20 +132,23 @@ class Story:
         for point in points:
             point["time"] += 8 * batch_id
         points = [p for p in points if watermark is None or p["time"] >= watermark]
-        files = self._files(batch_id, points)
+        reports = self._reports(batch_id, points)
         if rng.random() < 0.3:
             self.reopen()  # the driver died before its commit: what it wrote is no batch
-            files = self._files(batch_id, points)
-        self.store.put_intent(Intent(batch_id, self.plan.epoch, 0))
-        after = self.keeper.preview(batch_id, self.plan, files)
-        self.store.put_commit(Commit(batch_id, (), {}), self.keeper.change(after))
+            reports = self._reports(batch_id, points)
+        batch = self._batch(batch_id)
+        outcome = self.stage.after(batch, {"window": reports}, InProcessExecutor())
+        self.store.record(*outcome.facts)
         if rng.random() < 0.2:
             self.reopen()
         else:
-            self.keeper.committed(after)
-            self.keeper.sweep()
+            self.stage.committed(batch, outcome)
+            state = self.stage.state()
+            self.stage.open(self.store)
+            assert self.stage.state() == state
+            self.stage.cleanup()
         self.batches.append(points)
-        self.sizes.append(sum(file.nbytes for file in files))
+        self.sizes.append(sum(r.value.nbytes for r in reports if r.value is not None))
 
     def window(self) -> list[Point]:
         """Points that count now, by the words of the documentation."""
@@ -158,10 +184,10 @@ class Story:
         check_question(question, rules)
         view = read_view(self.store)
         assert view.batch_id == len(self.batches) - 1
-        parts = needed_parts(view, self.keeper.folder, self.space, question)
-        self.cache.forget_before(str(self.keeper.folder), view.oldest)
+        parts = needed_parts(view, self.files, self.space, question)
+        self.files.drop_before(view.oldest)
         dealt = [parts[k::2] for k in range(2)]
-        answers = [answer_parts(question, COLUMNS, group, self.cache) for group in dealt]
+        answers = [answer_parts(question, COLUMNS, group, self.files) for group in dealt]
         table = merge_answers(question, COLUMNS, answers, view.batch_id)
         assert set(table["at_batch"].to_pylist()) <= {view.batch_id}
         return table
@@ -194,13 +220,13 @@ def distance(point: Point, x: float, y: float, space: Space) -> float:
     return math.hypot(point["x"] - x, point["y"] - y)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 30))]
-)
+@pytest.mark.sweep([0, 1], 1, 30)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.kind}-{s.length}-{s.tumbling}")
-def test_a_snapshot_is_the_window_at_its_batch(tmp_path: Path, spec: WindowSpec, seed: int) -> None:
+def test_a_snapshot_is_the_window_at_its_batch(
+    tmp_path: Path, cleanup: ExitStack, spec: WindowSpec, seed: int
+) -> None:
     space = (PLANE, EARTH)[seed % 2]
-    story = Story(tmp_path, spec, space, seed)
+    story = cleanup.enter_context(closing(Story(tmp_path, spec, space, seed)))
     found_some = 0
     for _ in range(14):
         story.step()
@@ -238,56 +264,58 @@ def test_a_snapshot_is_the_window_at_its_batch(tmp_path: Path, spec: WindowSpec,
         assert row["sum(seats)"] == (sum(seats) if seats else None)
         assert row["max(fare)"] == max(fares, default=None)
     assert found_some
-    listed = {f.file for b in story.keeper.view.batches for f in b.files}
-    listed |= {file.file for file in story.keeper.gone}
-    assert {path.name for path in story.keeper.folder.iterdir()} == listed
-    assert len(story.cache) <= sum(len(batch.files) for batch in story.keeper.view.batches)
+    listed = {f.file for b in story.stage.view.batches for f in b.files}
+    listed |= set(story.stage.gone)
+    assert set(story.stage.files.names()) == listed
+    assert story.cache.size("window") <= sum(len(batch.files) for batch in story.stage.view.batches)
 
 
 COLUMNS_KEPT = ("x", "y", "time", "fare", "seats", "base", "ok")
 
 
-def test_only_files_that_can_hold_an_answer_are_opened(tmp_path: Path) -> None:
-    story = Story(tmp_path, WindowSpec(WindowKind.COUNT, 10**6), PLANE, 3)
+def test_only_files_that_can_hold_an_answer_are_opened(tmp_path: Path, cleanup: ExitStack) -> None:
+    spec = WindowSpec(WindowKind.COUNT, 10**6)
+    story = cleanup.enter_context(closing(Story(tmp_path, spec, PLANE, 3)))
     for _ in range(10):
         story.step()
     view = read_view(story.store)
     everything = sum(len(batch.files) for batch in view.batches)
-    corner = needed_parts(view, story.keeper.folder, PLANE, Question(Box(0, 0, 1.5, 1.5)))
+    corner = needed_parts(view, story.files, PLANE, Question(Box(0, 0, 1.5, 1.5)))
     assert 0 < len(corner) < everything
     assert any(part.partitions is not None for part in corner)
-    nowhere = needed_parts(view, story.keeper.folder, PLANE, Question(Box(500, 500, 501, 501)))
+    nowhere = needed_parts(view, story.files, PLANE, Question(Box(500, 500, 501, 501)))
     assert nowhere == []
 
 
-def test_a_pinned_window_stays_until_it_is_let_go(tmp_path: Path) -> None:
-    story = Story(tmp_path, WindowSpec(WindowKind.COUNT, 1), PLANE, 5)
+def test_a_pinned_window_stays_until_it_is_let_go(tmp_path: Path, cleanup: ExitStack) -> None:
+    spec = WindowSpec(WindowKind.COUNT, 1)
+    story = cleanup.enter_context(closing(Story(tmp_path, spec, PLANE, 5)))
     while not story.window():
         story.step()
-    reader = Store(tmp_path, durable=False)
-    pin, view = pin_view(reader)
+    reader = cleanup.enter_context(closing(Store(tmp_path, durable=False)))
+    pin, view = lease_view(reader)
     held = [file.file for batch in view.batches for file in batch.files]
     assert held
     for _ in range(8):
         story.step()
-    assert all((story.keeper.folder / name).exists() for name in held)
-    reader.unpin_window(pin)
+    assert all(story.stage.files.path(name).exists() for name in held)
+    reader.leases.release(pin)
     for _ in range(8):
         story.step()
-    assert not any((story.keeper.folder / name).exists() for name in held)
+    assert not any(story.stage.files.path(name).exists() for name in held)
 
 
 def test_a_reader_that_died_holds_files_for_a_while_only(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.pin_window(until=100.0)
-    assert store.pinned_batch(now=99.0) == 0
-    assert store.pinned_batch(now=101.0) is None
-    assert store.pinned_batch(now=99.0) is None
+    with closing(Store(tmp_path)) as store:
+        store.leases.take(0, until=100.0)
+        assert store.leases.oldest(now=99.0) == 0
+        assert store.leases.oldest(now=101.0) is None
+        assert store.leases.oldest(now=99.0) is None
 
 
 def test_a_state_without_a_window_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no window yet"):
-        read_view(Store(tmp_path))
+    with closing(Store(tmp_path)) as store, pytest.raises(StateError, match="no window yet"):
+        read_view(store)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trio_model import GRID, Stream, as_ranges, cells_of, partitions, points, queries
+from trio_model import (
+    GRID,
+    Stream,
+    add_points,
+    as_ranges,
+    cells_of,
+    expire_points,
+    partitions,
+    points,
+    queries,
+)
 
 from roost.workload import MachineStats, PartitionStats, Trio
 
@@ -29,14 +39,14 @@ def replay(stream: Stream, stats: PartitionStats, history) -> None:
     for step, value in history:
         if step == "points":
             inside = stream.inside(value)
-            stats.add_points(*cells_of(inside))
+            add_points(stats, *cells_of(inside))
             stream.receive(inside)
         elif step == "cells":
             counts = stream.counts(value)
             stats.add_cells(counts, GRID)
             stream.receive(value)
         elif step == "expire":
-            stats.expire_points(*cells_of(stream.expire(value)))
+            expire_points(stats, *cells_of(stream.expire(value)))
         elif step == "begin":
             stats.add_queries(as_ranges(value))
             stream.begin(value)
@@ -63,10 +73,10 @@ def worked_example() -> PartitionStats:
     stats = PartitionStats(11, 0, 0, 2, 4)
     # Twice the points of before, as a half of them fades.
     rows = np.array([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4)
-    stats.add_points(np.arange(16) % 2, rows)
+    add_points(stats, np.arange(16) % 2, rows)
     stats.add_queries(as_ranges([(0, 0, 0, 0), (0, 1, 1, 2), (1, 2, 1, 2), (0, 3, 0, 3)]))
     stats.close_round()
-    stats.add_points(np.array([0, 1]), np.array([2, 2]))
+    add_points(stats, np.array([0, 1]), np.array([2, 2]))
     stats.add_queries(as_ranges([(0, 1, 0, 1), (1, 0, 1, 2), (0, 3, 0, 3)]))
     stats.close_round()
     return stats
@@ -89,7 +99,7 @@ def test_the_worked_example() -> None:
 
 def test_the_collectors_of_the_worked_example() -> None:
     stats = PartitionStats(11, 0, 0, 2, 4)
-    stats.add_points(np.array([0, 1]), np.array([2, 2]))
+    add_points(stats, np.array([0, 1]), np.array([2, 2]))
     stats.add_queries(as_ranges([(0, 1, 0, 1), (1, 0, 1, 2)]))
     assert stats.rows.n_new.tolist() == [0, 0, 2, 0]
     assert stats.columns.n_new.tolist() == [1, 1]
@@ -115,8 +125,8 @@ def test_ending_queries_makes_collectors_negative_and_estimates_never() -> None:
 
 def test_expiry_leaves_what_was_received() -> None:
     stats = PartitionStats(0, 0, 0, 2, 2)
-    stats.add_points(np.array([0, 1, 1]), np.array([0, 0, 1]))
-    stats.expire_points(np.array([1]), np.array([1]))  # older than the round is long
+    add_points(stats, np.array([0, 1, 1]), np.array([0, 0, 1]))
+    expire_points(stats, np.array([1]), np.array([1]))  # older than the round is long
     stats.close_round(fade=1.0)
     assert stats.total() == Trio(2, 0, 3)
     assert stats.split(vertical=True, at=1) == (Trio(1, 0, 1), Trio(1, 0, 2))
@@ -125,7 +135,7 @@ def test_expiry_leaves_what_was_received() -> None:
 @pytest.mark.parametrize(("vertical", "at"), [(True, 2), (True, 5), (False, 1), (False, 4)])
 def test_a_cut_at_the_border_is_refused(vertical, at) -> None:
     stats = PartitionStats(0, 2, 1, 5, 4)
-    with pytest.raises(AssertionError, match="one side empty"):
+    with pytest.raises(AssertionError, match="one side of the cut is empty"):
         stats.split(vertical, at)
 
 
@@ -137,7 +147,7 @@ def test_features_follow_the_definition(rect, drawn_points, drawn_queries) -> No
     stats.close_round()
     stats.add_queries(as_ranges(drawn_queries[1::2]))
     inside = stream.inside(drawn_points)
-    stats.add_points(*cells_of(inside))
+    add_points(stats, *cells_of(inside))
     c0, r0, c1, r1 = rect
     stream.begin(drawn_queries)
     n, q = len(inside), stream.queries_in(rect)
@@ -152,7 +162,7 @@ def test_features_follow_the_definition(rect, drawn_points, drawn_queries) -> No
 def test_one_column_has_exact_pairs() -> None:
     stats = PartitionStats(0, 0, 0, 1, 3)
     stats.add_queries(as_ranges([(0, 0, 0, 1), (0, 1, 0, 2)]))
-    stats.add_points(np.zeros(4, int), np.array([0, 1, 1, 2]))
+    add_points(stats, np.zeros(4, int), np.array([0, 1, 1, 2]))
     assert stats.features().tolist() == [1.0, 4.0, 1 + 2 + 2 + 1]
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from window_points import PLANE, TYPES, Point, random_points, segment_of
 
+from properties import examples
 from roost.errors import ConfigError
-from roost.model import PointBlock
+from roost.model.schemas import PointBlock
 from roost.window import AggregateSpec, State, WindowSegment, build, finish, merge, partial
 from roost.window.accumulators import Extremes, Total
 from roost.window.sums import SCALE, quotient, scaled_sum, whole_sum
@@ -88,7 +89,7 @@ def all_rows(segment: WindowSegment) -> Any:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 5))
-@settings(max_examples=60)
+@examples(60)
 def test_any_merge_of_parts_is_one_pass_and_plain_python(seed: int, size: int, parts: int) -> None:
     rng = random.Random(seed)
     points = random_points(rng, size, PLANE)
@@ -120,15 +121,15 @@ def test_only_the_rows_that_were_chosen_count() -> None:
     assert_equal(finish(partial(segment, rows, spec)), brute_force(inside, spec))
 
 
-def test_nothing_has_no_sum() -> None:
+def test_aggregates_without_values() -> None:
     found = finish(State(EVERYTHING, {}))
     assert {found[label] for label in found if label.startswith(("count", "distinct"))} == {0}
     others = [found[label] for label in found if not label.startswith(("count", "distinct"))]
     assert set(others) == {None}
-    with pytest.raises(ValueError, match="merging takes"):
+    with pytest.raises(ValueError, match="merge needs"):
         merge([])
     other = AggregateSpec((("count", None, None),))
-    with pytest.raises(ValueError, match="merging takes"):
+    with pytest.raises(ValueError, match="merge needs"):
         merge([State(EVERYTHING, {}), State(other, {})])
 
 
@@ -283,14 +284,14 @@ def test_an_unknown_column_is_refused_where_it_is_read() -> None:
         partial(segment, all_rows(segment), AggregateSpec((("count", "lost", None),)))
 
 
-def test_a_state_is_plain_data() -> None:
+def test_a_state_round_trips_through_json() -> None:
     segment = segment_of(random_points(random.Random(5), 40, PLANE), PLANE)
     state = partial(segment, all_rows(segment), EVERYTHING)
     assert json.loads(state.to_bytes())["functions"][0] == ["count", None, None]
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_times_beyond_python_are_told_as_the_last_that_it_has(unit: str) -> None:
+def test_times_beyond_python_are_clamped(unit: str) -> None:
     """A source's "never" must not stop a stream."""
     never = pa.array([2**62, -(2**62), 0], pa.int64()).cast(pa.timestamp(unit, "Asia/Tokyo"))
     found = of_column(never, "min", "max")

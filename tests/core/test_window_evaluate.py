@@ -1,4 +1,4 @@
-"""Questions to a segment: the same answers as brute force over plain records."""
+"""Selections from a segment, compared with brute force over Python records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from window_points import EARTH, PLANE, Point, random_points, records, segment_of
 
-from oracle import covers
+from properties import examples
 from roost.errors import PredicateError, RequestError
-from roost.model import Box, Circle, Polygon, Query, request_record
-from roost.space import Coordinates, Space
+from roost.model.records import Box, Circle, Polygon, Query, request_record
+from roost.model.space import Coordinates, Space
+from roost.testing.oracle import covers
 from roost.window import Cut, Extent, Live, WindowSegment, live_parts, select
 from roost.window.evaluate import time_of
 
@@ -67,7 +68,7 @@ def oracle_query(query: Query) -> dict[str, object]:
 
 
 @given(data=st.data())
-@settings(max_examples=70)
+@examples(70)
 def test_a_selection_is_brute_force(
     both: tuple[Space, list[Point], WindowSegment], data: st.DataObject
 ) -> None:
@@ -93,7 +94,7 @@ def test_a_selection_is_brute_force(
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.booleans(), st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_a_cut_keeps_the_newest_points_of_all_segments_together(
     seed: int, machines: int, text_ids: bool, data: st.DataObject
 ) -> None:
@@ -126,7 +127,7 @@ def test_a_cut_through_points_that_are_alike_keeps_the_right_number() -> None:
         assert sum(select(segment, everywhere, live).size for segment, live in asked) == keep
 
 
-def test_only_rows_of_the_partitions_that_were_asked_for() -> None:
+def test_only_rows_of_the_given_partitions() -> None:
     points = random_points(random.Random(2), 50, PLANE)
     segment = segment_of(points, PLANE)
     everywhere = Query(1, Circle(8.0, 8.0, 1e6))
@@ -148,7 +149,7 @@ def test_circles_of_points_in_no_range_of_longitudes_find_nothing() -> None:
         ("POLYGON EMPTY", "invalid_polygon"),
     ],
 )
-def test_what_is_no_polygon_is_refused(shape: str, reason: str) -> None:
+def test_a_shape_that_is_not_a_polygon_is_refused(shape: str, reason: str) -> None:
     segment = segment_of(random_points(random.Random(2), 5, PLANE), PLANE)
     with pytest.raises(RequestError, match=reason):
         select(segment, Query(1, Polygon(shape)))

@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from window_points import EARTH, PLANE, TYPES, Point, random_points, segment_of
 from window_stream import WINDOWS, extent_at, live_points, live_segments, random_batches
 
-from oracle import haversine
+from properties import examples
 from roost.errors import ConfigError
-from roost.model import TIME_MAX, TIME_MIN
-from roost.space import Rect, Space
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.space import Rect, Space
+from roost.testing.oracle import haversine
 from roost.window import Live, WindowSpec, near
 from roost.window.join import JoinSpec, join_rows, join_schema, join_segment
 from roost.window.near import near_chunks
+from roost.window.segment import PointColumns
 
 TURNED = Space(Rect(0.0, -90.0, 360.0, 90.0), 36, 18)
 SIDES: dict[str | None, Callable[[Point], bool]] = {
@@ -34,7 +36,13 @@ SIDES: dict[str | None, Callable[[Point], bool]] = {
 
 def near_pairs(*sets_and_limits: Any) -> tuple[Any, Any, Any]:
     """All chunks as one."""
-    chunks = list(near_chunks(*sets_and_limits))
+    chunks = list(
+        near_chunks(
+            PointColumns(*sets_and_limits[:3]),
+            PointColumns(*sets_and_limits[3:6]),
+            *sets_and_limits[6:],
+        )
+    )
     none = np.empty(0, np.int64)
     i, j, distances = zip(*chunks, strict=True) if chunks else ((none,), (none,), (np.empty(0),))
     return np.concatenate(i), np.concatenate(j), np.concatenate(distances)
@@ -86,7 +94,7 @@ WITHIN = st.integers(0, 40) | st.just(TIME_MAX)
 
 
 @given(PLANE_POINTS, PLANE_POINTS, REACHES, WITHIN)
-@settings(max_examples=70)
+@examples(70)
 def test_pairs_on_a_plane_are_brute_force(
     a: list[Any], b: list[Any], distance: float, within: int
 ) -> None:
@@ -114,7 +122,7 @@ EARTH_POINTS = st.lists(st.tuples(LONGITUDE, LATITUDE, TIMES), max_size=25)
     st.sampled_from([0.0, 2.002e7, 1e7, 1e9]) | st.floats(0, 2.1e7) | st.floats(0, 3e5),
     WITHIN,
 )
-@settings(max_examples=100)
+@examples(100)
 def test_pairs_on_the_earth_are_brute_force(
     a: list[Any], b: list[Any], distance: float, within: int
 ) -> None:
@@ -225,8 +233,7 @@ def test_points_in_the_same_place_are_joined(seed: int) -> None:
     assert run_stream(seed, WINDOWS[2], PLANE, 8) > 0
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.sweep([100], 1, 60)
 def test_long_streams_joined_batch_by_batch_are_brute_force(seed: int) -> None:
     for space in (PLANE, EARTH):
         run_stream(seed, random.Random(seed).choice(WINDOWS), space, 20)
@@ -294,7 +301,7 @@ def test_nothing_is_joined_with_nothing() -> None:
     assert not list(join_segment(some, Live(TIME_MAX), some, Live(), spec, same_batch=True))
 
 
-def test_what_cannot_be_joined_by_is_refused() -> None:
+def test_invalid_join_settings_are_refused() -> None:
     good = JoinSpec("fare > 0", None, 5, 10)
     assert JoinSpec.from_json(good.to_json()) == good
     good.check(pa.schema(TYPES.items()))

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from window_points import EARTH, PLANE, Point, random_places, random_points, segment_of
 
-from oracle import haversine
-from roost.space import Rect, Space
+from properties import examples
+from roost.model.space import Rect, Space
+from roost.testing.oracle import haversine
 from roost.window import Cut, Extent, Live, WindowSegment, live_parts, nearest
 from roost.window.nearest import _least_arc
 
@@ -62,7 +63,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Space, list[Point], WindowSegm
 
 
 @given(data=st.data())
-@settings(max_examples=45)
+@examples(45)
 def test_the_nearest_rows_are_brute_force(
     both: tuple[Space, list[Point], WindowSegment], data: st.DataObject
 ) -> None:
@@ -95,7 +96,7 @@ def test_ties_go_by_identifier(text_ids: bool) -> None:
         check(PLANE, (1.0, 5.0), ask(segment, 1.0, 5.0, k), points, k)
 
 
-def test_only_some_partitions_and_not_farther_than_asked() -> None:
+def test_nearest_respects_partitions_and_maximum_distance() -> None:
     rng = random.Random(6)
     points = random_points(rng, 2_000, PLANE)
     table, ids = random_places(rng, PLANE)
@@ -137,7 +138,7 @@ def test_places_so_far_apart_that_no_double_has_their_distance() -> None:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_no_point_of_a_box_is_nearer_than_its_least_arc(data: st.DataObject) -> None:
     lon = st.floats(-180, 180) | st.sampled_from([-180.0, 180.0, 0.0, 90.0])
     lat = st.floats(-90, 90) | st.sampled_from([-90.0, 90.0, 0.0])

@@ -15,24 +15,25 @@ import pytest
 from window_points import EARTH, PLANE, TYPES, Point, random_points, segment_of
 from window_stream import WINDOWS, Batch, extent_at, live_points, live_segments, random_batches
 
-from oracle import covers
 from roost.errors import ConfigError
-from roost.model import Box, Circle, PointBlock, Query, request_record
-from roost.space import Coordinates, Space
-from roost.state.segments import map_arrays, write_arrays
+from roost.model.records import Box, Circle, Query, request_record
+from roost.model.schemas import PointBlock
+from roost.model.space import Coordinates, Space
+from roost.storage.arrays import map_arrays, write_arrays
+from roost.testing.oracle import covers
 from roost.window import (
     Live,
     Pane,
-    Wants,
+    RequestedOutput,
     WindowSegment,
     WindowSpec,
-    answers,
     build,
     build_pane,
     finish,
     nearest,
     partial,
     select,
+    standing_results,
 )
 from roost.window.panes import is_whole
 
@@ -50,9 +51,9 @@ TEXTS = [
 
 @dataclass
 class Standing:
-    """A registration: one number, one shape, one wish, from one batch to another."""
+    """A registration: created position, shape and requested output, live for some batches."""
 
-    born: int
+    created: int
     query: Query
     text: str
     first: int
@@ -72,7 +73,7 @@ class Standing:
 def random_standing(rng: random.Random, space: Space, count: int, batches: int) -> list[Standing]:
     """Registrations, some of the same name one after the other; some where no point is."""
     found = []
-    for born in rng.sample(range(1_000), count):
+    for created in rng.sample(range(1_000), count):
         text = rng.choice(TEXTS)
         b = space.bounds
         x, y = rng.uniform(b.x0, b.x1), rng.uniform(b.y0, b.y1)
@@ -83,21 +84,21 @@ def random_standing(rng: random.Random, space: Space, count: int, batches: int) 
         first = rng.randrange(batches)
         last = rng.choice([first, batches])
         name = f"q{rng.randrange(count // 2)}"
-        found.append(Standing(born, Query(name, shape), text, first, last))
+        found.append(Standing(created, Query(name, shape), text, first, last))
     return found
 
 
 def add_panes(batch: Batch, standing: list[Standing], rng: random.Random, folder: Path) -> None:
-    """Match a batch's points and keep what its machines find, in memory or as mapped files."""
+    """Match a batch's points and store the panes of its machines, in memory or as mapped files."""
     batch_id = batch.facts.batch_id
     mine = [one for one in standing if one.first <= batch_id <= one.last]
-    wants = {one.born: (one.text, *one.centre) for one in mine}
+    outputs = {one.created: (one.text, *one.centre) for one in mine}
     for machine, segment in enumerate(batch.segments):
         rows = [select(segment, one.query) for one in mine]
-        born = np.repeat([one.born for one in mine], [found.size for found in rows])
+        created = np.repeat([one.created for one in mine], [found.size for found in rows])
         pairs = np.concatenate([*rows, np.empty(0, np.int64)])
         order = np.array(rng.sample(range(pairs.size), pairs.size), np.int64)
-        arrays = build_pane(segment, born[order].astype(np.int64), pairs[order], wants)
+        arrays = build_pane(segment, created[order].astype(np.int64), pairs[order], outputs)
         if rng.random() < 0.5:
             path = folder / f"{batch_id}-{machine}.seg"
             write_arrays(path, arrays, durable=False)
@@ -115,7 +116,9 @@ def as_answer(value: Any) -> tuple[float | None, str | None]:
 
 def check_aggregates(found: pa.Table, wanted: list[tuple[int, str, Any]]) -> None:
     rows = found.to_pylist()
-    assert [(row["born"], row["name"]) for row in rows] == [(b, name) for b, name, _ in wanted]
+    assert [(row["created_position"], row["name"]) for row in rows] == [
+        (b, name) for b, name, _ in wanted
+    ]
     for row, (_, name, value) in zip(rows, wanted, strict=True):
         number, text = as_answer(value)
         assert row["text"] == text, name
@@ -131,18 +134,18 @@ def expected(
     queries: list[Standing],
     live: list[tuple[int, Point]],
 ) -> tuple[list[tuple[int, str, Any]], list[dict[str, Any]]]:
-    """Answers from one segment of all points there ever were."""
+    """Results from one segment of all points of the stream."""
     lonlat = everything.space.coordinates is Coordinates.LONLAT
     aggregates, near = [], []
     for one in queries:
         mine = [row_of[p["id"]] for batch_id, p in live if one.matches(batch_id, p, lonlat)]
         rows = np.array(sorted(mine), np.int64)
-        wants = Wants.parse(one.text)
-        if wants.aggregate is not None:
-            state = partial(everything, rows, wants.aggregate)
-            aggregates += [(one.born, name, value) for name, value in finish(state).items()]
+        outputs = RequestedOutput.parse(one.text)
+        if outputs.aggregate is not None:
+            state = partial(everything, rows, outputs.aggregate)
+            aggregates += [(one.created, name, value) for name, value in finish(state).items()]
         else:
-            assert wants.nearest is not None
+            assert outputs.nearest is not None
             only = everything.take(rows)
             alone = WindowSegment.open(
                 build(
@@ -150,12 +153,12 @@ def expected(
                     np.array([0]), everything.space,
                 )
             )  # fmt: skip
-            distances, places = nearest(alone, *one.centre, wants.nearest)
+            distances, places = nearest(alone, *one.centre, outputs.nearest)
             chosen = alone.take(places)
             for rank, place in enumerate(range(places.size), 1):
                 near.append(
                     {
-                        "born": one.born,
+                        "created_position": one.created,
                         "rank": rank,
                         "point_id": chosen.ids[place].as_py(),
                         "event_time": int(chosen.time[place]),
@@ -189,7 +192,7 @@ def run_stream(seed: int, spec: WindowSpec, space: Space, folder: Path, batches:
         asked = [one for one in asked if one.first < number]
         rng.shuffle(parts)
         id_type = pa.string() if text_ids else pa.int64()
-        found = answers(parts, {one.born: one.text for one in asked}, id_type)
+        found = standing_results(parts, {one.created: one.text for one in asked}, id_type)
         live = list(live_points(stream[:number], now))
         aggregates, near = expected(everything, row_of, asked, live)
         check_aggregates(found[0], aggregates)
@@ -201,15 +204,14 @@ def run_stream(seed: int, spec: WindowSpec, space: Space, folder: Path, batches:
 @pytest.mark.parametrize("space", [PLANE, EARTH], ids=["plane", "earth"])
 @pytest.mark.parametrize("spec", WINDOWS, ids=lambda spec: f"{spec.kind}-{spec.tumbling}")
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_are_brute_force_over_the_window(
+def test_results_equal_brute_force_over_the_window(
     seed: int, spec: WindowSpec, space: Space, tmp_path: Path
 ) -> None:
     run_stream(seed, spec, space, tmp_path, 9)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(100, 180))
-def test_answers_are_brute_force_over_long_streams(seed: int, tmp_path: Path) -> None:
+@pytest.mark.sweep([100], 1, 80)
+def test_results_equal_brute_force_over_long_streams(seed: int, tmp_path: Path) -> None:
     for space in (PLANE, EARTH):
         spec = random.Random(seed).choice(WINDOWS)
         run_stream(seed, spec, space, tmp_path, 25)
@@ -219,10 +221,10 @@ EVERYWHERE = Query("all", Circle(8.0, 8.0, 1e6))
 
 
 def pane_of(
-    segment: WindowSegment, text: str, born: int = 1, centre: tuple[float, float] = (8.0, 8.0)
+    segment: WindowSegment, text: str, created: int = 1, centre: tuple[float, float] = (8.0, 8.0)
 ) -> Pane:
     rows = select(segment, EVERYWHERE)
-    arrays = build_pane(segment, np.full(rows.size, born), rows, {born: (text, *centre)})
+    arrays = build_pane(segment, np.full(rows.size, created), rows, {created: (text, *centre)})
     pane = Pane.open(arrays)
     assert pane is not None
     return pane
@@ -244,19 +246,19 @@ def numbers_segment(column: pa.Array) -> WindowSegment:
 def of_columns(text: str, *columns: pa.Array) -> dict[str, Any]:
     segments = [numbers_segment(column) for column in columns]
     parts = [(segment, pane_of(segment, text), Live()) for segment in segments]
-    return values_of(answers(parts, {1: text})[0])
+    return values_of(standing_results(parts, {1: text})[0])
 
 
-def test_nothing_has_no_sum() -> None:
+def test_aggregates_without_values() -> None:
     text = "aggregate count, count(fare), sum(fare), min(base), distinct(id), quantile(x, 0.5)"
-    table, near = answers([], {4: text, 2: "nearest 3"}, pa.string())
+    table, near = standing_results([], {4: text, 2: "nearest 3"}, pa.string())
     assert values_of(table) == {
         "count": 0, "count(fare)": 0, "sum(fare)": None, "min(base)": None, "distinct(id)": 0,
         "quantile(x, 0.5)": None,
     }  # fmt: skip
-    assert table.column("born").unique().to_pylist() == [4]
+    assert table.column("created_position").unique().to_pylist() == [4]
     assert near.num_rows == 0 and near.schema.field("point_id").type == pa.string()
-    table, near = answers([], {})
+    table, near = standing_results([], {})
     assert table.num_rows == near.num_rows == 0
 
 
@@ -355,7 +357,7 @@ def test_ties_of_nearest_points_go_by_identifier_across_segments() -> None:
     for part in dealt:
         segment = segment_of(part, PLANE)
         parts.append((segment, pane_of(segment, "nearest 9", centre=(0.0, 0.0)), Live()))
-    near = answers(parts, {1: "nearest 9"})[1]
+    near = standing_results(parts, {1: "nearest 9"})[1]
     assert near.column("point_id").to_pylist() == [2 * n for n in range(9)]
     assert near.column("rank").to_pylist() == list(range(1, 10))
     # A pane does not keep more than can be asked for.
@@ -378,18 +380,18 @@ def test_there_is_no_pane_without_pairs() -> None:
     assert Pane.open({"x": segment.x}) is None
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inconsistent_input_is_refused() -> None:
     segment = segment_of(random_points(random.Random(3), 4, PLANE), PLANE)
     one = np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match="nobody says"):
+    with pytest.raises(ValueError, match="without a requested output"):
         build_pane(segment, one, one, {1: ("aggregate count", 0.0, 0.0)})
-    with pytest.raises(ValueError, match="nobody says"):
+    with pytest.raises(ValueError, match="without a requested output"):
         build_pane(segment, one + 5, one, {1: ("aggregate count", 0.0, 0.0)})
     with pytest.raises(ConfigError, match="lost"):
         build_pane(segment, one, one, {0: ("aggregate sum(lost)", 0.0, 0.0)})
     pane = pane_of(segment, "aggregate count")
-    with pytest.raises(ValueError, match="never changes"):
-        answers([(segment, pane, Live())], {1: "aggregate count, sum(fare)"})
+    with pytest.raises(ValueError, match="requested output differs"):
+        standing_results([(segment, pane, Live())], {1: "aggregate count, sum(fare)"})
 
 
 def test_attributes_come_before_the_points_own_columns() -> None:
@@ -404,5 +406,5 @@ def test_attributes_come_before_the_points_own_columns() -> None:
     cells = np.zeros(4, np.int32)
     segment = WindowSegment.open(build(block, cells, cells, np.array([0]), PLANE))
     text = "aggregate sum(x), max(time)"
-    found = values_of(answers([(segment, pane_of(segment, text), Live())], {1: text})[0])
+    found = values_of(standing_results([(segment, pane_of(segment, text), Live())], {1: text})[0])
     assert found == {"sum(x)": 10.0, "max(time)": 3.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from window_points import (
     EARTH,
@@ -23,9 +23,10 @@ from window_points import (
     segment_of,
 )
 
-from roost.model import TIME_MAX, TIME_MIN
-from roost.space import Space
-from roost.state.segments import map_arrays, write_arrays
+from properties import examples
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.space import Space
+from roost.storage.arrays import map_arrays, write_arrays
 from roost.window import WindowSegment, build
 from roost.window.segment import ZONE_ROWS, first_time
 
@@ -105,7 +106,7 @@ def large(space: Space) -> tuple[list[Point], WindowSegment, dict[int, int]]:
 
 
 @given(data=st.data())
-@settings(max_examples=70)
+@examples(70)
 def test_rows_in_a_box_are_brute_force(
     space: Space, large: tuple[list[Point], WindowSegment, dict[int, int]], data: st.DataObject
 ) -> None:

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.errors import ConfigError
-from roost.model import TIME_MIN
-from roost.window import (
-    BatchFacts,
-    Cut,
-    Extent,
-    Past,
-    WindowKind,
-    WindowSpec,
-    expired,
-    extent,
-)
+from roost.model.choices import WindowKind
+from roost.model.records import TIME_MIN
+from roost.window import BatchFacts, Cut, Extent, Past, WindowSpec, expired, extent
 
 # Batches of points (event time, identifier), and the bytes of each batch.
 Stream = list[tuple[list[tuple[int, int]], int]]
@@ -113,7 +105,7 @@ def test_an_extent_is_brute_force_over_the_points(spec: WindowSpec, stream: Stre
 
 
 @given(SPECS, streams())
-def test_what_is_expired_is_never_needed_again_and_the_rest_is_live(
+def test_expired_batches_are_never_live_again_and_the_others_are(
     spec: WindowSpec, stream: Stream
 ) -> None:
     gone: set[int] = set()
@@ -181,7 +173,7 @@ def test_points_are_late_by_the_batches_before_and_only_in_windows_by_time() -> 
         (WindowKind.COUNT, 1, 1, "window.lateness"),
     ],
 )
-def test_windows_that_make_no_sense_are_refused(
+def test_invalid_windows_are_refused(
     kind: WindowKind, length: int, lateness: int, key: str
 ) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -189,5 +181,5 @@ def test_windows_that_make_no_sense_are_refused(
 
 
 @given(SPECS)
-def test_a_window_is_written_down_and_read_back(spec: WindowSpec) -> None:
+def test_a_window_round_trips_through_json(spec: WindowSpec) -> None:
     assert WindowSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from trio_model import add_points, expire_points
 from window_points import PLANE, TYPES, Point, block_of, random_points
 
 from layouts import random_change, random_layout
 from roost.balance import Partition, Plan, Router
 from roost.balance.changes import Move, apply_changes
 from roost.balance.swarm import ShedRequest
-from roost.engine import balancer
-from roost.engine.balancer import RoundSetup, SwarmBalancer
-from roost.engine.decode import PointSchema
-from roost.engine.machine_stats import keep_statistics, load_statistics
-from roost.engine.messages import BatchTask, MachineResult, TrioTask, WindowTask
-from roost.engine.window_writer import WindowWriter
-from roost.state.admission import Rules
-from roost.state.queries import QuerySet
-from roost.state.querylog import SqliteQueryLog
-from roost.state.segments import write_arrays
-from roost.state.store import Commit, Intent, Store
-from roost.state.windows import WindowKeeper
-from roost.window import WindowKind, WindowSpec
+from roost.kernel.ids import hash_ids
+from roost.model.choices import WindowKind
+from roost.queries.versions import IndexVersion
+from roost.runtime import balancing
+from roost.runtime.balancing import SwarmPolicy
+from roost.runtime.executor import InProcessExecutor
+from roost.stages.contract import Batch, Report, Stage
+from roost.stages.matching import GATHERED, Gathered
+from roost.stages.routing import SPACE, SpatialRouting
+from roost.stages.statistics import TrioStage, load_statistics
+from roost.stages.window import WindowStage
+from roost.storage.cache import WorkerCache
+from roost.storage.store import Store
+from roost.window import WindowSpec
 from roost.workload import CellCounts, MachineStats, PartitionStats
 
 MACHINES = 3
@@ -48,13 +51,13 @@ def test_expired_cells_are_expired_points(seed: int) -> None:
     column, row = np.repeat(cells % 16, counts.counts), np.repeat(cells // 16, counts.counts)
     mine = (column >= 3) & (column < 11) & (row >= 2) & (row < 9)
     by_cell.expire_cells(counts, 16)
-    by_point.expire_points(column[mine], row[mine])
+    expire_points(by_point, column[mine], row[mine])
     assert np.array_equal(by_cell.to_array(), by_point.to_array())
 
 
 @pytest.mark.parametrize("moves_only", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_n_is_the_points_of_the_window_whatever_becomes_of_the_plan(
+def test_n_is_the_points_of_the_window_after_any_plan_changes(
     tmp_path: Path, seed: int, moves_only: bool
 ) -> None:
     """Batches are whole in the window or not at all here, as they are for TrioStat."""
@@ -63,67 +66,76 @@ def test_n_is_the_points_of_the_window_whatever_becomes_of_the_plan(
     parts = tuple(Partition(n, *s, (rng.randrange(MACHINES),)) for n, s in enumerate(layout))
     plan = before = Plan(0, 16, 16, MACHINES, parts, len(parts))
     store = Store(tmp_path)
-    keeper = WindowKeeper(store, WindowSpec(WindowKind.COUNT, 90), SCHEMA, {})
-    stats_folder, queries = tmp_path / "trio", tmp_path / "segments"
-    stats_folder.mkdir()
-    files: dict[int, str] = {}
+    spec = WindowSpec(WindowKind.COUNT, 90)
+    window = WindowStage(
+        spec, SCHEMA, {}, PLANE, store.files("window"), store.leases, WorkerCache()
+    )
+    stage = TrioStage(PLANE, store.files("segments"), store.files("trio"), window)
+    for one in (window, stage):
+        one.open(store)
     batches: list[list[Point]] = []
-    for batch_id in range(12):
-        points = random_points(rng, 30, PLANE, first=100 * batch_id)
+    for number in range(12):
+        points = random_points(rng, 30, PLANE, first=100 * number)
         batches.append(points)
-        gone = tuple(str(keeper.folder / file.file) for file in keeper.gone)
-        trio = TrioTask(str(stats_folder), dict(files), before, True, 0, 1.0, gone)
-        schema = PointSchema("x", "y", "time", "id", pa.int64(), pa.int64(), SCHEMA)
-        task = BatchTask(batch_id, PLANE, plan, str(queries), (), schema, (), pa.string(), None, "")
-        block = block_of(points)
-        machines = Router(plan).machines_of(PLANE.grid.locate(block.x, block.y)).tolist()
-        written = []
-        for machine in range(MACHINES):
-            own = [p for p, m in zip(points, machines, strict=True) if m == machine]
-            result = MachineResult(machine)
-            keep_statistics(task, trio, counts_of(own), result)
-            (files[machine],) = result.trio_files
-            writer = WindowWriter(
-                task, WindowTask(str(keeper.folder), keeper.stored, {}, 0), machine, Router(plan)
-            )
-            if own:
-                writer.add(block_of(own), None)
-            made = writer.close()
-            written += [] if made is None else [made]
-        store.put_intent(Intent(batch_id, plan.epoch, 0))
-        after = keeper.preview(batch_id, plan, written)
-        store.put_commit(Commit(batch_id, (), {}), keeper.change(after))
-        keeper.committed(after)
-        keeper.sweep()
-        # Three are in the window, and the one that just left it is taken out by the next batch.
+        routings = {SPACE: SpatialRouting(plan, PLANE)}
+        old = {SPACE: SpatialRouting(before, PLANE)}
+        batch = Batch(number, routings, old, IndexVersion(0, 0, ()), closes_round=True)
+        reports = _ran(batch, {"window": window, "statistics": stage}, points, plan)
+        for one in (window, stage):
+            outcome = one.after(batch, reports, InProcessExecutor())
+            batch = replace(batch, outcomes={**batch.outcomes, one.name: outcome})
+        store.record(*(fact for outcome in batch.outcomes.values() for fact in outcome.facts))
+        for one in (window, stage):
+            one.committed(batch, batch.outcomes[one.name])
+            one.cleanup()
+        # Three are in the window, and the next batch subtracts the one that has just left it.
         check = _check_each if moves_only else _check_all
-        check(files, plan, batches[-4:])
+        check(stage, plan, batches[-4:])
         before, plan = plan, _changed(rng, plan, moves_only)
+    store.close()
 
 
-@pytest.mark.parametrize(("kept", "expected"), [(True, 100.0), (False, 50.0)])
-def test_a_machine_is_asked_with_the_numbers_that_it_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, expected: float
+def _ran(
+    batch: Batch, stages: dict[str, Stage], points: list[Point], plan: Plan
+) -> dict[str, list[Report]]:
+    """Run the machines' share of a batch of routed points."""
+    block = block_of(points)
+    cells = PLANE.grid.locate(block.x, block.y).astype(np.int32)
+    machines = Router(plan).machines_of(cells, hash_ids(block.ids)).tolist()
+    tasks = {name: stage.prepare(batch) for name, stage in stages.items()}
+    reports: dict[str, list[Report]] = {name: [] for name in stages}
+    for machine in range(MACHINES):
+        own = [p for p, m in zip(points, machines, strict=True) if m == machine]
+        for name, task in tasks.items():
+            work = task.build(machine, WorkerCache())
+            if own:
+                list(work.process(GATHERED, Gathered(block_of(own), None)))
+            list(work.finish(None))
+            reports[name].append(replace(work.report(), stage=name, machine=machine))
+    return reports
+
+
+@pytest.mark.parametrize(("windowed", "expected"), [(True, 100.0), (False, 50.0)])
+def test_shedding_sees_the_same_numbers_as_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windowed: bool, expected: float
 ) -> None:
     """With a window points do not fade, neither in a report nor when load is to be shed."""
     store = Store(tmp_path)
-    spec = WindowSpec(WindowKind.COUNT, 90)
-    keeper = WindowKeeper(store, spec, SCHEMA, {}) if kept else None
-    log = SqliteQueryLog(tmp_path / "queries.db")
-    queries = QuerySet(store, log, Rules(PLANE, pa.string(), pa.int64()))
-    swarm = SwarmBalancer(RoundSetup(store, queries, 1, windows=keeper))
+    spec, files = WindowSpec(WindowKind.COUNT, 90), store.files("trio")
+    window = WindowStage(spec, SCHEMA, {}, PLANE, files, store.leases, WorkerCache())
+    stage = TrioStage(PLANE, store.files("segments"), files, window if windowed else None)
     stats = PartitionStats(0, 0, 0, 16, 16)
-    stats.add_points(np.zeros(100, np.int64), np.zeros(100, np.int64))
+    add_points(stats, np.zeros(100, np.int64), np.zeros(100, np.int64))
     stats.close_round(1.0)
-    path = tmp_path / "0.trio"
-    write_arrays(path, MachineStats([stats]).to_arrays())
-    swarm._files = {0: str(path)}
+    files.write("0.trio", MachineStats([stats]).to_arrays())
+    stage.names = {0: "0.trio"}
     asked: list[MachineStats] = []
     monkeypatch.setattr(
-        balancer, "shed", lambda machine_stats, *request: asked.append(machine_stats) or ()
+        balancing, "shed", lambda machine_stats, *request: asked.append(machine_stats) or ()
     )
-    swarm._ask(np.empty((0, 4), np.int32), 0, ShedRequest(1, 0.0, 1.0, 1))
+    SwarmPolicy(stage, {})._ask(np.empty((0, 4), np.int32), 0, ShedRequest(1, 0.0, 1.0, 1))
     assert asked[0].partitions[0].total().n == expected
+    store.close()
 
 
 def _changed(rng: random.Random, plan: Plan, moves_only: bool) -> Plan:
@@ -137,21 +149,21 @@ def _changed(rng: random.Random, plan: Plan, moves_only: bool) -> Plan:
     return plan
 
 
-def _check_all(files: dict[int, str], plan: Plan, batches: list[list[Point]]) -> None:
+def _check_all(stage: TrioStage, plan: Plan, batches: list[list[Point]]) -> None:
     """A cut knows rows or columns, not cells, and guesses the other axis; the sum it keeps."""
     total = 0.0
     for machine in range(MACHINES):
-        stats = load_statistics(Path(files[machine]))
+        stats = load_statistics(stage.files, stage.names[machine])
         stats.close_round(1.0)
         total += sum(found.rows.n[-1] for found in stats.partitions.values())
     assert total == pytest.approx(sum(map(len, batches)))
 
 
-def _check_each(files: dict[int, str], plan: Plan, batches: list[list[Point]]) -> None:
+def _check_each(stage: TrioStage, plan: Plan, batches: list[list[Point]]) -> None:
     counted = counts_of([point for points in batches for point in points]).dense(256)
     table = counted.reshape(16, 16)
     for machine in range(MACHINES):
-        stats = load_statistics(Path(files[machine]))
+        stats = load_statistics(stage.files, stage.names[machine])
         stats.close_round(1.0)
         mine = plan.of_machine(machine)
         assert set(stats.partitions) == {p.partition_id for p in mine}

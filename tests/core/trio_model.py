@@ -1,4 +1,4 @@
-"""A stream over one partition kept as plain lists, to compare TrioStat with."""
+"""Reference model of TrioStat: a stream over one partition, stored as lists."""
 
 from __future__ import annotations
 
@@ -50,6 +50,19 @@ def cells_of(points: list[Cell]) -> tuple[np.ndarray, np.ndarray]:
     return pairs[:, 0], pairs[:, 1]
 
 
+def add_points(stats: PartitionStats, columns: np.ndarray, rows: np.ndarray) -> None:
+    """Collect points of a partition by definition, without counting them by cell."""
+    stats.columns.n_new[:] += np.bincount(columns - stats.column0, minlength=stats.columns.size)
+    stats.rows.n_new[:] += np.bincount(rows - stats.row0, minlength=stats.rows.size)
+
+
+def expire_points(stats: PartitionStats, columns: np.ndarray, rows: np.ndarray) -> None:
+    """Subtract points that left the window from N by definition."""
+    by_column = np.bincount(columns - stats.column0, minlength=stats.columns.size)
+    stats.columns.n[:] -= np.cumsum(by_column)
+    stats.rows.n[:] -= np.cumsum(np.bincount(rows - stats.row0, minlength=stats.rows.size))
+
+
 def holds(rect: Rect, point: Cell) -> bool:
     c0, r0, c1, r1 = rect
     return c0 <= point[0] < c1 and r0 <= point[1] < r1
@@ -61,7 +74,7 @@ def overlaps(rect: Rect, query: Rect) -> bool:
 
 
 class Stream:
-    """What came and went over one partition."""
+    """Points and queries of one partition over time."""
 
     def __init__(self, rect: Rect, fade: float) -> None:
         self.rect = rect

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from layouts import random_layout
-from roost.model import PointBlock
-from roost.space import Coordinates, Rect, Space
+from roost.model.schemas import PointBlock
+from roost.model.space import Coordinates, Rect, Space
 from roost.window import WindowSegment, build
 
 Point = dict[str, Any]

@@ -9,17 +9,9 @@ from typing import Any
 
 from window_points import Point, random_places, random_points, segment_of
 
-from roost.space import Space
-from roost.window import (
-    BatchFacts,
-    Extent,
-    Live,
-    WindowKind,
-    WindowSegment,
-    WindowSpec,
-    extent,
-    live_parts,
-)
+from roost.model.choices import WindowKind
+from roost.model.space import Space
+from roost.window import BatchFacts, Extent, Live, WindowSegment, WindowSpec, extent, live_parts
 
 WINDOWS = [
     WindowSpec(WindowKind.TIME, 25, lateness=8),

@@ -1,8 +1,8 @@
-"""A driver that changes plans without any sense, and scenarios drawn from a seed."""
+"""A driver that changes plans at random, and random scenarios from a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,24 +18,33 @@ from roost.balance.changes import (
     apply_changes,
 )
 from roost.balance.plan import Partition, Plan
-from roost.sim.cluster import Scenario, TrueCosts
-from roost.sim.faults import Faults, Network
-from roost.sim.policies import Seen
+from roost.sim.faults import (
+    CoordinatorCrash,
+    Faults,
+    MachineCrash,
+    Moment,
+    Network,
+    Straggler,
+)
+from roost.sim.policies import RoundView
+from roost.sim.scenario import Scenario, TrueCosts
 from roost.sim.statistics import ClusterStatistics
-from roost.sim.workloads import CellHotspot, Ids, Load, QueryBook
+from roost.sim.workloads import CellHotspot, Ids, LoadSpec, QueryTable
 
 # Points are few in small runs, so each costs more: otherwise partitions would be all the work.
 SMALL_COSTS = TrueCosts(2e-5, 1e-6, 1e-4, 2e-5)
 
 
 class ChaosDriver:
-    """Moves, cuts, merges, shares and lays out anew, by chance; keeps the statistics right."""
+    """Moves, splits, merges, shares and replans at random; keeps the statistics right."""
 
     bytes_sent = 0
     error = 0.0
 
-    def __init__(self, plan: Plan, book: QueryBook, network: Network, fade: float, seed: int):
-        self.statistics = ClusterStatistics(plan, book, fade)
+    def __init__(
+        self, plan: Plan, query_table: QueryTable, network: Network, fade: float, seed: int
+    ):
+        self.statistics = ClusterStatistics(plan, query_table, fade)
         self._random = np.random.default_rng(seed)
         self.kinds: set[str] = set()
 
@@ -45,7 +54,7 @@ class ChaosDriver:
     def lose_machine(self, machine: int) -> None:
         self.statistics.lose(machine)
 
-    def collect(self, seen: Seen) -> None:
+    def collect(self, seen: RoundView) -> None:
         self.statistics.collect(seen.plan, seen.dealt)
 
     def lose_coordinator(self, plan: Plan) -> None:
@@ -55,7 +64,7 @@ class ChaosDriver:
         self.statistics.changed(after, changes)
         self.kinds.update(type(change).__name__ for change in changes)
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: RoundView) -> Decision:
         if self._random.random() < 0.1:
             return Rebalance((self._replan(seen.plan),), "chaos")
         changes: list[Change] = []
@@ -136,6 +145,33 @@ class ChaosDriver:
         return Replan(tuple(parts))
 
 
+def random_faults(random: np.random.Generator, machines: int, rounds: int) -> Faults:
+    """Draw random faults of every kind."""
+
+    def some() -> Iterable[int]:
+        return range(int(random.integers(0, 3)))
+
+    def moment() -> Moment:
+        return list(Moment)[int(random.integers(3))]
+
+    def straggler() -> Straggler:
+        start = int(random.integers(rounds))
+        length = int(random.integers(1, rounds))
+        factor = 1.0 + 4.0 * float(random.random())
+        return Straggler(int(random.integers(machines)), start, start + length, factor)
+
+    return Faults(
+        tuple(straggler() for _ in some()),
+        tuple(
+            MachineCrash(int(random.integers(machines)), int(random.integers(rounds)))
+            for _ in some()
+        ),
+        tuple(CoordinatorCrash(int(random.integers(rounds)), moment()) for _ in some()),
+        float(random.choice([0.0, 0.1, 0.4])),
+        float(random.choice([0.0, 0.1, 0.4])),
+    )
+
+
 def drawn_scenario(seed: int, strategy: str, rounds: int = 25) -> Scenario:
     """Small enough to be checked by brute force, and different in everything."""
     random = np.random.default_rng([seed, 77])
@@ -155,7 +191,7 @@ def drawn_scenario(seed: int, strategy: str, rounds: int = 25) -> Scenario:
             queries=int(random.integers(0, 40)),
         )
 
-    load = Load(
+    load = LoadSpec(
         points_per_round=int(random.choice([50, 1_000, 20_000])),
         queries=int(random.integers(0, 80)),
         query_side=float(random.choice([0.01, 0.2, 0.8])),
@@ -172,7 +208,7 @@ def drawn_scenario(seed: int, strategy: str, rounds: int = 25) -> Scenario:
         rounds=rounds,
         seed=seed,
         load=load,
-        faults=Faults.drawn(random, machines, rounds),
+        faults=random_faults(random, machines, rounds),
         costs=SMALL_COSTS,
         initial=str(random.choice(["uniform", "history", "replicated"])),
         utilisation=float(random.choice([0.5, 0.9, 1.5])),

@@ -12,7 +12,7 @@ from roost.bench.guard_pipeline import DEFENCES, Size
 from roost.sim.guarded_cases import peace
 
 
-def test_it_writes_rows_a_summary_and_a_plot(
+def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "QUICK_CASES", ("1200/s",))

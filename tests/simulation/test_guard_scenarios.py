@@ -1,4 +1,4 @@
-"""A cluster under attack, and crowds that are none: who is blocked, when, and what it costs."""
+"""A cluster under attack, and crowds that are no attacks: blocked users, time and cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from roost.guard import Block, Settings, Suspect
-from roost.guard.attack import Attack, Party
+from roost.guard import Block, DetectorSettings, Suspect
 from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import (
     attacked,
@@ -19,7 +18,8 @@ from roost.sim.guarded_cases import (
     paper_attacks,
     peace,
 )
-from roost.sim.guarded_outcome import BLOCK_WITHIN, Outcome, shares
+from roost.sim.guarded_result import BLOCK_WITHIN, GuardedResult, shares
+from roost.sim.parties import Attack, Party
 
 SEEDS = range(20)
 
@@ -33,8 +33,8 @@ def with_seeds(names: Iterable[str], default: Collection[str]) -> list[Any]:
     ]
 
 
-def run(name: str, seed: int, parties: list[Party], minutes: int = 30) -> Outcome:
-    """Play a case, with random numbers of its own."""
+def run(name: str, seed: int, parties: list[Party], minutes: int = 30) -> GuardedResult:
+    """Run a case with its own random numbers."""
     return simulate_guarded(cluster(seed, minutes), parties, users_seed=case_seed(name, seed))
 
 
@@ -51,7 +51,7 @@ MISSED = {
 
 
 @pytest.mark.parametrize(("name", "seed"), PAPER)
-def test_the_papers_attacks_are_blocked_and_nobody_else(
+def test_the_papers_attacks_are_blocked_without_false_positives(
     name: str, seed: int, request: pytest.FixtureRequest
 ) -> None:
     if (name, seed) in MISSED:
@@ -68,8 +68,26 @@ def test_the_papers_attacks_are_blocked_and_nobody_else(
         assert outcome.rounds_to_block <= BLOCK_WITHIN
 
 
+@pytest.mark.full
+@pytest.mark.sweep([], 0, 5)
+def test_nobody_else_is_blocked_on_fresh_seeds_and_most_attackers_are(seed: int) -> None:
+    """docs/guard.md: 343 of 360 attacks were blocked in time; here 9 with one seed."""
+    outcomes = [run(name, seed, attacked(attack)) for name, attack in paper_attacks().items()]
+    assert len(outcomes) == 9
+    assert sum(outcome.false_positives for outcome in outcomes) == 0
+    blocked = [o.rounds_to_block for o in outcomes if o.rounds_to_block is not None]
+    assert sum(rounds <= BLOCK_WITHIN for rounds in blocked) >= 6
+
+
+@pytest.mark.full
+@pytest.mark.sweep([], 0, 5)
+def test_no_crowd_is_blocked_on_fresh_seeds(seed: int) -> None:
+    for name, parties in crowds().items():
+        assert run(name, seed, parties).blocked == frozenset(), name
+
+
 @pytest.mark.parametrize(("name", "seed"), OTHERS)
-def test_attacks_that_try_to_be_missed(name: str, seed: int) -> None:
+def test_evasive_attacks_are_blocked(name: str, seed: int) -> None:
     outcome = run(name, seed, attacked(other_attacks()[name]))
     assert outcome.false_positives == 0
     if name == "one user":
@@ -85,12 +103,12 @@ def test_attacks_that_try_to_be_missed(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "seed"), CROWDS)
-def test_crowds_newcomers_and_movers_are_left_alone(name: str, seed: int, full: bool) -> None:
+def test_crowds_newcomers_and_movers_are_not_blocked(name: str, seed: int, full: bool) -> None:
     outcome = run(name, seed, crowds()[name], 30 if full else 16)
     assert outcome.blocked == frozenset()
 
 
-def test_peace_is_left_alone() -> None:
+def test_normal_users_are_not_blocked() -> None:
     outcome = simulate_guarded(cluster(0, 10), peace())
     assert outcome.blocked == frozenset()
     alone = simulate_guarded(cluster(0, 10), peace(), Defence(guard=False))
@@ -102,11 +120,11 @@ def test_a_restart_in_the_middle_makes_no_difference(restart_at: int) -> None:
     case = attacked(Attack(rate=1200, start=20))
     straight = simulate_guarded(cluster(1, 10), case)
     restarted = simulate_guarded(cluster(1, 10), case, restart_at=restart_at)
-    assert straight.blocked and straight.judgements == restarted.judgements
+    assert straight.blocked and straight.decisions == restarted.decisions
     assert straight.trace.rows == restarted.trace.rows
 
 
-def test_a_flash_crowd_next_to_natural_hotspots_gets_nobody_blocked() -> None:
+def test_a_flash_crowd_next_to_natural_hotspots_is_not_blocked() -> None:
     # Hundreds who are in no hotspot yet made half of the normal users look like a cluster.
     outcome = run("flash crowd", 103, crowds()["flash crowd"], 16)
     assert outcome.blocked == frozenset()
@@ -130,7 +148,7 @@ def test_an_attack_among_hotspots_of_others_is_found() -> None:
     assert outcome.missed == 0 and outcome.false_positives == 0
 
 
-def test_a_cluster_at_peace_stays_as_busy_as_it_was_laid_out_for() -> None:
+def test_normal_users_keep_the_utilisation_constant() -> None:
     outcome = simulate_guarded(cluster(3), peace(), Defence(guard=False))
     trace = outcome.trace
     work_s = trace.column("mean_s") / trace.column("admitted")
@@ -174,11 +192,11 @@ def test_suspicion_comes_before_the_block() -> None:
     outcome = simulate_guarded(cluster(1, 12), attacked(Attack(rate=1200, start=20)))
     assert outcome.suspected_in is not None and outcome.blocked_in is not None
     assert outcome.suspected_in < outcome.blocked_in
-    found = [d for d in outcome.judgements if isinstance(d, Suspect | Block)]
+    found = [d for d in outcome.decisions if isinstance(d, Suspect | Block)]
     assert isinstance(found[0], Suspect)
 
 
 def test_as_published_a_newcomer_is_blocked() -> None:
-    paper = Defence(settings=Settings.paper())
+    paper = Defence(settings=DetectorSettings.paper())
     outcome = simulate_guarded(cluster(0, 10), crowds()["newcomer in a town"], paper)
     assert outcome.blocked == {"newcomer-0"}

@@ -10,7 +10,7 @@ import pytest
 from roost.bench import scale
 
 
-def test_it_writes_rows_a_summary_and_a_plot(
+def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scale, "MACHINES", (3, 6, 9_999))

@@ -8,21 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chaos import SMALL_COSTS
+from chaos import SMALL_COSTS, random_faults
+from loads import hotspot_loads
 
 from roost.balance.plan import Plan
 from roost.balance.swarm import Swarm
 from roost.sim import cluster
-from roost.sim.cluster import STRATEGIES, Scenario, Trace, simulate
+from roost.sim.cluster import STRATEGIES, simulate
 from roost.sim.faults import CoordinatorCrash, Faults, MachineCrash, Moment, Network, Straggler
 from roost.sim.policies import GlobalDriver, SwarmDriver
-from roost.sim.workloads import CellHotspot, Load, QueryBook, hotspot_loads
+from roost.sim.scenario import Scenario, Trace
+from roost.sim.workloads import CellHotspot, LoadSpec, QueryTable
 
 LOADS = hotspot_loads(60)
 HOTSPOTS = ("rise", "rise-normal", "step", "two-at-once", "two-in-turn")
 START, STOP = 15, 45
 # Sixteen equal partitions under an even load: nothing to gain anywhere.
-QUIET = Scenario(machines=16, columns=64, rows=64, rounds=60, initial="uniform", load=Load(towns=0))
+QUIET = Scenario(
+    machines=16, columns=64, rows=64, rounds=60, initial="uniform", load=LoadSpec(towns=0)
+)
 
 
 def traced(name: str, strategy: str, seed: int = 0) -> Trace:
@@ -31,7 +35,7 @@ def traced(name: str, strategy: str, seed: int = 0) -> Trace:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_scenario_always_gives_the_same_trace(strategy: str) -> None:
-    faults = Faults.drawn(np.random.default_rng(2), 6, 20)
+    faults = random_faults(np.random.default_rng(2), 6, 20)
     scenario = Scenario(strategy, 6, 20, 20, 20, seed=4, load=LOADS["step"], faults=faults)
     first, second = simulate(scenario), simulate(scenario)
     assert first == second
@@ -53,7 +57,7 @@ def test_a_quiet_load_moves_nothing(strategy: str) -> None:
     assert trace.column("moved_queries").sum() == 0
 
 
-def test_a_swinging_load_does_not_swing_the_global_plan() -> None:
+def test_an_oscillating_load_does_not_change_the_global_plan() -> None:
     for seed in range(3):
         trace = traced("swing", "global", seed)
         assert trace.plan_changes <= 6
@@ -61,7 +65,7 @@ def test_a_swinging_load_does_not_swing_the_global_plan() -> None:
         assert trace.column("imbalance")[12:].max() < 1.25
 
 
-def test_swarm_moves_little_under_a_swinging_load() -> None:
+def test_swarm_moves_little_under_an_oscillating_load() -> None:
     scenario = replace(QUIET, strategy="swarm", load=replace(QUIET.load, swing=0.3), rounds=120)
     assert simulate(scenario).plan_changes <= 12
 
@@ -92,7 +96,7 @@ def test_swarm_does_better_than_history_in_a_step() -> None:
 
 def test_a_hot_cell_is_shared() -> None:
     spot = CellHotspot((0.3, 0.7), 5, 40, share=0.4, side=0.001)
-    load = Load(towns=0, hotspots=(spot,))
+    load = LoadSpec(towns=0, hotspots=(spot,))
     trace = simulate(Scenario(machines=10, columns=40, rows=40, rounds=20, load=load))
     assert trace.column("imbalance")[10:].max() < 1.3
     assert max(len(p.machines) for p in trace.plan.partitions) >= 4
@@ -101,7 +105,7 @@ def test_a_hot_cell_is_shared() -> None:
 
 
 def test_back_pressure_holds_the_source_to_the_slowest_machine() -> None:
-    scenario = Scenario("uniform", 4, 16, 16, 20, load=Load(towns=0), noise=0.0)
+    scenario = Scenario("uniform", 4, 16, 16, 20, load=LoadSpec(towns=0), noise=0.0)
     usual = simulate(scenario)
     assert usual.rows[-1].backlog == 0
     slow = simulate(replace(scenario, faults=Faults(stragglers=(Straggler(2, 5, 10, 7.0),))))
@@ -166,17 +170,17 @@ def test_repeated_messages_change_nothing() -> None:
         assert twice.column("epoch").tolist() == once.column("epoch").tolist()
 
 
-def test_second_copies_of_answers_are_ignored() -> None:
+def test_second_copies_of_responses_are_ignored() -> None:
     drivers: list[SwarmDriver] = []
 
-    def make(plan: Plan, book: QueryBook, network: Network) -> SwarmDriver:
-        drivers.append(SwarmDriver(plan, book, network, 0.5))
+    def make(plan: Plan, query_table: QueryTable, network: Network) -> SwarmDriver:
+        drivers.append(SwarmDriver(plan, query_table, network, 0.5))
         return drivers[0]
 
     scenario = Scenario("swarm", rounds=60, load=LOADS["step"], faults=Faults(repeat=1.0))
     trace = simulate(scenario, driver=make)
     assert trace.plan_changes > 0
-    assert drivers[0].answers_ignored >= trace.plan_changes - 1
+    assert drivers[0].responses_ignored >= trace.plan_changes - 1
 
 
 @pytest.mark.parametrize("strategy", ["swarm", "global"])
@@ -196,7 +200,7 @@ class _Restarted(SwarmDriver):
         self.swarm = Swarm.from_json(json.loads(json.dumps(self.swarm.to_json())))
 
 
-def test_a_swarm_that_is_written_down_and_read_again_is_the_same() -> None:
+def test_swarm_round_trips_through_json() -> None:
     scenario = Scenario("swarm", rounds=60, load=LOADS["two-in-turn"])
     restarted = simulate(scenario, driver=lambda *a: _Restarted(*a, scenario.fade))
     assert restarted.rows == simulate(scenario).rows
@@ -205,8 +209,8 @@ def test_a_swarm_that_is_written_down_and_read_again_is_the_same() -> None:
 def test_the_model_learns_the_true_costs() -> None:
     drivers: list[GlobalDriver] = []
 
-    def make(plan: Plan, book: QueryBook, network: Network) -> GlobalDriver:
-        drivers.append(GlobalDriver(plan, book, network))
+    def make(plan: Plan, query_table: QueryTable, network: Network) -> GlobalDriver:
+        drivers.append(GlobalDriver(plan, query_table, network))
         return drivers[0]
 
     costs = replace(SMALL_COSTS, per_partition=1e-3)
@@ -220,24 +224,41 @@ def test_the_model_learns_the_true_costs() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.sweep([1], 0, 20)
 @pytest.mark.parametrize("name", HOTSPOTS)
-def test_global_balances_every_hotspot_for_many_seeds(name: str) -> None:
+def test_global_balances_every_hotspot_for_many_seeds(name: str, seed: int) -> None:
     hot = slice(START, STOP)
-    for seed in range(20):
-        history, adaptive = traced(name, "history", seed), traced(name, "global", seed)
-        units = [trace.column("units_per_s")[hot].mean() for trace in (history, adaptive)]
-        assert units[1] > units[0], f"seed {seed}"
+    history, adaptive = traced(name, "history", seed), traced(name, "global", seed)
+    units = [trace.column("units_per_s")[hot].mean() for trace in (history, adaptive)]
+    assert units[1] > units[0]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("strategy", ["swarm", "global"])
-def test_ten_thousand_machines(strategy: str) -> None:
+def ten_thousand_machines(strategy: str) -> Trace:
     from roost.bench.scale import scenario
 
     trace = simulate(replace(scenario(10_000, strategy, 1_000), rounds=14))
     trace.plan.check_invariants()
-    limit: dict[str, float] = {"swarm": np.inf, "global": 2.0}
-    assert trace.column("imbalance")[-1] < limit[strategy]
+    return trace
+
+
+@pytest.mark.full
+def test_global_balances_ten_thousand_machines() -> None:
+    assert ten_thousand_machines("global").column("imbalance")[-1] < 2.0
+
+
+@pytest.mark.full
+def test_swarm_relieves_one_of_ten_thousand_machines_in_a_round() -> None:
+    """One pair of machines per round cannot balance the hotspot, but does not stop either."""
+    from roost.bench.scale import HOTSPOT_ROUND
+
+    trace = ten_thousand_machines("swarm")
+    changed = trace.column("changes") > 0
+    assert changed.sum() >= 7
+    assert changed[HOTSPOT_ROUND:].any()
+    # A split is one partition more, and loads queries of one partition.
+    assert trace.column("partitions").tolist() == (10_000 + changed.cumsum()).tolist()
+    assert trace.column("moved_queries").max() <= 0.02 * trace.scenario.load.queries
+    assert trace.column("imbalance")[:HOTSPOT_ROUND].max() < 1.5
 
 
 def test_an_unknown_strategy_is_refused() -> None:

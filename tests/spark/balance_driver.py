@@ -10,25 +10,25 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from counted import CountedExecutor
 from crash_driver import POLL_S, kill_myself
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from balance_checks import CELLS, SCHEMA, SIDE, worked
+from balance_checks import CELLS, SCHEMA, SIDE
 from roost import Pipeline, RunConfig
-from roost.balance import Strategy
 from roost.engine import pipeline as engine
-from roost.engine.jobs import run_slices
-from roost.engine.messages import BatchTask, MachineResult
 from roost.engine.session import make_session
-from roost.space import Coordinates, Rect
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.model.settings import with_settings
+from roost.model.space import Coordinates, Rect
+from roost.runtime import records
+from roost.runtime.records import Commit
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Spec:
     """What to run and when to die.
 
     ``requests`` has the block of requests before each batch. ``kill`` is a step of a batch, or
-    ``match+staged``: the first of them after this life has changed the plan.
+    ``run+staged``: the first of them after this life has changed the plan.
     """
 
     points: str
@@ -54,20 +54,20 @@ class Spec:
 
 def config_of(spec: Spec, **more: Any) -> RunConfig:
     settings: dict[str, Any] = {
-        "points": spec.points,
-        "bounds": Rect(0.0, 0.0, SIDE, SIDE),
-        "grid": (CELLS, CELLS),
-        "coordinates": Coordinates.PLANE,
-        "strategy": Strategy(spec.strategy),
-        "machines": spec.machines,
-        "batch_rows": spec.batch_rows,
-        "available_now": True,
-        "query_id_type": "int",
-        "round_length": float(spec.batch_rows),
-        "tolerance": 1.05,
-        "out": Path(spec.out),
+        "points.path": spec.points,
+        "space.bounds": Rect(0.0, 0.0, SIDE, SIDE),
+        "space.grid": (CELLS, CELLS),
+        "space.coordinates": Coordinates.PLANE,
+        "engine.strategy": Strategy(spec.strategy),
+        "engine.machines": spec.machines,
+        "engine.batch_rows": spec.batch_rows,
+        "engine.available_now": True,
+        "queries.id_type": "int",
+        "balance.round": float(spec.batch_rows),
+        "balance.tolerance": 1.05,
+        "out.dir": Path(spec.out),
     }
-    return RunConfig(**{**settings, **more})
+    return with_settings(RunConfig(), {**settings, **more})
 
 
 class Run:
@@ -98,7 +98,7 @@ class Run:
 
     def on_step(self, step: str, batch_id: int) -> None:
         assert self.pipeline is not None
-        epoch = self.pipeline.store.last_epoch() or 0
+        epoch = records.last_epoch(self.pipeline.store) or 0
         if self._epoch is None:
             self._epoch = epoch
         wanted, _, staged = (self.spec.kill or "").partition("+")
@@ -120,18 +120,9 @@ class Run:
         with Pipeline(config, spark=spark, **hooks) as pipeline:
             self.pipeline = pipeline
             self._log(0)
-            for commit in pipeline.store.commits():
+            for commit in records.commits(pipeline.store):
                 self.on_batch(commit)
             return pipeline.run()
-
-
-def counted(context: SparkContext, slices: Sequence[Any], task: BatchTask) -> list[MachineResult]:
-    """Run a batch on Spark, and count what the machines were busy for."""
-    results = run_slices(context, slices, task)
-    for result in results:
-        result.load_s = 1e-9 * result.loaded_bytes
-        result.busy_s = worked(task, result) + result.load_s
-    return results
 
 
 def main() -> None:
@@ -142,7 +133,7 @@ def main() -> None:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
     spark = make_session("local[2]", settings)
-    engine.run_slices = counted
+    engine.SparkExecutor = CountedExecutor  # type: ignore[misc]
     print(json.dumps(Run(spec, kill_myself).go(spark)))
     spark.stop()
 

@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from oracle import brute_force
 from roost import Pipeline, RunConfig
-from roost.balance import Strategy
-from roost.model import TIMESTAMP, Reason
-from roost.space import Coordinates, Rect
+from roost.model.choices import Strategy
+from roost.model.records import Reason
+from roost.model.schemas import TIMESTAMP
+from roost.model.settings import with_settings
+from roost.model.space import Coordinates, Rect
+from roost.testing.oracle import brute_force
 
 PLANE = Rect(0.0, 0.0, 64.0, 32.0)
 CITY = Rect(-74.25, 40.5, -73.75, 41.0)
@@ -216,30 +218,30 @@ def outcome(out: Path, report: Record) -> Outcome:
 def config_for(case: Case, folder: Path, **settings: Any) -> RunConfig:
     """Settings of a run over a case; its files are written where they are not given."""
     folder.mkdir(parents=True, exist_ok=True)
-    if "points" not in settings:
-        settings["points"] = str(folder / "points.parquet")
+    if "points.path" not in settings:
+        settings["points.path"] = str(folder / "points.parquet")
         # In name order and in event order at once, unless the case says otherwise.
-        pq.write_table(point_table(case), settings["points"], row_group_size=64)
-    if "queries" not in settings:
-        settings["queries"] = str(folder / "requests.parquet")
-        pq.write_table(request_table(case), settings["queries"])
+        pq.write_table(point_table(case), settings["points.path"], row_group_size=64)
+    if "queries.path" not in settings:
+        settings["queries.path"] = str(folder / "requests.parquet")
+        pq.write_table(request_table(case), settings["queries.path"])
     defaults: Record = {
-        "bounds": case.bounds,
-        "grid": (20, 10),
-        "coordinates": Coordinates.LONLAT if case.lonlat else Coordinates.PLANE,
-        "available_now": True,
-        "machines": 3,
-        "strategy": Strategy.UNIFORM,
-        "out": folder / "out",
+        "space.bounds": case.bounds,
+        "space.grid": (20, 10),
+        "space.coordinates": Coordinates.LONLAT if case.lonlat else Coordinates.PLANE,
+        "engine.available_now": True,
+        "engine.machines": 3,
+        "engine.strategy": Strategy.UNIFORM,
+        "out.dir": folder / "out",
     }
-    return RunConfig(**{**defaults, **settings})
+    return with_settings(RunConfig(), {**defaults, **settings})
 
 
 def run_case(spark: SparkSession, case: Case, folder: Path, **settings: Any) -> Outcome:
     config = config_for(case, folder, **settings)
     with Pipeline(config, spark=spark) as pipeline:
         report = pipeline.run()
-    return outcome(config.out, report)
+    return outcome(config.out.dir, report)
 
 
 def check_figures(result: Outcome, rows: int) -> None:

@@ -2,7 +2,7 @@
 
 ``python crash_driver.py SPEC.json...`` runs the pipeline of each :class:`Spec` on from where its
 state directory is. Requests come while it runs, each block once however often the process dies:
-after a batch is committed, and between the intent and the fold of a batch.
+after a batch is committed, and between the intent and the replay of the log.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from roost import Pipeline, RunConfig
-from roost.balance import Strategy
 from roost.engine.session import make_session
-from roost.space import Coordinates, Rect
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.model.space import Coordinates, Rect
+from roost.runtime import records
+from roost.runtime.records import Commit
 
 STAGED = "staged"
 POLL_S = 0.002
@@ -38,10 +39,10 @@ Blocks = dict[str, list[dict[str, Any]]]
 class Spec:
     """What to run and when to die.
 
-    ``kill`` is (batch, step), the step being one of those of a batch, ``match+N`` for N
-    milliseconds into the match, or ``match+staged`` for the moment its first file is there.
+    ``kill`` is (batch, step), the step being one of those of a batch, ``run+N`` for N
+    milliseconds into the tasks, or ``run+staged`` for the moment its first file is there.
     ``requests`` has blocks of requests: ``start``, ``after-K`` for what is logged once batch K is
-    committed, and ``during-K`` for what is logged when its intent is written and not yet folded.
+    committed, and ``during-K`` for what is logged when its intent is written and not yet applied.
     ``kill_executors`` names batches in which an executor that is at work is killed.
     """
 
@@ -69,16 +70,16 @@ def read_spec(path: str) -> Spec:
 
 def config_of(spec: Spec) -> RunConfig:
     return RunConfig(
-        points=spec.points,
-        bounds=Rect(*spec.bounds),
-        grid=(20, 10),
-        coordinates=Coordinates.PLANE,
-        strategy=Strategy(spec.strategy),
-        machines=spec.machines,
-        batch_rows=spec.batch_rows,
-        available_now=True,
-        query_id_type="text",
-        out=Path(spec.out),
+        points={"path": spec.points},
+        space={"bounds": Rect(*spec.bounds), "grid": (20, 10), "coordinates": Coordinates.PLANE},
+        engine={
+            "strategy": Strategy(spec.strategy),
+            "machines": spec.machines,
+            "batch_rows": spec.batch_rows,
+            "available_now": True,
+        },
+        queries={"id_type": "text"},
+        out={"dir": Path(spec.out)},
     )
 
 
@@ -108,9 +109,9 @@ class Run:
 
     def on_step(self, step: str, batch_id: int) -> None:
         self.steps.append((batch_id, step))
-        if step == "fold":
+        if step == "apply":
             self.log(f"during-{batch_id}")
-        if step == "match" and batch_id in self.spec.kill_executors:
+        if step == "run" and batch_id in self.spec.kill_executors:
             threading.Thread(target=self._kill_executor, daemon=True).start()
         if self.spec.kill is None or self.spec.kill[0] != batch_id:
             return
@@ -149,7 +150,7 @@ class Run:
             self.pipeline = pipeline
             self.log("start")
             # What a life that ended between a commit and its requests still owes.
-            for commit in pipeline.store.commits():
+            for commit in records.commits(pipeline.store):
                 self.on_batch(commit)
             if not self.spec.streaming:
                 return pipeline.run()

@@ -15,15 +15,16 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cases import read_folder
 from pyspark.sql import SparkSession
 
 from roost import Box, Pipeline, Query, RunConfig
-from roost.balance import Strategy
 from roost.engine.encryption import SECRET
 from roost.engine.session import make_session
 from roost.errors import ConfigError
-from roost.space import Rect
-from roost.window import WindowKind
+from roost.model.choices import Strategy, WindowKind
+from roost.model.settings import with_settings
+from roost.model.space import Rect
 
 POINTS = 4_000
 MARK = "conspicuous"
@@ -47,20 +48,20 @@ def expected(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> list[str]:
 
 
 def config_of(folder: Path, **settings: Any) -> RunConfig:
-    return RunConfig(
-        points=str(folder / "points.parquet"),
-        bounds=Rect(0.0, 0.0, 64.0, 32.0),
-        grid=(20, 10),
-        strategy=Strategy.SWARM,
-        machines=2,
-        batch_rows=POINTS // 2,
-        available_now=True,
-        round_length=500.0,
-        window=WindowKind.COUNT,
-        window_length=POINTS,
-        out=folder / "out",
-        **settings,
-    )
+    own: dict[str, Any] = {
+        "points.path": str(folder / "points.parquet"),
+        "space.bounds": Rect(0.0, 0.0, 64.0, 32.0),
+        "space.grid": (20, 10),
+        "engine.strategy": Strategy.SWARM,
+        "engine.machines": 2,
+        "engine.batch_rows": POINTS // 2,
+        "engine.available_now": True,
+        "balance.round": 500.0,
+        "window.kind": WindowKind.COUNT,
+        "window.length": POINTS,
+        "out.dir": folder / "out",
+    }
+    return with_settings(RunConfig(), {**own, **settings})
 
 
 def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
     shuffled: list[bool] = []
 
     def look(step: str, batch_id: int) -> None:
-        if step == "answer":
+        if step == "after":
             files = [path.read_bytes() for path in local.rglob("shuffle_*.data")]
             assert files, "nothing was shuffled"
             shuffled.append(any(MARK.encode() in data for data in files))
@@ -81,7 +82,7 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
         pipeline.snapshots._points_here = 0
         with mock.patch("roost.engine.snapshot.ANSWER_BYTES_MAX", 0):
             rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
-        answers = config.state_folder / "answers"
+        answers = config.out.state_dir / "answers"
         left = (answers, *answers.rglob("*"))
         told = {
             "matches": report["matches"],
@@ -121,6 +122,23 @@ def ask_as_stranger(spark: SparkSession) -> bool:
     return len(answer) == 9 and answer[8] == 4
 
 
+def check_files(folder: Path, expected: list[str], umask: int) -> None:
+    """The right matches, as open as the umask says, and a state that is not."""
+    assert sorted(row["point_id"] for row in read_folder(folder / "out" / "matches")) == expected
+    state = folder / "out" / "state"
+    made = {path: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.rglob("*"))}
+    kinds = {path.suffix for path in made if path.is_file()}
+    assert kinds >= {".db", ".lock", ".seg", ".win", ".trio"}
+    wrong = {
+        str(path): oct(mode)
+        for path, mode in made.items()
+        if mode != (0o700 if path.is_dir() else 0o600)
+    }
+    assert not wrong
+    matches = folder / "out" / "matches"
+    assert stat.S_IMODE(matches.stat().st_mode) == 0o777 & ~umask
+
+
 def executor_facts(_: object) -> tuple[bool, str]:
     """Find out in a worker what the executor above it was told, and what all may see of it."""
     secret = os.environ.get("_SPARK_AUTH_SECRET", "")
@@ -147,7 +165,9 @@ def main(folder: Path, umask: int) -> None:
     os.umask(umask)
     local = folder / "local"
     settings = {"spark.local.dir": str(local), "spark.sql.warehouse.dir": str(folder / "house")}
-    config = config_of(folder, master=MASTER, encrypt=True, spark=settings)
+    config = config_of(
+        folder, **{"engine.master": MASTER, "engine.encrypt": True, "engine.spark": settings}
+    )
     with Pipeline(config) as pipeline:
         spark = pipeline.spark
     told = run(config, local, spark)

@@ -1,7 +1,7 @@
 """Pipelines in a process of their own, which knows the connector's jars and may be killed.
 
-Takes a list of runs as JSON in its only argument: settings, and steps to pause before. Says each
-pause and each report in a line that begins with ``@``; a line on standard input ends a pause.
+Reads runs from standard input, each a line of JSON: settings, and steps to pause before. Prints
+each pause and each report in a line that begins with ``@``; another line ends a pause.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from roost import Pipeline
-from roost.config import RunConfig, with_settings
 from roost.errors import RoostError
+from roost.model.settings import RunConfig, with_settings
 
 
 def say(what: Any) -> None:
@@ -21,7 +21,8 @@ def say(what: Any) -> None:
 
 def main() -> None:
     spark = None
-    for run in json.loads(sys.argv[1]):
+    while line := sys.stdin.readline():
+        run = json.loads(line)
         pauses = [tuple(pause) for pause in run.get("pauses", ())]
 
         def on_step(step: str, batch_id: int, pauses: list[Any] = pauses) -> None:

@@ -14,6 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from balance_driver import Run, Spec, config_of, counted
+from balance_driver import Run, Spec, config_of
+from counted import CountedExecutor
 from crash_driver import tagged_processes
 from pyspark.sql import SparkSession
 
@@ -37,7 +39,6 @@ from balance_checks import (
     gets,
     in_partition,
     jumping,
-    look,
     plans_of,
     read_matches,
     recorded,
@@ -45,11 +46,9 @@ from balance_checks import (
     worked,
 )
 from roost import Pipeline
-from roost.balance import Strategy
 from roost.engine import pipeline as engine
-from roost.engine.jobs import run_frame, run_slices
-from roost.engine.messages import BatchTask, MachineResult
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.runtime.records import Commit
 
 pytestmark = pytest.mark.spark
 
@@ -105,14 +104,9 @@ def run(
     """Run on Spark, and look at every batch; ``steady`` counts busy times, else they are real."""
     seen: list[Seen] = []
 
-    def job(context: Any, slices: Any, task: BatchTask) -> list[MachineResult]:
-        results = (counted if steady else run_slices)(context, slices, task)
-        if watched:
-            seen.append(look(task, results))
-        return results
-
+    busy, noted = worked if steady else None, seen if watched else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "run_slices", job)
+        patch.setattr(engine, "SparkExecutor", partial(CountedExecutor, busy=busy, seen=noted))
         report = Run(spec, kill, upto).go(spark, **settings)
     return Ran(Path(spec.out), report, seen)
 
@@ -289,14 +283,6 @@ def stream(
     points = stream_files(story, folder / "points")
     seen: list[Seen] = []
 
-    def job(frame: Any, json_column: str | None, task: BatchTask) -> list[MachineResult]:
-        results = run_frame(frame, json_column, task)
-        for result in results:
-            result.load_s = 1e-9 * result.loaded_bytes
-            result.busy_s = worked(task, result) + result.load_s
-        seen.append(look(task, results))
-        return results
-
     def after(commit: Commit) -> None:
         if commit.batch_id + 1 < story.batches:
             pipeline.log.append(story.block(commit.batch_id + 1))
@@ -304,8 +290,8 @@ def stream(
     schema = spark.read.parquet(str(points)).schema
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "run_frame", job)
-        config = config_of(spec, points=None, point_id="id")
+        patch.setattr(engine, "SparkExecutor", partial(CountedExecutor, seen=seen))
+        config = config_of(spec, **{"points.path": None, "points.id": "id"})
         pipeline = Pipeline(config, spark=spark, on_batch=after, **hooks)
         with pipeline:
             pipeline.log.append(story.block(0))
@@ -390,12 +376,16 @@ def epochs_of(state: Path) -> Iterator[tuple[int, int, bool]]:
     """(batch, epoch, whether it was committed) of every intent, read without Roost."""
     db = sqlite3.connect(state / "state.db")
     try:
-        rows = db.execute("select intent, done from batches order by batch_id").fetchall()
+        statement = (
+            "select i.value, c.value from facts i left join facts c"
+            " on c.tbl = 'commits' and c.key = i.key where i.tbl = 'intents' order by i.key"
+        )
+        rows = db.execute(statement).fetchall()
     finally:
         db.close()
     for intent, done in rows:
         body = json.loads(intent)
-        yield body["batch_id"], body["epoch"], done is not None
+        yield body["batch_id"], body["epochs"]["space"], done is not None
 
 
 def check_death(state: Path, moment: str, known: int) -> int:
@@ -437,11 +427,11 @@ def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[s
 
 
 def test_killed_around_a_change_of_plan(spark: SparkSession, tmp_path: Path) -> None:
-    sweep(spark, tmp_path, Strategy.SWARM, ["end", "match+staged"])
+    sweep(spark, tmp_path, Strategy.SWARM, ["end", "run+staged"])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("moment", ["end", "intent", "fold", "match", "match+staged", "commit"])
+@pytest.mark.parametrize("moment", ["end", "intent", "apply", "run", "run+staged", "commit"])
 @pytest.mark.parametrize("strategy", ADAPTIVE)
 def test_killed_at_every_moment_around_a_change(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, moment: str
@@ -457,7 +447,7 @@ def test_abandoned_at_every_change(
     """The same without processes: each life dies at the first change that it makes."""
     spec = spec_of(tmp_path, story, strategy)
     state = Path(spec.out) / "state"
-    steps = ["end", "intent", "fold", "match", "commit"]
+    steps = ["end", "intent", "apply", "run", "commit"]
     died = 0
     while True:
         try:
@@ -497,6 +487,6 @@ def test_a_quiet_load_is_left_alone(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     spec = spec_of(tmp_path, even(3, batches=40, rows=1_000), strategy)
-    ran = run(spark, spec, watched=False, tolerance=1.1)
+    ran = run(spark, spec, **{"balance.tolerance": 1.1}, watched=False)
     assert check_rounds(ran.state) == [] and len(ran.rounds) == 39
     assert ran.report["balance"]["moved_bytes"] == 0

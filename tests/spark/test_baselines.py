@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import shapely
 
-from oracle import brute_force
 from roost.bench.cases import box_requests, polygon_requests
+from roost.testing.oracle import brute_force
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

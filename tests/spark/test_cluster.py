@@ -1,11 +1,15 @@
-"""A real cluster of three executors loses one in the middle of a batch, and no match with it."""
+"""Real clusters: one loses an executor in mid-batch and no match, one encrypts all it sends."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import encryption_story as story
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +18,9 @@ import pyspark
 import pytest
 from cases import read_folder
 from crash_driver import Spec
-from test_crash import Chain
+from test_crash import DEADLINE_S, Chain
+
+from roost.engine.encryption import REQUIRED
 
 pytestmark = pytest.mark.spark
 
@@ -110,3 +116,36 @@ def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
         dead = read_folder(out / "dead")
         assert sorted(row["position"] for row in dead) == list(range(0, POINTS, 5_000))
     assert chain.orphans() == []
+
+
+def test_an_encrypted_cluster_matches_the_same_and_shows_nothing(tmp_path: Path) -> None:
+    expected = story.expected(*story.make_points(tmp_path / "points.parquet"))
+    home = spark_home(tmp_path.with_name(f"{tmp_path.name}-home"))
+    done = subprocess.run(
+        [sys.executable, story.__file__, str(tmp_path), "000"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SPARK_HOME": str(home)},
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["matches"] == told["found"] == len(expected)
+    assert told["window"] == story.POINTS
+    story.check_files(tmp_path, expected, 0o000)
+
+    assert told["answers"] == ["0o600", "0o700"]
+    assert told["settings"].items() >= REQUIRED.items()
+    assert not told["mark_anywhere"]
+    assert not told["stranger"]
+
+    assert len(told["executors"]) == 2
+    on_the_line = {key: value for key, value in REQUIRED.items() if "io.encryption" not in key}
+    for knows_secret, command in told["executors"]:
+        assert knows_secret
+        assert all(f"-D{key}={value}" in command for key, value in on_the_line.items())
+    assert not told["secret_shown"]
+    assert told["secret_kept"] == []
+    assert "the cluster's own spark.authenticate.secret" in told["standalone"]

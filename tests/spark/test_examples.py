@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import shapely
 
-from oracle import haversine
 from roost.cli import main as roost
-from roost.model import Circle
-from roost.sim.generators import PointGenerator, load_places
+from roost.model.records import Circle
+from roost.stages.generators import PointGenerator, load_places
+from roost.testing.oracle import haversine
 
 pytestmark = pytest.mark.spark
 

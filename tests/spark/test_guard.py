@@ -19,16 +19,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from guard_story import GuardStory, blocked_users
 from roost import Pipeline, RunConfig
-from roost.balance import Strategy
+from roost.commands.queries import QueryService
 from roost.engine import pipeline as engine
 from roost.errors import SourceError
 from roost.guard.tally import Tally
-from roost.model import TIME_MIN
-from roost.space import Coordinates, Rect
-from roost.state.guard_book import BLOCK, Order
-from roost.state.guard_keeper import GuardKeeper, load_guard
-from roost.state.operations import Desk
-from roost.state.store import Store
+from roost.model.choices import Strategy
+from roost.model.records import TIME_MIN
+from roost.model.space import Coordinates, Rect
+from roost.queries.guard_state import BLOCK, GuardCommand, GuardState, decisions, load_guard, send
+from roost.runtime import records
+from roost.storage.store import Store
 
 pytestmark = pytest.mark.spark
 
@@ -40,18 +40,18 @@ DEADLINE_S = 240
 def test_an_attack_is_blocked_and_a_crowd_is_not(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, party: str
 ) -> None:
-    monkeypatch.setattr(engine, "run_slices", counted)
+    monkeypatch.setattr(engine, "SparkExecutor", counted)
     story = GuardStory(party, SEED, batches=14)
     story.write(tmp_path)
     play(spark, story, tmp_path)
     with closing(Store(tmp_path / "out" / "state")) as store:
-        assert set(blocked_users(store.guard.log())) == story.malicious
+        assert set(blocked_users(decisions(store))) == story.malicious
 
 
-def drive(folder: Path, batches: int, *more: str) -> int:
+def drive(folder: Path, batches: int) -> int:
     with (folder / "err.txt").open("w") as err:
         done = subprocess.run(
-            [sys.executable, str(DRIVER), str(folder), str(batches), *more],
+            [sys.executable, str(DRIVER), str(folder), str(batches)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=err,
@@ -61,17 +61,21 @@ def drive(folder: Path, batches: int, *more: str) -> int:
     return done.returncode
 
 
-def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(tmp_path: Path) -> None:
+def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story = GuardStory("attack", SEED, batches=14)
     story.write(tmp_path)
-    assert drive(tmp_path, 14, "die") == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
+    assert drive(tmp_path, 14) == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
     with closing(Store(tmp_path / "out" / "state")) as store:
-        before = store.guard.log()
-        done = len(store.commits())
+        before = decisions(store)
+        done = len(records.commits(store))
     assert set(blocked_users(before)) == story.malicious and done < 14
-    assert drive(tmp_path, 14) == 0, (tmp_path / "err.txt").read_text()[-2000:]
-    with closing(Desk(tmp_path / "out" / "state")) as desk:
-        log = desk.store.guard.log()
+    # The last life is in this process: it is the same code, and its session is there already.
+    monkeypatch.setattr(engine, "SparkExecutor", counted)
+    play(spark, story, tmp_path)
+    with closing(QueryService(tmp_path / "out" / "state")) as desk:
+        log = decisions(desk.store)
         assert log[: len(before)] == before
         assert sorted(blocked_users(log)) == sorted(story.malicious)
         kept = load_guard(desk.store)
@@ -89,7 +93,7 @@ def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(tmp_path: Pa
         for _, segment, ended in desk.queries().segments():
             for slot in range(segment.size):
                 if segment.users[slot].as_py() in story.malicious and slot not in ended:
-                    assert int(segment.born[slot]) <= block["position"]
+                    assert int(segment.created_position[slot]) <= block["position"]
 
 
 # -- requests as a stream
@@ -137,20 +141,16 @@ def config_of(folder: Path) -> RunConfig:
     points = {"id": [0, 1], "x": [1.5, 9.0], "y": [1.5, 9.0], "time": [10, 11]}
     pq.write_table(pa.table(points), folder / "points.parquet")
     return RunConfig(
-        points=str(folder / "points.parquet"),
-        time="time",
-        bounds=Rect(0.0, 0.0, 10.0, 10.0),
-        coordinates=Coordinates.PLANE,
-        strategy=Strategy.GLOBAL,
-        machines=2,
-        available_now=True,
-        query_id_type="text",
-        out=folder / "out",
-        guard=True,
+        points={"path": str(folder / "points.parquet"), "time": "time"},
+        space={"bounds": Rect(0.0, 0.0, 10.0, 10.0), "coordinates": Coordinates.PLANE},
+        engine={"strategy": Strategy.GLOBAL, "machines": 2, "available_now": True},
+        queries={"id_type": "text"},
+        out={"dir": folder / "out"},
+        guard={"enabled": True},
     )
 
 
-def users_of(keeper: GuardKeeper) -> dict[str, tuple[float, float]]:
+def users_of(keeper: GuardState) -> dict[str, tuple[float, float]]:
     """x1 and x2 of the open round."""
     users = keeper.guard._users
     pairs = users.numbers[: users.used, :2].tolist()
@@ -173,9 +173,9 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
     monkeypatch.setattr(Tally, "of", classmethod(noted))
     with Pipeline(config, spark=spark, seed=1) as pipeline:
         pipeline.run()  # makes the guard
-        pipeline.store.guard.order(Order(BLOCK, "eve", "by hand"))
-        assert pipeline._keeper is not None
-        pipeline._keeper.obey(pipeline.log)
+        send(pipeline.store, GuardCommand(BLOCK, "eve", "by hand"))
+        assert pipeline._loop is not None and pipeline._loop.guard is not None
+        pipeline._loop.guard.apply_commands(pipeline.log)
         pipeline.take_requests(stream(spark, folder)).awaitTermination()
         end = pipeline.log.end()
         blocks = list(pipeline.log.read(0, end))
@@ -191,10 +191,12 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
         with Pipeline(config, spark=spark) as pipeline:
             write_batch(folder, 1)
             frame = stream(spark, folder)
-            pipeline._keeper = GuardKeeper.load(pipeline.store)
+            pipeline.run()  # loads the guard
             pipeline.take_requests(frame).awaitTermination()
             pipeline.run()
-            keeper = pipeline._keeper
+            assert pipeline._loop is not None
+            keeper = pipeline._loop.guard
+            assert keeper is not None
             assert users_of(keeper) == {"ann": (50, 30), "bob": (21, 0)}
             (eve,) = keeper.guard.listing()["blocked"]
             assert (eve["user"], eve["refused"]) == ("eve", 400)
@@ -203,7 +205,7 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
             end = pipeline.log.end()
     # What admission refused was taken back; nothing else was counted twice.
     assert sum(by_driver) == 1 + 5
-    with closing(Desk(config.state_folder)) as desk:
+    with closing(QueryService(config.out.state_dir)) as desk:
         live = Counter(
             segment.users[slot].as_py()
             for _, segment, ended in desk.queries().segments()

@@ -16,8 +16,8 @@ import pytest
 from kafka_broker import KafkaBroker, open_broker, produce
 
 from roost.errors import SourceError, StateError
-from roost.state import kafka_log
-from roost.state.kafka_log import KafkaQueryLog
+from roost.queries import kafka_log
+from roost.queries.kafka_log import KafkaQueryLog
 
 pytestmark = pytest.mark.spark
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")

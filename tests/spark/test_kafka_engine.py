@@ -26,13 +26,13 @@ import pyspark
 import pytest
 from kafka_broker import BrokerUnavailable, KafkaBroker, open_broker, produce, read_all, reading
 
-from oracle import brute_force
-from roost import Pipeline, RunConfig
 from roost.engine import kafka_jars
-from roost.engine.kafka import check_brokers, kafka_address
+from roost.engine.kafka import check_brokers
 from roost.engine.session import check_java
 from roost.errors import ConfigError, RoostError, SourceError
-from roost.state.kafka_log import KafkaQueryLog
+from roost.queries.kafka_log import KafkaQueryLog
+from roost.queries.open_log import kafka_address
+from roost.testing.oracle import brute_force
 
 pytestmark = pytest.mark.spark
 pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")
@@ -119,13 +119,6 @@ def test_jars_that_the_user_names_are_enough(monkeypatch: pytest.MonkeyPatch, na
     assert kafka_jars.kafka_settings({name: "mine"}, "java") == {}
 
 
-def test_a_session_without_the_connector_is_named(spark: Any, tmp_path: Path) -> None:
-    config = RunConfig(points="kafka://127.0.0.1:1/points", out=tmp_path)
-    wrong = pytest.raises(SourceError, match="this Spark session has no Kafka connector")
-    with Pipeline(config, spark=spark) as pipeline, wrong:
-        pipeline.run()
-
-
 def test_no_broker_is_named_at_once() -> None:
     with pytest.raises(SourceError, match=r"no Kafka broker answers, 127\.0\.0\.1:1: "):
         check_brokers("127.0.0.1:1")
@@ -161,8 +154,6 @@ def test_an_address_is_brokers_and_a_topic(text: str, parts: tuple[str, str] | N
 CITY = (-74.1, 40.6, -73.8, 40.9)
 START = dt.datetime(2014, 4, 1, tzinfo=dt.UTC)
 BATCH = 100
-# For a JVM that ends after seconds, half of its time went into the better compiler.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Messages that are no points, with the reason of their dead letter.
 DEAD: list[tuple[bytes | None, str]] = [
     (None, "malformed"),
@@ -256,12 +247,12 @@ def end_group(process: subprocess.Popen[str]) -> None:
 class Driver:
     """A process that runs pipelines, see ``kafka_driver.py``."""
 
-    def __init__(self, folder: Path, *runs: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._errors = folder / f"errors-{uuid.uuid4().hex}"
         command = [sys.executable, str(Path(__file__).with_name("kafka_driver.py"))]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*command, json.dumps(runs)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -287,9 +278,15 @@ class Driver:
                 return json.loads(line[1:])
         raise AssertionError(self._errors.read_text()[-3000:])
 
+    def run(self, settings: dict[str, Any], *pauses: tuple[str, int]) -> None:
+        self._send(json.dumps({"settings": settings, "pauses": pauses}))
+
     def go_on(self) -> None:
+        self._send("")
+
+    def _send(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
 
@@ -299,6 +296,13 @@ def connector() -> None:
         kafka_jars.connector_jars(check_java())
     except RoostError as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def lasting(connector: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """One driver for all runs that end by themselves."""
+    with Driver(tmp_path_factory.mktemp("driver")) as driver:
+        yield driver
 
 
 def settings_of(broker: KafkaBroker, out: Path, **topics: str) -> dict[str, Any]:
@@ -311,7 +315,6 @@ def settings_of(broker: KafkaBroker, out: Path, **topics: str) -> dict[str, Any]
         "engine.master": "local[2]",
         "engine.available_now": True,
         "engine.batch_rows": BATCH,
-        "engine.spark": {"spark.driver.extraJavaOptions": QUICK},
     }
 
 
@@ -332,7 +335,7 @@ class Streamed:
 
 @pytest.fixture(scope="module")
 def streamed(
-    broker: KafkaBroker, connector: None, tmp_path_factory: pytest.TempPathFactory
+    broker: KafkaBroker, lasting: Driver, tmp_path_factory: pytest.TempPathFactory
 ) -> Streamed:
     chance = random.Random(17)
     folder = tmp_path_factory.mktemp("streamed")
@@ -363,7 +366,7 @@ def streamed(
         table = {name: [query.get(name) for query in queries[:40]] for name in QUERY_FIELDS}
         log.append(pa.table(table))
         produce(broker, "streamed-log", b"no request", *as_json(queries[40:]))
-    runs = []
+    reports = {}
     for strategy in STRATEGIES:
         broker.create_topic(f"streamed-{strategy}")
         settings = settings_of(
@@ -372,11 +375,10 @@ def streamed(
         sink = f"kafka://{broker.bootstrap}/streamed-{strategy}"
         settings |= {"out.sink": "kafka", "out.topic": sink}
         settings |= {"engine.strategy": strategy, "engine.machines": 3}
-        runs.append({"settings": settings})
-    nowhere = settings_of(broker, folder / "nowhere", points="nowhere", log="streamed-log")
-    with Driver(folder, *runs, {"settings": nowhere}) as driver:
-        reports = {strategy: driver.hear() for strategy in STRATEGIES}
-        refused = driver.hear()
+        lasting.run(settings)
+        reports[strategy] = lasting.hear()
+    lasting.run(settings_of(broker, folder / "nowhere", points="nowhere", log="streamed-log"))
+    refused = lasting.hear()
     dead = sorted([reason for _, reason in DEAD] + [reason for _, reason in FAULTS])
     return Streamed(points, queries, dead, refused, reports, folder)
 
@@ -433,7 +435,7 @@ def test_a_topic_that_is_not_there_is_named(streamed: Streamed) -> None:
 
 
 def test_a_killed_driver_leaves_every_match_once(
-    broker: KafkaBroker, connector: None, topic: str, tmp_path: Path
+    broker: KafkaBroker, lasting: Driver, topic: str, tmp_path: Path
 ) -> None:
     chance = random.Random(23)
     points = make_points(chance, 5 * BATCH)
@@ -447,19 +449,20 @@ def test_a_killed_driver_leaves_every_match_once(
     settings |= {"engine.strategy": "uniform", "space.bounds": CITY}
     with KafkaQueryLog(broker.bootstrap, f"{topic}-log"):
         produce(broker, f"{topic}-log", *as_json(queries[:40]))
-    pauses = [("intent", 1), ("fold", 1)]
-    with Driver(tmp_path, {"settings": settings, "pauses": pauses}) as driver:
+    with Driver(tmp_path) as driver:
+        driver.run(settings, ("intent", 1), ("apply", 1))
         assert driver.hear() == ["intent", 1]
         produce(broker, f"{topic}-log", *as_json(queries[40:41]))
         driver.go_on()
-        # The batch has its intent, with the new query, which is not folded yet.
-        assert driver.hear() == ["fold", 1]
+        # The batch has its intent, with the new query, which is not applied yet.
+        assert driver.hear() == ["apply", 1]
     produce(broker, f"{topic}-log", *as_json(queries[41:]))
-    with Driver(tmp_path, {"settings": settings, "pauses": [("publish", 2)]}) as driver:
+    with Driver(tmp_path) as driver:
+        driver.run(settings, ("publish", 2))
         # Committed, but neither published nor known to Spark.
         assert driver.hear() == ["publish", 2]
-    with Driver(tmp_path, {"settings": settings}) as driver:
-        assert driver.hear().get("error") is None
+    lasting.run(settings)
+    assert lasting.hear().get("error") is None
     expect = []
     for batch, known in enumerate((40, 41, 42, 42, 42)):
         pairs = expected(points[batch * BATCH : (batch + 1) * BATCH], queries[:known])
@@ -483,9 +486,7 @@ def test_requests_written_by_hand_hold_from_the_next_batch(
     for name in ("points", "matches"):
         broker.create_topic(f"{topic}-{name}")
     url = f"kafka://{broker.bootstrap}/{topic}"
-    file = tmp_path / "roost.toml"
-    file.write_text(f'[engine.spark]\n"spark.driver.extraJavaOptions" = "{QUICK}"\n')
-    command = [sys.executable, "-m", "roost", "run", str(file), "--points", f"{url}-points"]
+    command = [sys.executable, "-m", "roost", "run", "--points", f"{url}-points"]
     command += ["--query-log", f"{url}-log", "--sink", "kafka", "--topic", f"{url}-matches"]
     command += ["--out", str(tmp_path / "out"), "--bounds", ",".join(map(str, CITY))]
     command += ["--strategy", "uniform", "--machines", "2", "--master", "local[2]"]

@@ -6,7 +6,6 @@ import datetime as dt
 import itertools
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,19 @@ from cases import (
     run_case,
     settle,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from properties import examples
 from roost import Box, Circle, Pipeline, Polygon, Query, RunConfig, Terminate
-from roost.balance import Strategy
-from roost.engine import jobs
+from roost.engine.executor import SparkExecutor
 from roost.errors import ConfigError
-from roost.model import Reason
-from roost.space import Coordinates, Outside, Rect
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.model.records import Reason
+from roost.model.settings import with_settings
+from roost.model.space import Coordinates, Outside, Rect
+from roost.runtime.records import Commit
 
 pytestmark = pytest.mark.spark
 
@@ -87,14 +88,18 @@ def test_every_placement_gives_the_same_matches(
 ) -> None:
     sizes = {1: (97, 1_000), 3: (250, 200), 7: (1_000, 333)}[machines]
     for name, case, batch_rows in zip(("plane", "city"), (plane, city), sizes, strict=True):
-        placed = {"strategy": strategy, "machines": machines, "batch_rows": batch_rows}
+        placed = {
+            "engine.strategy": strategy,
+            "engine.machines": machines,
+            "engine.batch_rows": batch_rows,
+        }
         result = run_case(spark, case, tmp_path / name, **placed)
         check_case(case, result)
         assert len(result.report["machines"]) == machines
         assert result.report["batches"] == math.ceil(len(case.points) / batch_rows)
 
 
-@settings(max_examples=settings().max_examples // 10)
+@examples(10)
 @given(data=st.data())
 def test_random_cases_equal_brute_force(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -113,9 +118,11 @@ def test_random_cases_equal_brute_force(
         spark,
         case,
         tmp_path_factory.mktemp("case"),
-        strategy=data.draw(st.sampled_from(Strategy), "strategy"),
-        machines=data.draw(st.sampled_from([1, 2, 3, 7]), "machines"),
-        batch_rows=data.draw(st.sampled_from([17, 40, 1_000]), "batch rows"),
+        **{
+            "engine.strategy": data.draw(st.sampled_from(Strategy), "strategy"),
+            "engine.machines": data.draw(st.sampled_from([1, 2, 3, 7]), "machines"),
+            "engine.batch_rows": data.draw(st.sampled_from([17, 40, 1_000]), "batch rows"),
+        },
     )
     check_case(case, result)
 
@@ -147,7 +154,7 @@ def test_beyond_the_bounds_is_exact(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     case = beyond_case()
-    result = run_case(spark, case, tmp_path, strategy=strategy, machines=7)
+    result = run_case(spark, case, tmp_path, **{"engine.strategy": strategy, "engine.machines": 7})
     check_case(case, result)
     matched = [(query, point) for query, point, _ in result.matches]
     assert matched == [
@@ -175,7 +182,7 @@ def test_beyond_the_bounds_is_refused_where_told(spark: SparkSession, tmp_path: 
             "expect": Reason.OUT_OF_BOUNDS,
         }
     )
-    result = run_case(spark, case, tmp_path, outside=Outside.DEAD)
+    result = run_case(spark, case, tmp_path, **{"space.outside": Outside.DEAD})
     check_case(case, result)
     assert result.refused("point") == [(row, "out_of_bounds") for row in (0, 1, 2, 5)]
 
@@ -196,7 +203,9 @@ def test_a_point_on_a_border_matches_both_neighbours(spark: SparkSession, tmp_pa
     case = Case(points, requests, text_ids=True)
     for strategy, machines in ((Strategy.UNIFORM, 7), (Strategy.HISTORY, 4)):
         folder = tmp_path / strategy
-        result = run_case(spark, case, folder, strategy=strategy, machines=machines)
+        result = run_case(
+            spark, case, folder, **{"engine.strategy": strategy, "engine.machines": machines}
+        )
         check_case(case, result)
         inner = [query for query, point, _ in result.matches if point == "32.0,16.0"]
         assert inner == ["x16.0", "x32.0", "y16.0", "y8.0"]
@@ -221,7 +230,9 @@ def test_life_is_half_open_and_blind_to_batches(
     ]
     case = Case(points, requests, timestamps=timestamps)
     for batch_rows in (3, 10):
-        result = run_case(spark, case, tmp_path / str(batch_rows), batch_rows=batch_rows)
+        result = run_case(
+            spark, case, tmp_path / str(batch_rows), **{"engine.batch_rows": batch_rows}
+        )
         check_case(case, result)
         lives: dict[Any, list[int]] = {}
         for query, point, _ in result.matches:
@@ -281,7 +292,9 @@ def test_bad_points_are_dead_letters_once(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     case = bad_points()
-    result = run_case(spark, case, tmp_path, strategy=strategy, batch_rows=7)
+    result = run_case(
+        spark, case, tmp_path, **{"engine.strategy": strategy, "engine.batch_rows": 7}
+    )
     check_case(case, result)
     wanted = [(p["id"], str(p["expect"])) for p in case.points if p["expect"]]
     assert result.refused("point") == wanted
@@ -307,12 +320,14 @@ def test_points_of_wrong_types_are_dead_letters(spark: SparkSession, tmp_path: P
     path = tmp_path / "points.parquet"
     pq.write_table(table, path)
     config = RunConfig(
-        points=str(path), bounds=Rect(0, 0, 10, 10), available_now=True, out=tmp_path / "out",
-        machines=2,
-    )  # fmt: skip
+        points={"path": str(path)},
+        space={"bounds": Rect(0, 0, 10, 10)},
+        engine={"available_now": True, "machines": 2},
+        out={"dir": tmp_path / "out"},
+    )
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.request(Query("q", Box(0, 0, 10, 10)))
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     us = 1_000_000
     assert result.matches == [("q", "a", START_US), ("q", "d", START_US + 3 * us),
                               ("q", "e", START_US)]  # fmt: skip
@@ -362,7 +377,9 @@ def bad_requests() -> list[dict[str, Any]]:
 def test_bad_requests_are_dead_letters_once(spark: SparkSession, tmp_path: Path) -> None:
     points = random_case(7, 50, 1).points
     case = Case(points, bad_requests())
-    result = run_case(spark, case, tmp_path, batch_rows=20, polygon_vertices_max=50)
+    result = run_case(
+        spark, case, tmp_path, **{"engine.batch_rows": 20, "queries.polygon_vertices_max": 50}
+    )
     check_case(case, result)
     assert len(result.refused("request")) == 22
     assert {d["batch_id"] for d in result.dead} == {0}
@@ -394,9 +411,15 @@ def test_requests_while_running_hold_from_the_next_batch(
     points = [{"id": n, "time": START_US + n, "x": n % 60 + 0.5, "y": 1.0} for n in range(100)]
     pq.write_table(point_table(Case(points, [])), tmp_path / "points.parquet")
     config = config_for(
-        Case(points, []), tmp_path, queries=None, batch_rows=10, strategy=strategy,
-        points=str(tmp_path / "points.parquet"),
-    )  # fmt: skip
+        Case(points, []),
+        tmp_path,
+        **{
+            "queries.path": None,
+            "engine.batch_rows": 10,
+            "engine.strategy": strategy,
+            "points.path": str(tmp_path / "points.parquet"),
+        },
+    )
     everywhere = Box(-1, -1, 99, 99)
     instant = dt.datetime.fromtimestamp(START_US / 1e6, dt.UTC)
     later = instant + dt.timedelta(microseconds=75)
@@ -417,7 +440,7 @@ def test_requests_while_running_hold_from_the_next_batch(
             6: [Terminate("two")],
         }
         after.requests = requests
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     found: dict[str, list[int]] = {}
     for query, point, _ in result.matches:
         found.setdefault(query, []).append(point)
@@ -436,17 +459,18 @@ def test_requests_while_running_hold_from_the_next_batch(
 
 def test_a_run_that_is_stopped_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     case = random_case(11, 200, 30)
-    config = config_for(case, tmp_path, batch_rows=30)
+    config = config_for(case, tmp_path, **{"engine.batch_rows": 30})
     with Pipeline(config, spark=spark, on_batch=lambda commit: pipeline.stop()) as pipeline:
         assert pipeline.run()["points"] == 30
     # Another placement: a new plan, and the same matches.
-    config = replace(config, batch_rows=50, strategy=Strategy.HISTORY, machines=7)
+    placed = {"engine.batch_rows": 50, "engine.strategy": "history", "engine.machines": 7}
+    config = with_settings(config, placed)
     with Pipeline(config, spark=spark) as pipeline:
         report = pipeline.run()
         again = pipeline.run()
     assert report["batches"] == again["batches"] == 5
     assert {batch["epoch"] for batch in report["per_batch"]} == {0, 1}
-    check_case(case, outcome(config.out, again))
+    check_case(case, outcome(config.out.dir, again))
 
 
 def test_no_queries_and_no_points(spark: SparkSession, tmp_path: Path) -> None:
@@ -463,7 +487,15 @@ def test_no_queries_and_no_points(spark: SparkSession, tmp_path: Path) -> None:
 def test_bounds_and_machines_are_guessed(spark: SparkSession, tmp_path: Path) -> None:
     case = random_case(13, 120, 25, lonlat=True)
     result = run_case(
-        spark, case, tmp_path, bounds=None, machines=None, coordinates=None, grid=(1000, 1000)
+        spark,
+        case,
+        tmp_path,
+        **{
+            "space.bounds": None,
+            "engine.machines": None,
+            "space.coordinates": None,
+            "space.grid": (1000, 1000),
+        },
     )
     check_case(case, result)
     assert len(result.report["machines"]) == 2
@@ -477,7 +509,9 @@ def test_many_small_batches_and_many_requests(
     case = random_case(14, 8 * rounds, 3 * rounds, timestamps=False)
     untimed = [{**r, "at": None, "expires_at": None} for r in case.requests]
     empty = Case(case.points, [], timestamps=False)
-    config = config_for(empty, tmp_path, batch_rows=8, machines=2, query_id_type="int")
+    config = config_for(
+        empty, tmp_path, **{"engine.batch_rows": 8, "engine.machines": 2, "queries.id_type": "int"}
+    )
     blocks = [untimed[k::rounds] for k in range(rounds)]
     with Pipeline(config, spark=spark, on_batch=lambda c: log(c.batch_id + 1)) as pipeline:
 
@@ -486,7 +520,7 @@ def test_many_small_batches_and_many_requests(
                 pipeline.log.append(request_block(blocks[batch]))
 
         log(0)
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     live_pairs, so_far = [], []
     for batch in range(rounds):
         so_far += blocks[batch]
@@ -507,9 +541,10 @@ def test_history_needs_a_sample(spark: SparkSession, tmp_path: Path) -> None:
     stream = spark.readStream.format("rate").load()
     frame = stream.selectExpr("value as id", "timestamp as event_time", "1D as x", "1D as y")
     config = RunConfig(
-        strategy=Strategy.HISTORY, bounds=Rect(0, 0, 1, 1), out=tmp_path,
-        coordinates=Coordinates.PLANE,
-    )  # fmt: skip
+        engine={"strategy": Strategy.HISTORY},
+        space={"bounds": Rect(0, 0, 1, 1), "coordinates": Coordinates.PLANE},
+        out={"dir": tmp_path},
+    )
     with Pipeline(config, spark=spark) as pipeline, pytest.raises(ConfigError, match="history"):
         pipeline.start(frame)
 
@@ -527,16 +562,14 @@ def test_a_small_replicated_batch_uses_one_machine_after_the_other(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Idle machines stay in the figures, and no point is lost or doubled by leaving them out."""
-    monkeypatch.setattr(jobs, "ROWS_PER_TASK_MIN", 4096)
+    monkeypatch.setattr(SparkExecutor, "rows_per_task", 4096)
     table = pa.table({"x": [5.0] * 90, "y": [5.0] * 90, "event_time": list(range(90))})
     pq.write_table(table, tmp_path / "points.parquet")
     config = RunConfig(
-        points=str(tmp_path / "points.parquet"),
-        out=tmp_path / "out",
-        bounds=Rect(0.0, 0.0, 10.0, 10.0),
-        machines=3,
-        batch_rows=30,
-        available_now=True,
+        points={"path": str(tmp_path / "points.parquet")},
+        out={"dir": tmp_path / "out"},
+        space={"bounds": Rect(0.0, 0.0, 10.0, 10.0)},
+        engine={"machines": 3, "batch_rows": 30, "available_now": True},
     )
     commits: list[Commit] = []
     with Pipeline(config, spark=spark, on_batch=commits.append) as pipeline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from rich.console import Console
 from roost import Pipeline, RunConfig
 from roost.engine import pipeline as pipeline_module
 from roost.engine.sinks import CONSOLE_ROWS, CallbackSink, ConsoleSink, ForeachBatchSink
+from roost.model.settings import with_settings
+from roost.runtime import records
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +31,7 @@ def case() -> Case:
 
 @pytest.fixture
 def config(case: Case, tmp_path: Path) -> RunConfig:
-    return config_for(case, tmp_path, batch_rows=50)
+    return config_for(case, tmp_path, **{"engine.batch_rows": 50})
 
 
 def rows_of(table: pa.Table) -> list[Row]:
@@ -38,7 +39,7 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 def published(config: RunConfig) -> Counter[Row]:
-    rows = read_folder(config.out / "matches")
+    rows = read_folder(config.out.dir / "matches")
     return Counter((row["batch_id"], row["query_id"], row["point_id"]) for row in rows)
 
 
@@ -68,7 +69,7 @@ def test_every_sink_gets_what_is_published(
     called, framed = Kept(), Kept()
     sinks = [CallbackSink(called.table, rows_max=7), ForeachBatchSink(spark, framed.frame)]
     with Pipeline(config, spark=spark, sinks=sinks) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     assert result.matches == expected(case)
     check_figures(result, len(case.points))
     assert called.rows() == framed.rows() == published(config)
@@ -95,16 +96,16 @@ def test_a_foreach_batch_function_can_write_with_spark(
 def test_count_writes_no_matches_and_counts_them_all(
     spark: SparkSession, case: Case, config: RunConfig
 ) -> None:
-    with Pipeline(replace(config, sink="count"), spark=spark) as pipeline:
+    with Pipeline(with_settings(config, {"out.sink": "count"}), spark=spark) as pipeline:
         report = pipeline.run()
     assert report["matches"] == len(expected(case))
     assert published(config) == Counter()
-    assert list((config.out / "matches" / "_staging").iterdir()) == []
+    assert list((config.out.dir / "matches" / "_staging").iterdir()) == []
 
 
 def test_count_still_serves_other_sinks(spark: SparkSession, case: Case, config: RunConfig) -> None:
     kept = Kept()
-    counted = replace(config, sink="count")
+    counted = with_settings(config, {"out.sink": "count"})
     with Pipeline(counted, spark=spark, sinks=[CallbackSink(kept.table)]) as pipeline:
         pipeline.run()
     assert sorted(row[1:] for row in kept.rows().elements()) == [m[:2] for m in expected(case)]
@@ -117,7 +118,7 @@ def test_console_prints_the_first_matches(
     text = io.StringIO()
     console = Console(file=text, width=200)
     monkeypatch.setattr(pipeline_module, "ConsoleSink", lambda: ConsoleSink(console))
-    with Pipeline(replace(config, sink="console"), spark=spark) as pipeline:
+    with Pipeline(with_settings(config, {"out.sink": "console"}), spark=spark) as pipeline:
         report = pipeline.run()
     lines = text.getvalue().splitlines()
     heads = [line for line in lines if line.startswith("batch ")]
@@ -152,7 +153,7 @@ def test_what_is_delivered_again_is_the_same(
     with Pipeline(config, spark=spark, sinks=sinks, on_step=die) as pipeline, pytest.raises(Died):
         pipeline.run()
     with Pipeline(config, spark=spark, sinks=sinks) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     assert result.matches == expected(case)
     by_batch: dict[int, Counter[Row]] = {}
     for row in published(config):
@@ -178,7 +179,7 @@ def test_a_sink_that_fails_stops_the_run_and_loses_nothing(
     with Pipeline(config, spark=spark, sinks=[CallbackSink(take)]) as pipeline:
         with pytest.raises(OSError, match="the other side is gone"):
             pipeline.run()
-        assert len(pipeline.store.commits()) == 2
+        assert len(records.commits(pipeline.store)) == 2
     broken[0] = False
     with Pipeline(config, spark=spark, sinks=[CallbackSink(take)]) as pipeline:
         pipeline.run()

@@ -31,10 +31,10 @@ from cases import (
 from pyspark.sql import SparkSession
 
 from roost import Box, Pipeline, Query, RunConfig
-from roost.balance import Strategy
 from roost.errors import ConfigError, SourceError
-from roost.sim.generators import PointGenerator, load_places
-from roost.space import Rect
+from roost.model.choices import Strategy
+from roost.model.space import Rect
+from roost.stages.generators import PointGenerator, load_places
 
 pytestmark = pytest.mark.spark
 
@@ -94,7 +94,7 @@ def test_csv(spark: SparkSession, tmp_path: Path, case: Case) -> None:
             if number in (7, 100):
                 file.write("only,three,fields\n")
     # An empty field of a CSV is nothing, also where it was an empty text.
-    result = run_case(spark, case, tmp_path, points=str(path), batch_rows=50)
+    result = run_case(spark, case, tmp_path, **{"points.path": str(path), "engine.batch_rows": 50})
     check(case, result, len(case.points) + 2)
     replayed_in_order(case, result)
     assert [d["reason"] for d in result.dead if d["origin"] == "point"] == ["malformed"] * 2
@@ -115,7 +115,12 @@ def test_json_lines_with_malformed_ones(
         lines.insert(place * 11, line)
     path = tmp_path / "points.jsonl"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    result = run_case(spark, case, tmp_path, points=str(path), batch_rows=60, strategy=strategy)
+    result = run_case(
+        spark,
+        case,
+        tmp_path,
+        **{"points.path": str(path), "engine.batch_rows": 60, "engine.strategy": strategy},
+    )
     check(case, result, len(case.points) + len(BAD_LINES) + 2)
     dead = [d for d in result.dead if d["origin"] == "point"]
     malformed = sorted(d["record"] for d in dead if d["reason"] == "malformed")
@@ -127,7 +132,7 @@ def test_json_lines_with_malformed_ones(
 def test_parquet_out_of_order(spark: SparkSession, tmp_path: Path, case: Case) -> None:
     path = tmp_path / "points.parquet"
     pq.write_table(point_table(case, shuffled(case, 3)), path, row_group_size=50)
-    result = run_case(spark, case, tmp_path, points=str(path), batch_rows=64)
+    result = run_case(spark, case, tmp_path, **{"points.path": str(path), "engine.batch_rows": 64})
     check(case, result)
     replayed_in_order(case, result)
 
@@ -139,7 +144,7 @@ def test_row_numbers_are_those_of_the_file(spark: SparkSession, tmp_path: Path, 
     rows = replace(case, points=named, row_ids=True)
     path = tmp_path / "points.parquet"
     pq.write_table(point_table(rows), path)
-    result = run_case(spark, rows, tmp_path, points=str(path), batch_rows=64)
+    result = run_case(spark, rows, tmp_path, **{"points.path": str(path), "engine.batch_rows": 64})
     check(rows, result)
 
 
@@ -158,7 +163,9 @@ def test_a_folder_of_files_that_overlap(
             pq.write_table(point_table(case, mine), folder / f"{number}.parquet")
     (folder / "_SUCCESS").write_text("not points")
     (folder / "notes.txt").write_text("neither")
-    result = run_case(spark, case, tmp_path, points=str(folder), batch_rows=64)
+    result = run_case(
+        spark, case, tmp_path, **{"points.path": str(folder), "engine.batch_rows": 64}
+    )
     check(case, result)
     replayed_in_order(case, result)
 
@@ -176,7 +183,9 @@ def test_a_folder_of_files_that_follow_each_other(
     for name, part in zip("abc", parts, strict=True):
         pq.write_table(point_table(numbered, rows[at : at + len(part)]), folder / f"{name}.parquet")
         at += len(part)
-    result = run_case(spark, numbered, tmp_path, points=str(folder), batch_rows=70)
+    result = run_case(
+        spark, numbered, tmp_path, **{"points.path": str(folder), "engine.batch_rows": 70}
+    )
     check(numbered, result)
     replayed_in_order(numbered, result)
     assert not (tmp_path / "out" / "state" / "staged").exists()
@@ -203,11 +212,15 @@ def test_a_folder_that_grows_while_it_is_read(
             hidden.rename(folder / f"{number}.parquet")
 
     pq.write_table(point_table(case, parts[0]), folder / "0.parquet")
-    config = config_for(case, tmp_path, points=str(folder), batch_rows=60, available_now=False)
+    config = config_for(
+        case,
+        tmp_path,
+        **{"points.path": str(folder), "engine.batch_rows": 60, "engine.available_now": False},
+    )
     with Pipeline(
         config, spark=spark, on_batch=lambda commit: add(commit.batch_id + 1)
     ) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     check(case, result)
     assert result.report["batches"] == 4
 
@@ -220,13 +233,13 @@ def test_growth_between_runs_keeps_the_numbers(
     rows = [{**point, "id": row} for row, point in enumerate(case.points[120:] + case.points[:120])]
     numbered = replace(case, points=rows, row_ids=True)
     pq.write_table(point_table(numbered, rows[:120]), folder / "b.parquet")
-    config = config_for(numbered, tmp_path, points=str(folder), batch_rows=50)
+    config = config_for(numbered, tmp_path, **{"points.path": str(folder), "engine.batch_rows": 50})
     with Pipeline(config, spark=spark) as pipeline:
         assert pipeline.run()["points"] == 120
     # Earlier in time and in name: it comes later all the same, and renumbers nothing.
     pq.write_table(point_table(numbered, rows[120:]), folder / "a.parquet")
     with Pipeline(config, spark=spark) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     check(numbered, result)
 
 
@@ -242,7 +255,9 @@ def test_sources_that_cannot_be_read_say_so(spark: SparkSession, tmp_path: Path)
     ]
     for number, (name, kind, words) in enumerate(wrong):
         config = RunConfig(
-            points=str(tmp_path / name), available_now=True, out=tmp_path / str(number)
+            points={"path": str(tmp_path / name)},
+            engine={"available_now": True},
+            out={"dir": tmp_path / str(number)},
         )
         with Pipeline(config, spark=spark) as pipeline, pytest.raises(kind, match=words):
             pipeline.run()
@@ -272,14 +287,14 @@ def test_speed_holds_points_back(spark: SparkSession, tmp_path: Path, timestamps
     box = {"op": "register", "query_id": 1, "user_id": "ann", "x0": 0.0, "y0": 0.0, "x1": 2.0,
            "y1": 2.0}  # fmt: skip
     case = Case(points, [box], timestamps=timestamps)
-    config = config_for(case, tmp_path, machines=2, speed=10.0)
+    config = config_for(case, tmp_path, **{"engine.machines": 2, "points.speed": 10.0})
     clock = Clock(0.1)
     started = clock.now_s
     ends: list[float] = []
     with Pipeline(
         config, spark=spark, clock=clock, on_batch=lambda commit: ends.append(clock.now_s)
     ) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     check(case, result)
     assert len(ends) > 3
     for _, point, _ in result.matches:
@@ -296,7 +311,7 @@ def test_speed_with_times_missing_at_the_start(spark: SparkSession, tmp_path: Pa
         for n in range(9)
     ]  # fmt: skip
     case = Case(points, [])
-    config = config_for(case, tmp_path, machines=2, speed=1.0)
+    config = config_for(case, tmp_path, **{"engine.machines": 2, "points.speed": 1.0})
 
     def bounded() -> Iterator[float]:
         for look in range(2_000):
@@ -305,7 +320,7 @@ def test_speed_with_times_missing_at_the_start(spark: SparkSession, tmp_path: Pa
 
     looks = bounded()
     with Pipeline(config, spark=spark, clock=lambda: next(looks)) as pipeline:
-        result = outcome(config.out, pipeline.run())
+        result = outcome(config.out.dir, pipeline.run())
     check_figures(result, 9)
     assert result.report["points"] == 6
 
@@ -330,16 +345,14 @@ def test_the_generator_gives_the_same_rows_in_any_cut(spark: SparkSession, tmp_p
         [(Strategy.REPLICATED, 2, 20_000), (Strategy.HISTORY, 5, 7_000)]
     ):
         config = RunConfig(
-            points="generate:rows=20000,rate=50000,seed=7",
-            bounds=Rect(-180.0, -90.0, 180.0, 90.0),
-            strategy=strategy,
-            machines=machines,
-            batch_rows=batch_rows,
-            out=tmp_path / str(number),
+            points={"path": "generate:rows=20000,rate=50000,seed=7"},
+            space={"bounds": Rect(-180.0, -90.0, 180.0, 90.0)},
+            engine={"strategy": strategy, "machines": machines, "batch_rows": batch_rows},
+            out={"dir": tmp_path / str(number)},
         )
         with Pipeline(config, spark=spark) as pipeline:
             pipeline.request(Query("europe", europe))
-            result = outcome(config.out, pipeline.run())
+            result = outcome(config.out.dir, pipeline.run())
         assert {point for _, point, _ in result.matches} == wanted
         check_figures(result, 20_000)
         times = table["event_time"].cast(pa.int64()).to_pylist()
@@ -349,8 +362,10 @@ def test_the_generator_gives_the_same_rows_in_any_cut(spark: SparkSession, tmp_p
 def test_a_live_generator_keeps_to_its_rate(spark: SparkSession, tmp_path: Path) -> None:
     clock = Clock(0.05)
     config = RunConfig(
-        points="generate:rows=1000,rate=1000,seed=3,pace=live", out=tmp_path, machines=2,
-    )  # fmt: skip
+        points={"path": "generate:rows=1000,rate=1000,seed=3,pace=live"},
+        out={"dir": tmp_path},
+        engine={"machines": 2},
+    )
     sizes: list[int] = []
     with Pipeline(
         config,
@@ -368,3 +383,10 @@ def test_other_seeds_give_other_points() -> None:
     one, same, other = (generator(1_000.0, seed).block(0, 500) for seed in (1, 1, 2))
     assert one.equals(same)
     assert not one["lon"].equals(other["lon"])
+
+
+def test_a_session_without_the_connector_is_named(spark: Any, tmp_path: Path) -> None:
+    config = RunConfig(points={"path": "kafka://127.0.0.1:1/points"}, out={"dir": tmp_path})
+    wrong = pytest.raises(SourceError, match="this Spark session has no Kafka connector")
+    with Pipeline(config, spark=spark) as pipeline, wrong:
+        pipeline.run()

@@ -24,9 +24,9 @@ from cases import (
 from pyspark.sql import DataFrame, SparkSession
 
 from roost import Box, Pipeline, Query, RunConfig
-from roost.balance import Strategy
 from roost.errors import ConfigError
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.runtime.records import Commit
 
 pytestmark = pytest.mark.spark
 
@@ -56,14 +56,20 @@ def stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def settings(case: Case, folder: Path, **more: Any) -> RunConfig:
-    named = {"x": "east", "y": "north", "time": "seen", "point_id": "key"}
-    return config_for(case, folder, points=None, **named, **more)
+    named = {
+        "points.path": None,
+        "points.x": "east",
+        "points.y": "north",
+        "points.time": "seen",
+        "points.id": "key",
+    }
+    return config_for(case, folder, **named, **more)
 
 
 def run(spark: SparkSession, config: RunConfig, frame: DataFrame, **hooks: Any) -> Outcome:
     with Pipeline(config, spark=spark, **hooks) as pipeline:
         pipeline.start(frame).awaitTermination()
-        return outcome(config.out, pipeline.report())
+        return outcome(config.out.dir, pipeline.report())
 
 
 def check(case: Case, result: Outcome) -> None:
@@ -86,7 +92,7 @@ def test_a_stream_equals_brute_force(
 ) -> None:
     case = random_case(51, 200, 40, **KINDS[kind])
     write_files(case, tmp_path / "points")
-    config = settings(case, tmp_path, strategy=strategy, machines=3)
+    config = settings(case, tmp_path, **{"engine.strategy": strategy, "engine.machines": 3})
     result = run(spark, config, stream(spark, tmp_path / "points"))
     check(case, result)
     assert result.report["batches"] == FILES
@@ -100,7 +106,7 @@ def test_a_restart_adds_nothing_and_more_files_add_theirs(
     half = Case(case.points[:80], case.requests)
     rest = Case(case.points[80:], case.requests)
     write_files(half, tmp_path / "points", files=2)
-    config = settings(case, tmp_path, strategy=strategy, machines=2)
+    config = settings(case, tmp_path, **{"engine.strategy": strategy, "engine.machines": 2})
     first = run(spark, config, stream(spark, tmp_path / "points"))
     check(half, first)
     again = run(spark, config, stream(spark, tmp_path / "points"))
@@ -122,7 +128,9 @@ def test_bad_rows_of_a_stream_are_dead_letters(spark: SparkSession, tmp_path: Pa
         case.points[row].update(**fields, expect=reason)
     write_files(case, tmp_path / "points")
     for strategy in STATIC:
-        config = settings(case, tmp_path / strategy, strategy=strategy, machines=3)
+        config = settings(
+            case, tmp_path / strategy, **{"engine.strategy": strategy, "engine.machines": 3}
+        )
         result = run(spark, config, stream(spark, tmp_path / "points"))
         check(case, result)
         dead = [d["reason"] for d in result.dead if d["origin"] == "point"]
@@ -137,10 +145,10 @@ def test_requests_between_batches_of_a_stream(spark: SparkSession, tmp_path: Pat
     def after(commit: Commit) -> None:
         pipeline.request(Query(f"q{commit.batch_id}", everywhere))
 
-    config = settings(case, tmp_path, queries=None, machines=2)
+    config = settings(case, tmp_path, **{"queries.path": None, "engine.machines": 2})
     with Pipeline(config, spark=spark, on_batch=after) as pipeline:
         pipeline.start(stream(spark, tmp_path / "points")).awaitTermination()
-        result = outcome(config.out, pipeline.report())
+        result = outcome(config.out.dir, pipeline.report())
     found: dict[str, list[int]] = {}
     for query, point, _ in result.matches:
         found.setdefault(query, []).append(point)
@@ -162,15 +170,17 @@ def test_a_stream_that_spark_has_worked_on(spark: SparkSession, tmp_path: Path) 
         "CAST(split(value, ';')[3] AS TIMESTAMP) AS event_time",
     )
     case = Case([], [])
-    config = config_for(case, tmp_path, points=None, queries=None, machines=2)
+    config = config_for(
+        case, tmp_path, **{"points.path": None, "queries.path": None, "engine.machines": 2}
+    )
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.request(Query("q", Box(1.5, 2, 3, 3)))
         pipeline.start(frame).awaitTermination()
-        result = outcome(config.out, pipeline.report())
+        result = outcome(config.out.dir, pipeline.report())
     assert [(q, p) for q, p, _ in result.matches] == [("q", "a"), ("q", "c")]
     times = [time for _, _, time in result.matches]
     assert times[1] - times[0] == 2_000_000
-    [path, *_] = (config.out / "matches").glob("*.parquet")
+    [path, *_] = (config.out.dir / "matches").glob("*.parquet")
     stored = pq.ParquetFile(path).read()
     assert stored.schema.field("event_time").type == pa.timestamp("us", "UTC")
     assert as_time(stored["event_time"][0].as_py()) in times
@@ -179,9 +189,30 @@ def test_a_stream_that_spark_has_worked_on(spark: SparkSession, tmp_path: Path) 
 def test_a_stream_without_identifiers_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.readStream.format("rate").load()
     frame = frame.selectExpr("timestamp AS event_time", "1D AS x", "2D AS y")
-    config = config_for(Case([], []), tmp_path, points=None, queries=None)
+    config = config_for(Case([], []), tmp_path, **{"points.path": None, "queries.path": None})
     with (
         Pipeline(config, spark=spark) as pipeline,
         pytest.raises(ConfigError, match=r"points\.id"),
     ):
         pipeline.start(frame)
+
+
+@pytest.mark.parametrize("strategy", STATIC)
+def test_batches_of_a_stream_report_the_time_of_reading_and_routing(
+    spark: SparkSession, tmp_path: Path, strategy: Strategy
+) -> None:
+    case = random_case(55, 300, 20)
+    write_files(case, tmp_path / "points")
+    config = settings(case, tmp_path, **{"engine.strategy": strategy, "engine.machines": 3})
+    commits: list[Commit] = []
+    check(case, run(spark, config, stream(spark, tmp_path / "points"), on_batch=commits.append))
+    assert len(commits) == FILES
+    for commit in commits:
+        figures, stages = commit.figures, commit.figures["stages"]
+        assert stages["reading"]["seconds"] > 0 and stages["matching"]["seconds"] > 0
+        assert stages["reading"]["rows_out"] == stages["matching"]["rows_in"] == figures["points"]
+        if strategy is Strategy.UNIFORM:
+            assert stages["reading"]["bytes_out"] > 0
+            assert 0 < figures["route_s"] <= stages["reading"]["seconds"]
+        else:  # any machine may match any point: nothing is sent
+            assert (stages["reading"]["bytes_out"], figures["route_s"]) == (0, 0)

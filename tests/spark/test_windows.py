@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -28,19 +28,19 @@ from window_story import BATCHES, Record, Standing, WindowStory
 
 from layouts import random_change
 from roost import Box, Circle, Pipeline, Query, RunConfig
-from roost.balance import Plan, Strategy
-from roost.balance.changes import Change, Decision, Rebalance, apply_changes
+from roost.balance import Plan
+from roost.balance.changes import Change, Rebalance, apply_changes
 from roost.cli import main
-from roost.config import with_settings
-from roost.engine import pipeline as engine
 from roost.engine import snapshot
-from roost.engine.balancer import Balancer
-from roost.engine.messages import MachineResult
 from roost.engine.snapshot import Snapshots
 from roost.errors import RequestError, StateError
-from roost.state.snapshot import Question
-from roost.state.store import Commit
+from roost.model.settings import with_settings
+from roost.runtime import assembly
+from roost.runtime.balancing import GlobalPolicy
+from roost.runtime.records import Commit
+from roost.runtime.rounds import Proposal, RoundSnapshot
 from roost.window import parse_aggregates
+from roost.window.snapshot import Question
 
 pytestmark = pytest.mark.spark
 
@@ -82,37 +82,27 @@ def check_outputs(story: WindowStory, out: Path) -> None:
         assert set(joined) == story.pairs(batch), batch
 
 
-class Shuffling(Balancer):
+class Shuffling(GlobalPolicy):
     """Changes the plan after every round, for no reason at all."""
 
-    strategy = Strategy.GLOBAL
-
-    def _note(self, results: Sequence[MachineResult]) -> None:
-        self.rng = random.Random(self._round)
-
-    def _hottest(self, plan: Plan, machine: int) -> None:
+    def hottest(self, plan: Plan, machine: int) -> None:
         return None
 
-    def _decide(self, plan: Plan, busy_s: Any, hidden: Any) -> tuple[Decision, Record]:
+    def propose(self, round_: RoundSnapshot) -> Proposal:
+        rng = random.Random(round_.number)
         changes: list[Change] = []
-        after = plan
+        after = round_.plan
         for _ in range(6):
-            change = random_change(self.rng, after)
+            change = random_change(rng, after)
             if change is not None:
                 changes.append(change)
                 after = apply_changes(after, [change])
-        return Rebalance(tuple(changes), "shuffled"), {"bytes_sent": 0}
+        return Proposal(Rebalance(tuple(changes), "shuffled"), {"bytes_sent": 0})
 
 
 @pytest.fixture
 def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine.make_balancer
-
-    def make(*parts: Any) -> Balancer | None:
-        made = real(*parts)
-        return None if made is None else Shuffling(made._setup)
-
-    monkeypatch.setattr(engine, "make_balancer", make)
+    monkeypatch.setattr(assembly, "GlobalPolicy", Shuffling)
 
 
 def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
@@ -185,7 +175,7 @@ class Died(BaseException):
     """Stands for a death where no process need die: whatever is on the disk stays as it is."""
 
 
-STEPS = ("intent", "fold", "match", "answer", "commit", "publish", "forget", "balance", "end")
+STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round", "end")
 
 
 @pytest.mark.usefixtures("shuffled")
@@ -216,9 +206,7 @@ def test_no_point_is_lost_or_doubled_by_moves_and_deaths(
 def test_a_standing_query_without_a_window_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     story = STORIES[0]
     config = story.config(tmp_path)
-    plain = {f"window_{name}": None for name in ("length", "lateness", "attributes")}
-    plain |= {f"join_{name}": None for name in ("left", "right", "distance", "within")}
-    config = replace(config, window=None, window_tumbling=False, **plain)
+    config = replace(config, window={}, join={})
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.request(Query("a", Box(0, 0, 1, 1), aggregate="count"))
         pipeline.run()
@@ -363,11 +351,12 @@ def test_killed_for_real_it_goes_on_and_others_may_ask(
         return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
 
     state = tmp_path / "out" / "state"
-    assert drive("answer", 3) == -signal.SIGKILL
+    assert drive("after", 3) == -signal.SIGKILL
     assert main(["snapshot", str(state), "--aggregate", "count"]) == 0
     assert "true at batch 2" in capsys.readouterr().out
     assert drive("commit", 6) == -signal.SIGKILL
-    assert drive("never", 0) == 0
+    # The last life is in this process: it is the same code, and its session is there already.
+    run_story(spark, story, tmp_path, **{"engine.strategy": "swarm"})
     check_outputs(story, tmp_path / "out")
 
     answer = tmp_path / "answer.parquet"

@@ -1,6 +1,6 @@
 """A story with a window in a process of its own, which kills itself at a chosen moment.
 
-``python window_driver.py FOLDER SEED KIND LENGTH STEP BATCH``; at the step ``never`` it lives on.
+``python window_driver.py FOLDER SEED KIND LENGTH STEP BATCH``
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oracle import covers
 from roost import Box, Circle, Pipeline, Query, RunConfig
-from roost.config import with_settings
-from roost.model import Request, Terminate
+from roost.model.records import Request, Terminate
+from roost.model.settings import with_settings
+from roost.runtime import records
+from roost.testing.oracle import covers
 
 Record = dict[str, Any]
 SCHEMA = pa.schema(
@@ -115,7 +116,7 @@ class WindowStory:
 
     def prepare(self, folder: Path, pipeline: Pipeline) -> None:
         """Send what belongs before the next batch, unless a run that died has sent it."""
-        last = pipeline.store.last_commit()
+        last = records.last_commit(pipeline.store)
         number = 0 if last is None else last.batch_id + 1
         self.feed(folder, number)
         sent = folder / f"sent-{number}"

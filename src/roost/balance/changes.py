@@ -1,12 +1,11 @@
-"""What a policy may decide, as values: move, split, merge, or lay out anew; or leave alone.
+"""Decisions of a balancing policy, as values: move, split, merge or replace partitions.
 
-A policy never touches a plan. It returns a :class:`Rebalance` or a :class:`NoChange`, either with
-a reason for the log, and :func:`apply_changes` makes the next plan of it or refuses. Refusal is a
-``ValueError``: changes travel between machines, so that an answer to an old request may come
-after the plan has gone on, and whoever applies it must be able to say no.
+A policy never modifies a plan. It returns a :class:`Rebalance` or a :class:`NoChange`, each with a
+reason for the log, and :func:`apply_changes` computes the next plan or raises ``ValueError``:
+changes are exchanged between machines, so a response may arrive after the plan has changed.
 
-Partition ids are given out once. A new partition's parents are the partitions of the plan
-*before*, even when several changes on the way to it made partitions that no batch ever saw.
+Partition ids are never reused. The parents of a new partition are partitions of the *previous*
+plan, even if several changes led to it through intermediate partitions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from roost.balance.plan import Partition, Plan
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Give a partition to other machines; several of them share it. Its id is kept."""
+    """Assign a partition to other machines; several machines share it. It keeps its id."""
 
     partition_id: int
     machines: tuple[int, ...]
@@ -30,7 +29,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut a partition in two; the second part begins at column or row ``at``."""
+    """Split a partition in two; the second part begins at column or row ``at``."""
 
     partition_id: int
     vertical: bool
@@ -43,7 +42,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Make one partition of several that have the same owners and form a rectangle."""
+    """Merge partitions that have the same owners and form a rectangle."""
 
     partition_ids: tuple[int, ...]
     new_id: int
@@ -52,9 +51,9 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Lay out all partitions anew; stands alone.
+    """Replace all partitions; must be the only change.
 
-    A partition that keeps its id keeps its rectangle. Every other has a new id and carries its
+    A partition that keeps its id keeps its rectangle. Every other partition has a new id and its
     direct parents: the old partitions that it overlaps.
     """
 
@@ -66,7 +65,7 @@ Change = Move | Split | Merge | Replan
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """Changes to make, in order, and why."""
+    """Changes to apply, in order, and the reason."""
 
     changes: tuple[Change, ...]
     reason: str
@@ -74,7 +73,7 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Leave the plan as it is, and why."""
+    """Keep the plan, and the reason."""
 
     reason: str
 
@@ -83,14 +82,14 @@ Decision = Rebalance | NoChange
 
 
 def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
-    """Make the plan of the next epoch.
+    """Compute the plan of the next epoch.
 
     Raises
     ------
     ValueError
-        If a change makes no sense in this plan: an id that is unknown or was used before, a cut
-        outside the partition, a union that is no rectangle, a machine that does not exist, or a
-        layout that does not give every cell to exactly one partition.
+        If a change does not fit this plan: an id that is unknown or was used before, a cut outside
+        the partition, a union that is not a rectangle, a machine that does not exist, or
+        partitions that do not cover every cell exactly once.
 
     Examples
     --------
@@ -104,16 +103,16 @@ def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
     if any(isinstance(change, Replan) for change in changes):
         (only, *others) = changes
         if others or not isinstance(only, Replan):
-            raise ValueError("a new layout stands alone")
-        return _laid_out(plan, only)
-    work = _Workbench(plan)
+            raise ValueError("a replan must stand alone")
+        return _replanned(plan, only)
+    builder = _PlanBuilder(plan)
     for change in changes:
-        work.apply(change)
-    return work.finished()
+        builder.apply(change)
+    return builder.finished()
 
 
-class _Workbench:
-    """A plan while changes are made to it."""
+class _PlanBuilder:
+    """A plan while changes are applied to it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -123,7 +122,7 @@ class _Workbench:
         self._given: set[int] = set()
 
     def apply(self, change: Change) -> None:
-        """Make one change."""
+        """Apply one change."""
         if isinstance(change, Move):
             _check_machines(change.machines, self._plan.machines)
             p = self._known(change.partition_id)
@@ -134,7 +133,7 @@ class _Workbench:
             self._merge(change)
 
     def finished(self) -> Plan:
-        """Close the list; grandparents that a later cut left outside are dropped."""
+        """Return the plan; parents that a later cut excludes are dropped."""
         partitions = tuple(
             p if p.partition_id in self._before else self._narrowed(p) for p in self._now.values()
         )
@@ -165,7 +164,7 @@ class _Workbench:
     def _merge(self, change: Merge) -> None:
         _check_machines(change.machines, self._plan.machines)
         if len(change.partition_ids) < 2 or _repeats(change.partition_ids):
-            raise ValueError(f"merging takes two or more partitions, not {change.partition_ids}")
+            raise ValueError(f"a merge needs two or more partitions, not {change.partition_ids}")
         parts = [self._known(number) for number in change.partition_ids]
         if len({frozenset(p.machines) for p in parts}) > 1:
             raise ValueError(f"partitions {change.partition_ids} have different owners")
@@ -179,7 +178,7 @@ class _Workbench:
             self._as_parents(parts),
         )
         if union.cells != sum(p.cells for p in parts):
-            raise ValueError(f"partitions {change.partition_ids} form no rectangle")
+            raise ValueError(f"partitions {change.partition_ids} do not form a rectangle")
         for number in change.partition_ids:
             del self._now[number]
         self._add(union)
@@ -209,12 +208,12 @@ class _Workbench:
         return replace(p, parents=kept)
 
 
-def _laid_out(plan: Plan, layout: Replan) -> Plan:
+def _replanned(plan: Plan, replan: Replan) -> Plan:
     before = {p.partition_id: p for p in plan.partitions}
-    ids = [p.partition_id for p in layout.partitions]
+    ids = [p.partition_id for p in replan.partitions]
     if _repeats(ids):
-        raise ValueError("a partition id twice")
-    for p in layout.partitions:
+        raise ValueError("a partition id occurs twice")
+    for p in replan.partitions:
         _check_machines(p.machines, plan.machines)
         old = before.get(p.partition_id)
         if old is not None:
@@ -224,17 +223,17 @@ def _laid_out(plan: Plan, layout: Replan) -> Plan:
             raise ValueError(f"partition id {p.partition_id} was used before")
         else:
             _check_parents(p, before)
-    _check_cover(plan, layout.partitions)
+    _check_cover(plan, replan.partitions)
     return replace(
         plan,
         epoch=plan.epoch + 1,
-        partitions=layout.partitions,
+        partitions=replan.partitions,
         next_id=max(plan.next_id, *(number + 1 for number in ids)),
     )
 
 
 def _check_parents(p: Partition, before: dict[int, Partition]) -> None:
-    """All parents overlap, and leave no cell to a partition that is not named."""
+    """Check that all parents overlap the partition and together cover it."""
     if _repeats(p.parents) or not all(number in before for number in p.parents):
         raise ValueError(f"partition {p.partition_id} has unknown parents {p.parents}")
     areas = [overlap_cells(before[number], p) for number in p.parents]
@@ -243,14 +242,14 @@ def _check_parents(p: Partition, before: dict[int, Partition]) -> None:
 
 
 def _check_cover(plan: Plan, partitions: Sequence[Partition]) -> None:
-    """Invariant 1 of a whole layout: mark the corners, sum up twice, find one everywhere."""
+    """Check invariant 1 with prefix sums over the corners: every cell is covered once."""
     fields = ("column0", "row0", "column1", "row1")
     flat = [[getattr(p, name) for name in fields] for p in partitions]
     column0, row0, column1, row1 = np.asarray(flat, np.int64).reshape(-1, 4).T
     fits = bool(np.all((column0 >= 0) & (column0 < column1) & (column1 <= plan.columns)))
     fits = fits and bool(np.all((row0 >= 0) & (row0 < row1) & (row1 <= plan.rows)))
     if not fits:
-        raise ValueError("a partition beyond the grid, or without a cell")
+        raise ValueError("a partition is outside the grid or has no cell")
     marks = np.zeros((plan.rows + 1, plan.columns + 1), np.int32)
     for row, column, sign in (
         (row0, column0, 1),
@@ -261,7 +260,7 @@ def _check_cover(plan: Plan, partitions: Sequence[Partition]) -> None:
         np.add.at(marks, (row, column), sign)
     marks.cumsum(0, out=marks).cumsum(1, out=marks)
     if not bool(np.all(marks[:-1, :-1] == 1)):
-        raise ValueError("a cell with no partition, or with two")
+        raise ValueError("a cell is in no partition or in two")
 
 
 def _check_machines(machines: tuple[int, ...], count: int) -> None:
@@ -281,11 +280,11 @@ def overlap_cells(first: Partition, second: Partition) -> int:
 
 
 def arrivals(before: Plan, after: Plan) -> dict[int, tuple[int, ...]]:
-    """Which partitions' queries each machine must load when the plan changes.
+    """Return the partitions whose queries each machine must load when the plan changes.
 
-    A machine knows the queries of all cells that it held before. So it loads a partition only if
-    some cell of it was not among them: not after a merge of its own partitions, nor for the part
-    of a split that it keeps.
+    A machine has the queries of all cells it owned before. So it loads a partition only if it did
+    not own all its cells: not after a merge of its own partitions, nor for the part of a split
+    that it keeps.
 
     Examples
     --------
@@ -311,7 +310,7 @@ def arrivals(before: Plan, after: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    """Plain data for the state directory.
+    """Return JSON data for the state directory.
 
     Examples
     --------
@@ -340,40 +339,4 @@ def change_to_json(change: Change) -> dict[str, Any]:
             "new_id": change.new_id,
             "machines": list(change.machines),
         }
-    return {
-        "kind": "replan",
-        "partitions": [
-            [
-                p.partition_id,
-                p.column0,
-                p.row0,
-                p.column1,
-                p.row1,
-                list(p.machines),
-                list(p.parents),
-            ]
-            for p in change.partitions
-        ],
-    }
-
-
-def change_from_json(data: dict[str, Any]) -> Change:
-    """Inverse of :func:`change_to_json`."""
-    kind = data["kind"]
-    if kind == "move":
-        return Move(data["partition_id"], tuple(data["machines"]))
-    if kind == "split":
-        first, second = (tuple(machines) for machines in data["machines"])
-        first_id, second_id = data["ids"]
-        cut = (data["partition_id"], data["vertical"], data["at"])
-        return Split(*cut, first_id, second_id, first, second)
-    if kind == "merge":
-        return Merge(tuple(data["partition_ids"]), data["new_id"], tuple(data["machines"]))
-    if kind == "replan":
-        return Replan(
-            tuple(
-                Partition(number, column0, row0, column1, row1, tuple(machines), tuple(parents))
-                for number, column0, row0, column1, row1, machines, parents in data["partitions"]
-            )
-        )
-    raise ValueError(f"no such kind of change: {kind}")
+    return {"kind": "replan", "partitions": [p.to_json() for p in change.partitions]}

@@ -1,19 +1,18 @@
-"""When to rebalance: the five stages of SWARM, as an immutable value.
+"""Decision mechanism of SWARM: five stages, as an immutable value.
 
-The coordinator keeps to its last decision, "rebalance" or "do nothing", while throughput rises,
-and drops it only when throughput has failed to rise more often than not. A pointer over five
-stages counts: right after a better round, left after any other, never past the right end. The
-leftmost stage flips the decision and puts the pointer back in the middle. So is the decision
-flipped when it was the same for ``beta`` rounds, or a load that goes up and down in turn would
-keep it forever.
+The coordinator repeats its last decision, "rebalance" or "do nothing", while throughput rises, and
+drops it when throughput has failed to rise more often than not. A pointer moves over five stages:
+right after a better round, left after any other, never past the right end. The leftmost stage flips
+the decision and resets the pointer to the middle. The decision is also flipped after ``beta``
+rounds, because an oscillating load would otherwise never change it.
 
-Throughput must be a *rate* here, objects per busy second of the slowest machine: with
-micro-batches a source that sends less would otherwise look like a plan that got worse.
+Throughput is a *rate*, objects per busy second of the slowest machine: with micro-batches, a source
+that sends less would otherwise look like a worse plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 FLIP = 0
@@ -24,7 +23,7 @@ BETA = 20
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The pointer, the decision in force, for how many rounds it has been, and the last rate."""
+    """Pointer, current decision, number of rounds it has been repeated, and last rate."""
 
     pointer: int = START
     rebalance: bool = False
@@ -32,9 +31,9 @@ class Stages:
     rate: float | None = None
 
     def after(self, rate: float, beta: int = BETA) -> Stages:
-        """Take one more round's rate into account; ``rebalance`` then is what to do now.
+        """Return the stages after a round; ``rebalance`` is the decision for this round.
 
-        The first rate has none to be compared with: it moves no pointer.
+        The first rate does not move the pointer.
 
         Examples
         --------
@@ -52,15 +51,10 @@ class Stages:
         return Stages(pointer, self.rebalance, self.repeats + 1, rate)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
-        return {
-            "pointer": self.pointer,
-            "rebalance": self.rebalance,
-            "repeats": self.repeats,
-            "rate": self.rate,
-        }
+        """Return JSON data for the state directory."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stages:
-        """Inverse of :meth:`to_json`."""
-        return cls(data["pointer"], data["rebalance"], data["repeats"], data["rate"])
+        """Invert :meth:`to_json`."""
+        return cls(**data)

@@ -1,28 +1,27 @@
-"""Which partition a cell belongs to, and which partitions a query overlaps.
+"""Global index: the partition of a cell, and the partitions that a query overlaps.
 
-A table with one number a cell answers the first at once. For the second, visiting every cell of
-the query would do, but partitions are much larger than cells, so the search steps from border to
-border.
+A table with one number per cell gives the first in constant time. For the second, partitions are
+much larger than cells, so the search steps from border to border instead of visiting every cell.
 
-The papers' ``queryOverlap`` does that too, but not safely. From a visited cell it looks only
-right of the partition in the same row and below it in the same column, and it stops at any
-partition it has seen, although it may have seen it from a cell in another row. The smallest
-layout with a miss is three columns by two rows, where the middle column is one partition::
+The papers' ``queryOverlap`` does so, too, but is incorrect. From a visited cell it continues only
+right of the partition in the same row and below it in the same column, and it stops at any visited
+partition, even if it visited it from a cell in another row. The smallest plan with a miss is three
+columns by two rows, where the middle column is one partition::
 
     A B C
     D B E
 
-From A the cells of B (right) and D (below) are put on the stack. D is taken first and leads to B
-in the *second* row, which leads to E. When B is taken from the first row it has been seen, so C
-is never reached. A queue in place of the stack only moves the fault to other layouts. About a
-third of all divisions of a 4 x 4 grid into rectangles have some query with a miss, nearly all of
-them made by splits alone.
+From A, the cells of B (right) and D (below) are pushed on the stack. D is popped first and leads to
+B in the *second* row, which leads to E. When B is popped for the first row it counts as visited, so
+C is never reached. A queue instead of the stack moves the error to other plans. About a third of
+all divisions of a 4 x 4 grid into rectangles have a query with a miss, nearly all of them made by
+splits alone.
 
-The search here goes by *corners*. Clipped to the query, every partition has one first corner,
-and the cell left of that corner belongs to exactly one partition (or lies outside the query). So
-it walks once down the query's left side, and down the right border of each partition it finds,
-stepping over whole partitions; whatever has its first corner there is new. Each partition is
-found exactly once, from the left, so nothing needs to be remembered as seen.
+The search here uses *corners*. Clipped to the query, every partition has one first corner, and the
+cell left of that corner belongs to exactly one partition (or lies outside the query). So the search
+walks once down the query's left side, and down the right border of each partition it finds,
+stepping over whole partitions; a partition whose first corner is there is new. Each partition is
+found exactly once, from the left, so no set of visited partitions is needed.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ Ints = NDArray[np.int32]
 
 
 class GlobalIndex:
-    """A plan with its cells unrolled.
-
-    Immutable: :meth:`updated` makes another one, so that routing can go on with the old.
+    """A plan with a table of its cells; immutable, see :meth:`updated`.
 
     Examples
     --------
@@ -64,7 +61,7 @@ class GlobalIndex:
         self._number_partitions()
 
     def _number_partitions(self) -> None:
-        """Borders and plan number of each slot; slots outlive a partition's place in the plan."""
+        """Compute borders and plan index of each slot; a slot is stable while plans change."""
         self._borders = np.zeros((max(self._slots.values()) + 1, 4), np.int32)
         self._numbers = np.zeros(self._borders.shape[0], np.int32)
         slots = [self._slots[p.partition_id] for p in self.plan.partitions]
@@ -73,16 +70,16 @@ class GlobalIndex:
         self._numbers[slots] = np.arange(len(slots))
 
     def partition_at(self, column: int, row: int) -> Partition:
-        """Partition of a cell, by one look-up."""
+        """Return the partition of a cell."""
         return self.plan.partitions[int(self._numbers[self._table[row, column]])]
 
     def query_overlap(self, column0: int, row0: int, column1: int, row1: int) -> list[Partition]:
-        """Partitions that an inclusive range of cells overlaps, each once."""
+        """Return the partitions that an inclusive range of cells overlaps, each once."""
         ranges = np.array([[column0, row0, column1, row1]], np.int32)
         return [self.plan.partitions[number] for number in self.overlaps_many(ranges)[1]]
 
     def overlaps_many(self, ranges: Ints) -> tuple[Ints, Ints]:
-        """Pairs of query and partition, for many inclusive ranges of cells at once.
+        """Return pairs of query and partition for many inclusive ranges of cells.
 
         Parameters
         ----------
@@ -92,17 +89,17 @@ class GlobalIndex:
         Returns
         -------
         tuple
-            Positions in ``ranges``, ascending, and positions in ``plan.partitions``.
+            Indices into ``ranges``, ascending, and into ``plan.partitions``.
         """
         plan = self.plan
         inside = (ranges[:, :2] >= 0) & (ranges[:, :2] <= ranges[:, 2:])
         inside &= ranges[:, 2:] < (plan.columns, plan.rows)
-        assert bool(inside.all()), "a range of cells beyond the grid"
+        assert bool(inside.all()), "a range of cells is outside the grid"
         queries, slots = _overlaps(self._table, self._borders, ranges)
         return queries, self._numbers[slots]
 
     def updated(self, changes: Sequence[Change]) -> GlobalIndex:
-        """Index of the next plan; only cells whose partition changed are written.
+        """Return the index of the next plan; only cells whose partition changed are written.
 
         Raises
         ------
@@ -135,8 +132,8 @@ def _overlaps(
     size = 0
     for query in range(ranges.shape[0]):
         column0, row0, column1, row1 = ranges[query]
-        # What was found for this query is also the list of what to go on from: `walked` of it
-        # is done, and one before the first stands for the query's own left side.
+        # The partitions found for this query are also the work list: `walked` of them are done;
+        # the index before the first stands for the query's own left side.
         begin, walked = size, size - 1
         while walked < size:
             column, row, bottom = column0, row0, row1

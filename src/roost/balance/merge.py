@@ -1,11 +1,10 @@
-"""Fewer partitions: what one machine holds and what forms a rectangle becomes one.
+"""Merging of adjacent partitions of one machine that form a rectangle.
 
-Splits and moves leave a machine with neighbours that it gains nothing by keeping apart. Pairs
-with a whole side in common are found by their corners; that is nearly always all. Five
-partitions around a centre form a rectangle although no two of them do, so that is looked for as
-well, among what the pairs have left.
+Splits and moves leave a machine with adjacent partitions that need not be separate. Pairs with a
+common side are found by their corners; these are nearly all cases. Five partitions around a centre
+form a rectangle although no two of them do, so such groups are searched among the rest.
 
-Partitions with several machines are left alone: they were made on purpose.
+Partitions with several machines are not merged: they relieve hot cells.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import numpy as np
 from roost.balance.changes import Merge
 from roost.balance.plan import Plan
 
-# The fewest rectangles that form one although no two of them do.
+# The minimum number of rectangles that form one although no two of them do.
 _PINWHEEL = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """A rectangle and the partitions that it is made of."""
+class _Rectangle:
+    """A rectangle and the partitions that form it."""
 
     column0: int
     row0: int
@@ -38,9 +37,9 @@ class _Block:
 
 
 def adjacent_merges(plan: Plan) -> tuple[Merge, ...]:
-    """Merge until no partitions of one machine form a rectangle any more.
+    """Return the merges after which no partitions of one machine form a rectangle.
 
-    Each partition is in one merge at most, however many neighbours are joined.
+    Each partition is in at most one merge.
 
     Examples
     --------
@@ -49,26 +48,26 @@ def adjacent_merges(plan: Plan) -> tuple[Merge, ...]:
     >>> adjacent_merges(Plan(0, 4, 3, 2, halves, 2))
     (Merge(partition_ids=(0, 1), new_id=2, machines=(1,)),)
     """
-    held: dict[int, list[_Block]] = {}
+    held: dict[int, list[_Rectangle]] = {}
     for p in sorted(plan.partitions, key=lambda p: p.partition_id):
         if len(p.machines) == 1:
-            block = _Block(p.column0, p.row0, p.column1, p.row1, (p.partition_id,))
-            held.setdefault(p.machines[0], []).append(block)
+            rectangle = _Rectangle(p.column0, p.row0, p.column1, p.row1, (p.partition_id,))
+            held.setdefault(p.machines[0], []).append(rectangle)
     merges: list[Merge] = []
     for machine in sorted(held):
-        blocks = _join_pairs(held[machine])
-        if len(blocks) >= _PINWHEEL:
-            blocks = _join_groups(blocks)
-        for block in blocks:
-            if len(block.ids) > 1:
+        rectangles = _join_pairs(held[machine])
+        if len(rectangles) >= _PINWHEEL:
+            rectangles = _join_groups(rectangles)
+        for rectangle in rectangles:
+            if len(rectangle.ids) > 1:
                 new_id = plan.next_id + len(merges)
-                merges.append(Merge(tuple(sorted(block.ids)), new_id, (machine,)))
+                merges.append(Merge(tuple(sorted(rectangle.ids)), new_id, (machine,)))
     return tuple(merges)
 
 
-def _union(blocks: Iterable[_Block]) -> _Block:
-    parts = list(blocks)
-    return _Block(
+def _union(rectangles: Iterable[_Rectangle]) -> _Rectangle:
+    parts = list(rectangles)
+    return _Rectangle(
         min(b.column0 for b in parts),
         min(b.row0 for b in parts),
         max(b.column1 for b in parts),
@@ -77,9 +76,9 @@ def _union(blocks: Iterable[_Block]) -> _Block:
     )
 
 
-def _join_pairs(blocks: list[_Block]) -> list[_Block]:
-    """Join blocks with a whole side in common, each found by the corner it begins at."""
-    found = {(b.column0, b.row0): b for b in blocks}
+def _join_pairs(rectangles: list[_Rectangle]) -> list[_Rectangle]:
+    """Join rectangles with a common side, found by their first corners."""
+    found = {(b.column0, b.row0): b for b in rectangles}
     joined = True
     while joined:
         joined = False
@@ -101,24 +100,24 @@ def _join_pairs(blocks: list[_Block]) -> list[_Block]:
     return [found[corner] for corner in sorted(found)]
 
 
-def _join_groups(blocks: list[_Block]) -> list[_Block]:
-    """Join any set that fills a rectangle: from one block's first corner to another's last."""
+def _join_groups(rectangles: list[_Rectangle]) -> list[_Rectangle]:
+    """Join any set that fills a rectangle."""
     while True:
-        group = _filled(blocks)
+        group = _filled(rectangles)
         if not group:
-            return blocks
-        rest = [b for number, b in enumerate(blocks) if number not in group]
-        blocks = [*rest, _union(blocks[number] for number in sorted(group))]
+            return rectangles
+        rest = [b for number, b in enumerate(rectangles) if number not in group]
+        rectangles = [*rest, _union(rectangles[number] for number in sorted(group))]
 
 
-def _filled(blocks: list[_Block]) -> set[int]:
-    """Find the largest set of blocks that fills a rectangle; empty if there is none."""
-    sides = np.array([[b.column0, b.row0, b.column1, b.row1] for b in blocks], np.int64)
-    cells = np.array([b.cells for b in blocks], np.int64)
+def _filled(rectangles: list[_Rectangle]) -> set[int]:
+    """Return the largest set of rectangles that fills a rectangle; empty if there is none."""
+    sides = np.array([[b.column0, b.row0, b.column1, b.row1] for b in rectangles], np.int64)
+    cells = np.array([b.cells for b in rectangles], np.int64)
     column0, row0, column1, row1 = sides.T
     best: set[int] = set()
-    for b in blocks:
-        # inside[i, j]: block j lies between b's first corner and block i's last.
+    for b in rectangles:
+        # inside[i, j]: rectangle j lies between b's first and rectangle i's last corner.
         after = (column0 >= b.column0) & (row0 >= b.row0)
         inside = after & (column1 <= column1[:, None]) & (row1 <= row1[:, None])
         area = (column1 - b.column0) * (row1 - b.row0)

@@ -1,13 +1,12 @@
-"""A plan: every cell in one partition, every partition with a machine, as an immutable value.
+"""Plan: assigns every cell to one partition and every partition to machines; immutable.
 
-A partition may have several machines. Each of them then knows all its queries and each point of
-it is dealt to exactly one of them: that is how a hot cell is relieved that no split can relieve,
-and, with one partition for the whole space, it is replication.
+A partition may have several machines. Each of them then has all its queries, and each of its points
+goes to exactly one of them. This relieves a hot cell that no split can relieve; with one partition
+for the whole space, it is replication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from roost.errors import ConfigError
 
 MACHINES_MAX = 1 << 15
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A rectangle of cells ``[column0, column1) x [row0, row1)``.
 
-    ``parents`` are the partitions that it was made from, whose stored data it may still need.
+    ``parents`` are the partitions it was derived from, whose stored points it may still need.
     """
 
     partition_id: int
@@ -39,13 +39,18 @@ class Partition:
         """Area in cells."""
         return (self.column1 - self.column0) * (self.row1 - self.row0)
 
+    def to_json(self) -> list[Any]:
+        """Return JSON data for the state directory."""
+        bounds = [self.column0, self.row0, self.column1, self.row1]
+        return [self.partition_id, *bounds, list(self.machines), list(self.parents)]
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Immutable: cell to partition to machine(s), with an epoch number.
+    """Assignment of cells to partitions to machines, with an epoch number.
 
-    ``next_id`` is above every partition id that was ever used in the state directory, so that a
-    new partition is never taken for an old one.
+    ``next_id`` is greater than every partition id ever used in the state directory, so ids are
+    never reused.
     """
 
     epoch: int
@@ -56,74 +61,56 @@ class Plan:
     next_id: int
 
     def __post_init__(self) -> None:
-        """Refuse machine counts that cannot be routed to."""
+        """Validate the number of machines."""
         if not 1 <= self.machines <= MACHINES_MAX:
             takes = f"a number from 1 to {MACHINES_MAX}"
             raise ConfigError("engine.machines", self.machines, takes)
 
     def check_invariants(self) -> None:
-        """Invariant 1: every cell in exactly one partition, every partition with a machine."""
+        """Check invariant 1: every cell is in one partition, every partition has a machine."""
         covered = np.zeros((self.rows, self.columns), np.int32)
         for p in self.partitions:
             assert p.machines, f"partition {p.partition_id} has no machine"
-            assert len(set(p.machines)) == len(p.machines), "a machine twice in one partition"
-            assert all(0 <= m < self.machines for m in p.machines), "an unknown machine"
-            assert 0 <= p.column0 < p.column1 <= self.columns, "columns beyond the grid"
-            assert 0 <= p.row0 < p.row1 <= self.rows, "rows beyond the grid"
+            assert len(set(p.machines)) == len(p.machines), "a partition names a machine twice"
+            assert all(0 <= m < self.machines for m in p.machines), "a machine is unknown"
+            assert 0 <= p.column0 < p.column1 <= self.columns, "columns are outside the grid"
+            assert 0 <= p.row0 < p.row1 <= self.rows, "rows are outside the grid"
             covered[p.row0 : p.row1, p.column0 : p.column1] += 1
-        assert bool(np.all(covered == 1)), "a cell with no partition, or with two"
+        assert bool(np.all(covered == 1)), "a cell is in no partition or in two"
         ids = [p.partition_id for p in self.partitions]
-        assert len(set(ids)) == len(ids), "a partition id twice"
-        assert max(ids) < self.next_id, "a partition id that may be given out again"
+        assert len(set(ids)) == len(ids), "a partition id occurs twice"
+        assert max(ids) < self.next_id, "a partition id could be reused"
 
     @property
     def fully_replicated(self) -> bool:
-        """Whether any machine may take any point, so that points need not move at all."""
+        """Whether any machine may process any point, so that no shuffle is needed."""
         return all(len(p.machines) == self.machines for p in self.partitions)
 
     def of_machine(self, machine: int) -> tuple[Partition, ...]:
-        """Partitions that a machine has a part in."""
+        """Return the partitions of a machine, including shared ones."""
         return tuple(p for p in self.partitions if machine in p.machines)
 
     def renumbered(self, epoch: int, first_id: int) -> Plan:
-        """Return the same layout under another epoch, with partition ids from a number up."""
+        """Return the same plan with another epoch and partition ids from ``first_id`` up."""
         partitions = tuple(
             replace(p, partition_id=p.partition_id + first_id, parents=()) for p in self.partitions
         )
         return replace(self, epoch=epoch, partitions=partitions, next_id=self.next_id + first_id)
 
-    def overlapping(self, column0: int, row0: int, column1: int, row1: int) -> Iterator[Partition]:
-        """Partitions that a closed range of cells touches."""
-        for p in self.partitions:
-            wide = p.column0 <= column1 and column0 < p.column1
-            if wide and p.row0 <= row1 and row0 < p.row1:
-                yield p
-
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
+        """Return JSON data for the state directory."""
         return {
             "epoch": self.epoch,
             "columns": self.columns,
             "rows": self.rows,
             "machines": self.machines,
             "next_id": self.next_id,
-            "partitions": [
-                [
-                    p.partition_id,
-                    p.column0,
-                    p.row0,
-                    p.column1,
-                    p.row1,
-                    list(p.machines),
-                    list(p.parents),
-                ]
-                for p in self.partitions
-            ],
+            "partitions": [p.to_json() for p in self.partitions],
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         partitions = tuple(
             Partition(number, column0, row0, column1, row1, tuple(machines), tuple(parents))
             for number, column0, row0, column1, row1, machines, parents in data["partitions"]
@@ -133,7 +120,7 @@ class Plan:
 
 
 class Router:
-    """A plan unrolled for routing: two array look-ups a point."""
+    """Routes points by a plan, with two array look-ups per point."""
 
     def __init__(self, plan: Plan) -> None:
         table = np.zeros((plan.rows, plan.columns), np.int32)
@@ -147,18 +134,26 @@ class Router:
             owners.extend(p.machines)
         self._partition = table.reshape(-1)
         self._starts = np.asarray(starts, np.int32)
-        self._counts = np.asarray(counts, np.int32)
+        self._counts = np.asarray(counts, np.uint64)
+        self._shared = max(counts) > 1
         self._owners = np.asarray(owners, np.int32)
 
     def places_of(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Place of each cell's partition in the plan."""
+        """Return the index in the plan of each cell's partition."""
         places: NDArray[np.int32] = self._partition[cells]
         return places
 
-    def machines_of(self, cells: NDArray[np.int32], first: int = 0) -> NDArray[np.int32]:
-        """Machine of each point by its cell; shared partitions deal points out in turn."""
+    def machines_of(self, cells: NDArray[np.int32], keys: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Machine of each point by its cell; a shared partition deals points out by their keys.
+
+        A point's machine depends on the point alone, not on its place in a block: blocks may come
+        in another order when a task runs again.
+        """
         partition = self.places_of(cells)
-        counts = self._counts[partition]
-        turn = (np.arange(first, first + cells.size) % counts).astype(np.int32)
-        machines: NDArray[np.int32] = self._owners[self._starts[partition] + turn]
+        places = self._starts[partition]
+        if self._shared:
+            # Identifiers are often multiples of some number; the product spreads their high bits.
+            mixed = (keys * _SPREAD) >> np.uint64(32)
+            places = places + (mixed % self._counts[partition]).astype(np.int32)
+        machines: NDArray[np.int32] = self._owners[places]
         return machines

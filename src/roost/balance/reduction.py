@@ -1,21 +1,20 @@
-"""How a machine sheds load: whole partitions that fit, or a part of one.
+"""Load reduction: which partitions, or which part of one, a machine sheds.
 
-Both searches want two machines to cost the same afterwards. Whole partitions come first, for they
-move as they are: a subset sum, solved greedily from the largest down. Where no subset does, one
-partition is cut.
+Both searches try to equalise the cost of two machines. Whole partitions are preferred, because they
+move unchanged: a subset sum, solved greedily from the largest down. If no subset fits, one
+partition is split.
 
-Along an axis the cost of the part that moves grows with the cut, and what stays behind shrinks,
-so the place where the two machines meet is found by binary search: once for each axis and each
-of the two sides that might move. Statistics in which queries ended in the last round may break
-that order (fewer objects are received in more rows); then the cut that is found can be off, never
-the cost that it is judged by.
+Along an axis, the cost of the part that moves grows with the cut and the rest shrinks, so the cut
+that equalises the machines is found by binary search: once for each axis and each side that may
+move. Queries terminated in the last round may break that order (more rows may have received fewer
+objects); then the search may miss the best cut, but the cost of the cut it finds is exact.
 
-The papers take the cut with the smallest difference between the machines. That passes over a
-better cut: costs are products, so a cut that parts queries well may leave both machines cheaper,
-though not alike. Here the cut with the lowest *higher* cost wins; equal ones by difference.
+The papers choose the cut with the smallest difference between the machines. That misses better
+cuts: costs are products, so a cut that separates queries well may leave both machines cheaper, but
+not equal. Here the cut with the lowest *higher* cost wins; ties are broken by difference.
 
-A cost is ``(N * Q * R) ** power / R(S)``. The papers' is with a power of one; ``swarm.py`` says why
-there is another.
+A cost is ``(N * Q * R) ** power / R(S)``. The power is one in the papers; see ``swarm.py`` for the
+other.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PAPER_POWER = 1.0
 
 
 def cost_of(trio: Trio, received_total: float, power: float = PAPER_POWER) -> float:
-    """Cost of a partition, or of a part of one."""
+    """Return the cost of a partition, or of a part of one."""
     cost: float = trio.numerator**power / received_total
     return cost
 
@@ -37,7 +36,7 @@ def cost_of(trio: Trio, received_total: float, power: float = PAPER_POWER) -> fl
 def best_subset(costs: Mapping[int, float], limit: float) -> list[int]:
     """Choose partitions that cost at most ``limit`` together, the costliest first.
 
-    Partitions that cost nothing are never chosen: moving them gains nothing.
+    Partitions without cost are never chosen.
 
     Examples
     --------
@@ -57,7 +56,7 @@ def best_subset(costs: Mapping[int, float], limit: float) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SplitChoice:
-    """A cut, which side of it moves, and what both machines cost afterwards."""
+    """A cut, the side that moves, and the cost of both machines afterwards."""
 
     vertical: bool
     at: int
@@ -67,21 +66,21 @@ class SplitChoice:
 
     @property
     def higher(self) -> float:
-        """What the costlier machine of the two costs."""
+        """Cost of the costlier machine."""
         return max(self.cost_high, self.cost_low)
 
     @property
     def difference(self) -> float:
-        """By how much the machines differ."""
+        """Difference between the machines' costs."""
         return abs(self.cost_high - self.cost_low)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Every cut of one partition along one axis, with one side moved; costs are looked up."""
+    """Every cut of one partition along one axis, with one side moved."""
 
     stats: PartitionStats
-    rest: float  # what the machine with the higher cost has beside this partition
+    rest: float  # cost of the other partitions of the costlier machine
     low: float
     received_total: float
     power: float
@@ -90,13 +89,13 @@ class _Cuts:
 
     @property
     def lines(self) -> range:
-        """Where the second part may begin."""
+        """Columns or rows where the second part may begin."""
         s = self.stats
         start, stop = (s.column0, s.column1) if self.vertical else (s.row0, s.row1)
         return range(start + 1, stop)
 
     def at(self, line: int) -> SplitChoice:
-        """Costs with the second part beginning at ``line``."""
+        """Return the costs if the second part begins at ``line``."""
         first, second = self.stats.split(self.vertical, line)
         moved, kept = (first, second) if self.move_first else (second, first)
         return SplitChoice(
@@ -108,7 +107,7 @@ class _Cuts:
         )
 
     def by_search(self) -> Iterable[SplitChoice]:
-        """Cuts on both sides of where the machines would cost the same."""
+        """Return the cuts on both sides of the point where the machines cost the same."""
         lines = self.lines if self.move_first else self.lines[::-1]
         low, high = 0, len(lines)
         while low < high:
@@ -119,10 +118,6 @@ class _Cuts:
             else:
                 high = middle
         return [self.at(line) for line in lines[max(low - 1, 0) : low + 1]]
-
-    def all(self) -> Iterable[SplitChoice]:
-        """Every cut there is."""
-        return map(self.at, self.lines)
 
 
 def best_split(
@@ -137,51 +132,32 @@ def best_split(
     Parameters
     ----------
     stats
-        Of the partition to cut.
+        Statistics of the partition to cut.
     cost_high, cost_low
-        What the machine that has it and the machine that is to get a part of it cost now.
+        Present cost of the machine that owns it and of the machine that receives a part.
     received_total
-        R(S), by which a numerator is divided.
+        R(S), the divisor of costs.
     power
-        Of the numerator.
+        Exponent of the numerator.
 
     Returns
     -------
     SplitChoice or None
-        None where the partition is a single cell, or no cut found lowers the higher cost.
+        None if the partition is a single cell, or no cut found lowers the higher cost. Ties are
+        broken by difference, then columns before rows, then the lower line.
     """
-    sides = _sides(stats, cost_high, cost_low, received_total, power)
-    return _best([choice for cuts in sides for choice in cuts.by_search()], cost_high)
-
-
-def exhaustive_split(
-    stats: PartitionStats,
-    cost_high: float,
-    cost_low: float,
-    received_total: float,
-    power: float = PAPER_POWER,
-) -> SplitChoice | None:
-    """Find the best cut by trying every one: what :func:`best_split` is measured against."""
-    sides = _sides(stats, cost_high, cost_low, received_total, power)
-    return _best([choice for cuts in sides for choice in cuts.all()], cost_high)
-
-
-def _sides(
-    stats: PartitionStats, cost_high: float, cost_low: float, received_total: float, power: float
-) -> list[_Cuts]:
     rest = cost_high - cost_of(stats.total(), received_total, power)
-    return [
-        _Cuts(stats, rest, cost_low, received_total, power, vertical, move_first)
+    choices = [
+        choice
         for vertical in (True, False)
         for move_first in (True, False)
+        for choice in _Cuts(
+            stats, rest, cost_low, received_total, power, vertical, move_first
+        ).by_search()
+        if choice.higher < cost_high
     ]
-
-
-def _best(choices: list[SplitChoice], cost_high: float) -> SplitChoice | None:
-    """Lowest higher cost; ties by difference, then columns before rows, then the lower line."""
-    better = [choice for choice in choices if choice.higher < cost_high]
-    if not better:
-        return None
     return min(
-        better, key=lambda c: (c.higher, c.difference, not c.vertical, c.at, not c.move_first)
+        choices,
+        key=lambda c: (c.higher, c.difference, not c.vertical, c.at, not c.move_first),
+        default=None,
     )

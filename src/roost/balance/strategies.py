@@ -1,49 +1,34 @@
-"""Strategies, and the first plan of each.
+"""Balancing strategies and their initial plans.
 
-Three place work once and for all. ``replicated``: every machine has every query, points are dealt
-out in turn. ``uniform``: the largest partition by area is halved across its longer side until there
-is one a machine.
-``history``: the costliest partition of a sample is split where the two parts cost most alike.
+Three strategies are static. ``replicated``: every machine has every query, and points alternate
+between machines. ``uniform``: the largest partition by area is halved across its longer side until
+there is one per machine. ``history``: the costliest partition of a sample is split where the costs
+of the parts differ least.
 
-Two go on from there while the stream runs: ``swarm`` from the uniform plan, as in the paper;
-``global`` from a sample where there is one.
+Two strategies adapt the plan while the stream runs: ``swarm`` starts from the uniform plan, as in
+the paper; ``global`` from a sample, if there is one.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance.plan import Partition, Plan
 from roost.errors import ConfigError
-from roost.space import Grid
+from roost.model.choices import Strategy
+from roost.model.space import Grid
 from roost.workload import overlap_counts, query_ranges
 
 
-class Strategy(StrEnum):
-    """Names of the strategies."""
-
-    REPLICATED = "replicated"
-    UNIFORM = "uniform"
-    HISTORY = "history"
-    SWARM = "swarm"
-    GLOBAL = "global"
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether plans change while the stream runs."""
-        return self in (Strategy.SWARM, Strategy.GLOBAL)
-
-
 def default_strategy(master: str) -> Strategy:
-    """Strategy for a run that names none, by where Spark runs.
+    """Return the default strategy for a Spark master.
 
-    On one host all workers share one copy of the queries, and dealing points out in turn balances
-    any load without moving them. On several, work has its place and must be balanced.
+    On one host all workers share one copy of the queries, and alternating points between machines
+    balances any load without a shuffle. On several hosts, work must be placed and balanced.
 
     Examples
     --------
@@ -71,7 +56,7 @@ class History:
         y: NDArray[np.float64],
         boxes: NDArray[np.float64],
     ) -> History:
-        """Sum up a sample: point coordinates and query bounds ``x0, y0, x1, y1``."""
+        """Compute costs from point coordinates and query bounds ``x0, y0, x1, y1``."""
         points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
         queries = overlap_counts(grid.columns, grid.rows, query_ranges(grid, boxes))
         return cls((points * (1.0 + queries.reshape(-1))).reshape(grid.rows, grid.columns))
@@ -80,11 +65,11 @@ class History:
 def initial_plan(
     strategy: Strategy, grid: Grid, machines: int, history: History | None = None
 ) -> Plan:
-    """Make the plan of epoch 0.
+    """Build the plan of epoch 0.
 
     Examples
     --------
-    >>> from roost.space import Rect
+    >>> from roost.model.space import Rect
     >>> plan = initial_plan(Strategy.UNIFORM, Grid(Rect(0, 0, 1, 1), 10, 10), 4)
     >>> sorted(p.cells for p in plan.partitions)
     [25, 25, 25, 25]
@@ -118,7 +103,7 @@ def _cut(p: Partition, vertical: bool, at: int, next_id: int) -> tuple[Partition
 
 
 def _halve(grid: Grid, machines: int) -> list[Partition]:
-    """Halve the partition of the largest area, ties by the lower id."""
+    """Halve the partition of the largest area; ties are broken by the lower id."""
     heap = [(-grid.cells, 0, Partition(0, 0, 0, grid.columns, grid.rows, ()))]
     next_id = 1
     while len(heap) < machines:
@@ -132,7 +117,7 @@ def _halve(grid: Grid, machines: int) -> list[Partition]:
 
 
 def _split_by_cost(grid: Grid, machines: int, cost: NDArray[np.float64]) -> list[Partition]:
-    """Split the costliest partition that can be split, where its parts cost most alike."""
+    """Split the costliest partition where the costs of its parts differ least."""
     sums = np.pad(cost.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
 
     def total(p: Partition) -> float:
@@ -158,7 +143,7 @@ def _split_by_cost(grid: Grid, machines: int, cost: NDArray[np.float64]) -> list
 
 
 def _best_cut(p: Partition, sums: NDArray[np.float64], total: float) -> tuple[bool, int]:
-    """Cut line with the least difference between its sides; ties go to the middle, then columns."""
+    """Return the cut with the least difference; ties go to the middle, then to columns."""
     best = (float("inf"), float("inf"), False, 0)
     for vertical in (True, False):
         low, high = (p.column0, p.column1) if vertical else (p.row0, p.row1)

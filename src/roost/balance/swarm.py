@@ -1,34 +1,31 @@
-"""SWARM: one machine sheds load to one other in a round, decided with two numbers a machine.
+"""SWARM: in each round one machine sheds load to another, decided from two numbers per machine.
 
-Every machine reports its cost's numerator and what it received. The coordinator holds the five
-stages (``decision.py``), ranks the machines, and asks the costliest to shed load to the cheapest;
-only that machine looks at its statistics, with :func:`shed`. One that cannot shed says so, and
-the next costliest is asked.
+Every machine reports the numerator of its cost and R(m). The coordinator keeps the five stages
+(``decision.py``), ranks the machines, and requests the costliest to shed load to the cheapest; only
+that machine reads its statistics, in :func:`shed`. If it cannot shed load, the next costliest is
+requested.
 
-Three guards keep the plan still when there is nothing to gain; the papers have none of them:
+Three rules, which the papers do not have, avoid changes without a gain:
 
-* *quiet*: a spread, ``(highest - lowest) / mean``, within a tolerance is no reason to move. The
-  tolerance is ``quiet``, or what chance alone makes of balanced machines when each receives few
-  objects, whichever is more (:func:`tolerance`).
-* *persistence*: a pair must have been that far apart, the same way round, in the round before
-  too. A load that swings from round to round turns the pair over each time, so that it moves
-  nothing, while the stages by themselves would rebalance for ``beta`` rounds on end. A step in
-  the load is met a round later at most, and the stages take two rounds to flip anyway.
+* *quiet*: a spread, ``(highest - lowest) / mean``, within a tolerance is ignored. The tolerance is
+  ``quiet``, or the expected random spread of balanced machines if that is more (:func:`tolerance`).
+* *persistence*: the pair must have been that far apart, in the same direction, in the previous
+  round, too. An oscillating load reverses the pair each round and so moves nothing, while the
+  stages alone would rebalance for ``beta`` rounds. A step in the load is met at most one round
+  later, and the stages need two rounds to flip anyway.
 * *gain*: a move must lower the higher cost of the pair by ``GAIN_MIN`` of it.
 
-One fault lies deeper. ``N * Q * R`` falls to a quarter when a partition is cut in two halves of one
-machine, although that machine then has as much to do: each point meets the same queries. So a
-machine with many partitions looks idle and is given more, and a plan made by splits never quite
-comes to rest. With ``power`` at ``STEADY_POWER`` costs are square roots of the products: most of
-that fall is gone, and a steady load is left alone after a few rounds. Machines must then report by
-the same power (:meth:`Report.of`).
+A known flaw of the cost: ``N * Q * R`` falls to a quarter when a partition is split into halves of
+the same machine, although the work stays the same. So a machine with many partitions looks idle and
+receives more, and a plan made by splits never settles. With ``power`` at ``STEADY_POWER``, costs
+are square roots of the products: most of the fall disappears, and the plan settles after a few
+rounds of steady load. Machines must then report with the same power (:meth:`LoadReport.of`).
 
-An answer is only a proposal. It is checked against the plan before it becomes a decision, so one
-that is lost, repeated, or made for an older plan does no harm.
+A response is only a proposal. The coordinator checks it against the plan, so a response that is
+lost, repeated, or made for an older plan does no harm.
 
-What this cannot do: relieve a single hot cell, or more than one pair of machines in a round. A load
-that stays for some rounds and then turns is followed each time. Partitions that several machines
-share are left alone.
+Limits: SWARM cannot relieve a single hot cell, nor more than one pair of machines per round. A load
+that alternates after several rounds is followed each time. Shared partitions are not changed.
 """
 
 from __future__ import annotations
@@ -63,27 +60,27 @@ NUMBER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The two numbers a machine reports: its cost's numerator, and R(m)."""
+class LoadReport:
+    """The two numbers that a machine reports: the numerator of its cost, and R(m)."""
 
     machine: int
     numerator: float
     received: float
 
     @classmethod
-    def of(cls, machine: int, stats: MachineStats, power: float = PAPER_POWER) -> Report:
-        """Sum up a machine's statistics; ``power`` must be the coordinator's."""
+    def of(cls, machine: int, stats: MachineStats, power: float = PAPER_POWER) -> LoadReport:
+        """Summarise a machine's statistics; ``power`` must be the coordinator's."""
         numerator = sum(cost_of(p.total(), 1.0, power) for p in stats.partitions.values())
         return cls(machine, numerator, stats.received())
 
 
 @dataclass(frozen=True, slots=True)
 class ShedRequest:
-    """What the coordinator tells the machine that is to shed load.
+    """Request of the coordinator to shed load.
 
     ``low_cost`` is a cost, divided by ``received_total``, R(S). ``next_id`` and the id after it
-    are free. ``keep`` are the machine's partitions that it shares: they stay. ``power`` is the
-    coordinator's, so that both sides speak of the same costs.
+    are unused. ``keep`` are the machine's shared partitions, which it must keep. ``power`` is the
+    coordinator's, so that both sides use the same costs.
     """
 
     low_machine: int
@@ -94,23 +91,23 @@ class ShedRequest:
     power: float = PAPER_POWER
 
 
-Ask = Callable[[int, ShedRequest], tuple[Change, ...]]
+Send = Callable[[int, ShedRequest], tuple[Change, ...]]
 
 
 def shed(
     stats: MachineStats, machine: int, request: ShedRequest, quiet: float = QUIET
 ) -> tuple[Change, ...]:
-    """Find what a machine should give away; runs where its statistics are.
+    """Choose the load that a machine sheds; runs where its statistics are.
 
     Whole partitions are preferred if they close at least half of the gap that can be closed.
-    Otherwise the costliest partition that can be cut is cut, unless the whole ones still do
-    better. The papers stop at *any* subset, be it a partition that hardly costs anything.
+    Otherwise the costliest partition that can be split is split, unless whole partitions are still
+    better. The papers accept *any* subset, even a partition of negligible cost.
 
     Returns
     -------
     tuple of Change
-        Moves, or one split; empty if nothing lowers the higher cost of the pair by
-        ``GAIN_MIN`` of it, or the two are as alike as loads that differ by ``quiet``.
+        Moves, or one split; empty if nothing lowers the higher cost of the pair by ``GAIN_MIN`` of
+        it, or the loads differ by at most ``quiet``.
     """
     total = request.received_total
     if total <= 0.0 or machine == request.low_machine:
@@ -138,7 +135,7 @@ def shed(
 def _first_split(
     stats: MachineStats, costs: Mapping[int, float], high: float, request: ShedRequest
 ) -> tuple[int, SplitChoice] | None:
-    """Cut the costliest partition that can be cut to any use."""
+    """Return the best split of the costliest partition that a split relieves."""
     for number in sorted(costs, key=lambda number: (-costs[number], number)):
         sums = (high, request.low_cost, request.received_total)
         choice = best_split(stats.partitions[number], *sums, request.power)
@@ -154,16 +151,18 @@ def _as_split(number: int, choice: SplitChoice, machine: int, request: ShedReque
     return Split(number, choice.vertical, choice.at, *ids, first, second)
 
 
-def tolerance(reports: Sequence[Report], quiet: float = QUIET, power: float = PAPER_POWER) -> float:
-    """Spread of costs, relative to their mean, that is taken for balance.
+def tolerance(
+    reports: Sequence[LoadReport], quiet: float = QUIET, power: float = PAPER_POWER
+) -> float:
+    """Return the spread of costs, relative to their mean, that counts as balanced.
 
-    What a machine receives varies by about ``1 / sqrt(r)`` of itself by chance, and the extremes
-    of ``m`` machines lie about ``2 * sqrt(2 * ln m)`` of that apart.
+    The relative standard deviation of what a machine receives is about ``1 / sqrt(r)``, and the
+    extremes of ``m`` machines are about ``2 * sqrt(2 * ln m)`` standard deviations apart.
 
     Examples
     --------
-    >>> busy = [Report(machine, 1.0, 10_000.0) for machine in range(4)]
-    >>> idle = [Report(machine, 1.0, 10.0) for machine in range(4)]
+    >>> busy = [LoadReport(machine, 1.0, 10_000.0) for machine in range(4)]
+    >>> idle = [LoadReport(machine, 1.0, 10.0) for machine in range(4)]
     >>> round(tolerance(busy, 0.2), 2), round(tolerance(idle, 0.2), 2)
     (0.44, 3.22)
     """
@@ -174,32 +173,32 @@ def tolerance(reports: Sequence[Report], quiet: float = QUIET, power: float = PA
 
 
 def _in_costs(spread: float, power: float) -> float:
-    """Turn a spread of loads into one of costs: N and R both follow what comes in."""
+    """Convert a spread of loads to a spread of costs: N and R are both proportional to input."""
     wider: float = (1.0 + spread) ** (2.0 * power) - 1.0
     return wider
 
 
 class Swarm:
-    """The coordinator's side.
+    """The coordinator.
 
     Parameters
     ----------
     stages
-        Where the decision mechanism begins.
+        Initial state of the decision mechanism.
     beta
         Rounds after which a decision is flipped in any case.
     merge_every
-        Rounds between merges of neighbours that one machine holds.
+        Rounds between merges of adjacent partitions of one machine.
     quiet
-        Spread of loads that is taken for balance, as a part of the mean.
+        Spread of loads that counts as balanced, relative to the mean.
     power
-        Of the product in a cost: the papers' 1, or ``STEADY_POWER``.
+        Exponent of the product in a cost: 1 in the papers, or ``STEADY_POWER``.
 
     Attributes
     ----------
     bytes_sent
-        By all machines in the last round: two numbers a machine, requests to shed and their
-        answers, and the change of the plan to every machine, for every machine routes.
+        By all machines in the last round: two numbers per machine, shed requests and responses,
+        and the plan change to every machine, because every machine routes.
     """
 
     def __init__(
@@ -224,8 +223,10 @@ class Swarm:
         """State of the decision mechanism."""
         return self._stages
 
-    def decide(self, plan: Plan, reports: Sequence[Report], rate: float, ask: Ask) -> Decision:
-        """Decide on one round.
+    def decide(
+        self, plan: Plan, reports: Sequence[LoadReport], rate: float, send: Send
+    ) -> Decision:
+        """Decide at the end of a round.
 
         Parameters
         ----------
@@ -233,11 +234,11 @@ class Swarm:
             The plan of the round.
         reports
             One from each machine, also from those without partitions; a machine whose report is
-            lost takes no part.
+            lost is ignored.
         rate
             Objects per busy second of the slowest machine.
-        ask
-            Sends a request to a machine and returns its answer; an answer that is lost is ``()``.
+        send
+            Sends a request to a machine and returns its response, ``()`` if that is lost.
         """
         known = {r.machine: r for r in reports if 0 <= r.machine < plan.machines}
         self.bytes_sent = 2 * NUMBER_BYTES * len(known)
@@ -246,7 +247,7 @@ class Swarm:
         before, self._before = self._before, {m: r.numerator for m, r in known.items()}
         decision: Decision | None = self._merges(plan)
         if decision is None and self._stages.rebalance:
-            decision = self._relieve(plan, list(known.values()), before, ask)
+            decision = self._relieve(plan, list(known.values()), before, send)
         if decision is None:
             return NoChange("the stages say to do nothing")
         if isinstance(decision, Rebalance):
@@ -260,9 +261,9 @@ class Swarm:
         return Rebalance(merges, "neighbours of one machine") if merges else None
 
     def _relieve(
-        self, plan: Plan, reports: list[Report], before: Mapping[int, float], ask: Ask
+        self, plan: Plan, reports: list[LoadReport], before: Mapping[int, float], send: Send
     ) -> Decision:
-        """Ask machines to shed load, from the costliest down, until one can."""
+        """Request machines to shed load, from the costliest down, until one can."""
         if len(reports) < 2:
             return NoChange("fewer than two machines reported")
         received = sum(report.received for report in reports)
@@ -284,7 +285,7 @@ class Swarm:
             request = ShedRequest(
                 low, costs[low] / received, received, plan.next_id, keep, self._power
             )
-            changes = ask(high, request)
+            changes = send(high, request)
             self.bytes_sent += (5 + len(keep)) * NUMBER_BYTES + change_bytes(changes)
             if changes and _fits(plan, changes, high, low):
                 return Rebalance(changes, f"machine {high} sheds load to machine {low}")
@@ -294,7 +295,7 @@ class Swarm:
         return NoChange("no difference has lasted two rounds" if passing else "balanced")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory: what the next decision depends on."""
+        """Return JSON data for the state directory: the state that decisions depend on."""
         return {
             "stages": self._stages.to_json(),
             "rounds": self._rounds,
@@ -310,7 +311,7 @@ class Swarm:
         quiet: float = QUIET,
         power: float = PAPER_POWER,
     ) -> Swarm:
-        """Inverse of :meth:`to_json`; settings may have changed since."""
+        """Invert :meth:`to_json`; settings may have changed since."""
         swarm = cls(Stages.from_json(data["stages"]), beta, merge_every, quiet, power)
         swarm._rounds = data["rounds"]
         swarm._before = {machine: cost for machine, cost in data["before"]}
@@ -324,7 +325,7 @@ def _persistent(high: int, low: int, before: Mapping[int, float], least: float) 
 
 
 def _shared(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Partitions that each machine shares with others."""
+    """Return the partitions that each machine shares with others."""
     found: dict[int, tuple[int, ...]] = {}
     for p in plan.partitions:
         for machine in p.machines if len(p.machines) > 1 else ():
@@ -333,7 +334,7 @@ def _shared(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def _fits(plan: Plan, changes: Sequence[Change], high: int, low: int) -> bool:
-    """Whether an answer is about this plan, and about nothing but the two machines."""
+    """Return whether a response fits this plan and changes only the two machines."""
     owners = {p.partition_id: p.machines for p in plan.partitions}
     for change in changes:
         if isinstance(change, Move):
@@ -352,7 +353,7 @@ def _fits(plan: Plan, changes: Sequence[Change], high: int, low: int) -> bool:
 
 
 def change_bytes(changes: Sequence[Change]) -> int:
-    """Size of a message with changes: a count, then eight bytes a number.
+    """Return the size of a message with changes: a count, then eight bytes per number.
 
     Examples
     --------

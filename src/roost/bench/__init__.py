@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
-from roost.errors import ConfigError
+from roost.errors import ConfigError, RoostError
 
 NAMES = (
     "peers",
@@ -19,12 +22,42 @@ NAMES = (
     "guard",
 )
 
+# All of them draw plots.
+PACKAGES: dict[str, tuple[str, ...]] = {name: ("matplotlib",) for name in NAMES}
+PACKAGES |= {name: ("duckdb", "matplotlib") for name in ("peers", "snapshot")}
+
 
 def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:
-    """Run a benchmark by name; returns the exit code."""
+    """Run a benchmark by name; returns the exit code: 1 if a part of it failed."""
     if name not in NAMES:
         raise ConfigError("bench", name, ", ".join(NAMES))
     path = json_path or Path("bench-results") / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    import_module(f"roost.bench.{name}").run(quick, path)
-    return 0
+    check_packages(name)
+    check_writable(path.parent, "results", "--json names another place")
+    result = import_module(f"roost.bench.{name}").run(quick, path)
+    failed = result["summary"].get("failed", [])
+    for reason in failed:
+        print(f"roost bench {name}: failed: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def check_packages(name: str) -> None:
+    """Refuse a benchmark whose packages are missing, before it has measured anything."""
+    missing = [package for package in PACKAGES[name] if find_spec(package) is None]
+    if missing:
+        raise RoostError(
+            f"roost bench {name} needs {' and '.join(missing)}: "
+            "run script/bootstrap --bench, or install roost[bench]"
+        )
+
+
+def check_writable(folder: Path, what: str, remedy: str) -> None:
+    """Refuse a folder that cannot be created or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RoostError(
+            f"{what} cannot be written to {folder}: {error.strerror}; {remedy}"
+        ) from error

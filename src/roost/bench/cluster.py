@@ -13,9 +13,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,25 +25,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance import Strategy, initial_plan
-from roost.balance.planner import GlobalPlanner, imbalance
-from roost.balance.strategies import History
+from roost.balance.planner import imbalance
 from roost.bench.cases import Pickups
 from roost.bench.moving import Hotspot, MovingLoad, Step
-from roost.engine.balancer import Balancer, GlobalBalancer, RoundSetup, SwarmBalancer
-from roost.engine.batch import BatchRunner
-from roost.engine.decode import PointSchema
-from roost.engine.guarding import GuardRounds
-from roost.engine.machine import match_blocks
-from roost.engine.messages import BatchTask, MachineResult
-from roost.engine.tasks import BlockReader, match_routed, route_blocks
-from roost.model import TIMESTAMP
-from roost.space import Space
-from roost.state.admission import Rules
-from roost.state.guard_keeper import GuardKeeper
-from roost.state.queries import QuerySet
-from roost.state.querylog import SqliteQueryLog
-from roost.state.store import Store
+from roost.model.choices import Strategy
+from roost.model.schemas import TIMESTAMP
+from roost.model.settings import RunConfig, with_settings
+from roost.model.space import Space
+from roost.queries.admission import Rules
+from roost.queries.guard_state import decisions
+from roost.queries.live import QuerySet
+from roost.queries.log import SqliteQueryLog
+from roost.runtime.assembly import Hooks, StreamShape, assemble
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import Executor, InProcessExecutor
+from roost.runtime.records import last_round, plan_of
+from roost.stages.contract import Report, Task
+from roost.stages.decode import PointSchema
+from roost.stages.matching import MatchingStage
+from roost.storage.store import Store
 
 LOG = "queries.db"
 # A shared host is slower by half for some tenths of a second now and then. Times are the least of
@@ -88,18 +89,91 @@ class WorkRates:
     per_batch: float = 1e-3
     per_point: float = 1e-7
     per_check: float = 2e-9
-    per_query_loaded: float = 1e-7
+    per_byte_loaded: float = 1e-9
 
-    def count(self, result: MachineResult) -> None:
-        """Set a machine's times by what it did."""
-        result.load_s = self.per_query_loaded * result.loaded_queries
-        done = self.per_point * result.points + self.per_check * result.checks
-        result.busy_s = self.per_batch + done + result.load_s
+    def __call__(self, report: Report) -> Report:
+        """Replace a machine's times by what it did."""
+        if report.stage != MatchingStage.name:
+            return replace(report, seconds=0.0)
+        counts = report.counts
+        load_s = self.per_byte_loaded * counts["loaded_bytes"]
+        done = self.per_point * counts["points"] + self.per_check * counts["checks"]
+        return replace(
+            report, counts={**counts, "load_s": load_s}, seconds=self.per_batch + done + load_s
+        )
+
+
+@dataclass(frozen=True)
+class TableInputs:
+    """Points in memory, in as many parts as there are machines."""
+
+    table: pa.Table
+    groups: tuple[pa.Table, ...] = ()
+
+    def dealt(
+        self, machines: int | None, number: int, executor: Executor
+    ) -> tuple[TableInputs, tuple[int, ...]]:
+        """Divide the rows evenly among all machines."""
+        count = executor.slots
+        borders = [self.table.num_rows * k // count for k in range(count + 1)]
+        parts = tuple(self.table.slice(a, b - a) for a, b in pairwise(borders))
+        return TableInputs(self.table, parts), tuple(range(count))
+
+
+class EmulatedExecutor(InProcessExecutor):
+    """Runs every machine's part several times over; the least time of each counts.
+
+    Parameters
+    ----------
+    machines
+        How many machines there are.
+    work
+        What work costs, if it is to be counted; None measures it.
+
+    Attributes
+    ----------
+    seconds
+        Time that the last batch takes if all parts of a level run at the same time.
+    """
+
+    def __init__(self, machines: int, work: WorkRates | None = None) -> None:
+        super().__init__(machines, (lambda report: report) if work is None else work)
+        self._passes = PASSES if work is None else 1
+        self.seconds = 0.0
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        """Run the batch; returns the reports of the first pass with the least times."""
+        run = super().run
+        first, *others = [run(inputs, chain, tasks, placement) for _ in range(self._passes)]
+        found = {
+            name: [_least(mine) for mine in zip(reports, *(o[name] for o in others), strict=True)]
+            for name, reports in first.items()
+        }
+        parts: dict[tuple[int, str, int], float] = defaultdict(float)
+        for name, reports in found.items():
+            level = chain.node(name).level
+            for report in reports:
+                parts[level, report.root, report.machine] += report.seconds
+        slowest = [
+            max(s for (number, _, _), s in parts.items() if number == level)
+            for level in range(chain.levels)
+        ]
+        self.seconds = sum(slowest)
+        return found
+
+
+def _least(reports: tuple[Report, ...]) -> Report:
+    """Return the first report with the least time; what is loaded stays loaded, so only once."""
+    first = reports[0]
+    busy = min(report.seconds - report.counts.get("load_s", 0.0) for report in reports)
+    return replace(first, seconds=busy + first.counts.get("load_s", 0.0))
 
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """What one batch came to on the emulated cluster."""
+    """Metrics of one batch on the emulated cluster."""
 
     round: int
     points: int
@@ -138,23 +212,35 @@ def _link_segments(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+@dataclass(frozen=True)
+class _History:
+    """The sample that a plan may learn from."""
+
+    load: TimedLoad
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """Return the points of the sample."""
+        x, y, _ = self.load.history()
+        return pa.table(dict(zip(columns, (x, y), strict=True)))
+
+
 class EmulatedCluster:
     """One strategy on a number of machines.
 
     Parameters
     ----------
     folder
-        Where its state goes; not there yet.
+        Where its state goes; must not exist.
     base
         State directory that :func:`register` made.
     strategy, machines
-        Who is to do what.
+        How work is assigned, and to how many.
     load
         The load.
     guard
         What is done against attacks; None does nothing.
     work
-        What work costs, where it is to be counted; None measures it.
+        What work costs, if it is to be counted; None measures it.
     """
 
     def __init__(
@@ -167,74 +253,35 @@ class EmulatedCluster:
         guard: GuardOptions | None = None,
         work: WorkRates | None = None,
     ) -> None:
-        self.strategy = strategy
         shutil.copytree(base, folder / "state", copy_function=_link_segments)
         self._store = Store(folder / "state")
         self._log = SqliteQueryLog(folder / "state" / LOG)
-        rules = Rules(load.space, pa.int64(), TIMESTAMP, keep_born=guard is not None)
-        self.keeper = None if guard is None else GuardKeeper.begin(self._store, guard.seed, 1 << 18)
-        queries = QuerySet(self._store, self._log, rules, keeper=self.keeper)
-        rounds = None
-        if guard is not None and self.keeper is not None:
-            rounds = GuardRounds(
-                self.keeper,
-                queries,
-                load.space,
-                guard.round_batches * load.batch_us,
-                evict=guard.evict,
-                quarantine=guard.quarantine,
-            )
-        history = None
-        if strategy in (Strategy.HISTORY, Strategy.GLOBAL):  # the engine gives both a sample
-            x, y, boxes = load.history()
-            history = History.of(load.space.grid, x, y, boxes)
-        plan = initial_plan(strategy, load.space.grid, machines, history)
-        self._store.put_plan(0, {**plan.to_json(), "strategy": strategy.value})
-        self._runner = BatchRunner(
-            store=self._store,
-            log=self._log,
-            queries=queries,
-            space=load.space,
-            points=POINTS,
-            query_id_type=pa.int64(),
-            out=folder / "out",
-            epoch=0,
-            balancer=self._balancer(queries, load, rounds),
-            keeper=self.keeper,
-            keep_matches=False,
-            on_step=self._on_step,
+        self._executor = EmulatedExecutor(machines, work)
+        self._loop = assemble(
+            _config(folder, strategy, machines, load, guard),
+            self._store,
+            self._log,
+            self._executor,
+            StreamShape(POINTS, load.space, _History(load)),
+            hooks=Hooks(on_step=self._on_step, seed=0 if guard is None else guard.seed),
         )
+        self.guard = self._loop.guard
         self._fold_s = 0.0
-        self._work = work
-        self._machines = machines
-        self._points: pa.Table | None = None
-        self._route_s = 0.0
         self._round = 0
 
-    def _balancer(
-        self, queries: QuerySet, load: TimedLoad, guard: GuardRounds | None
-    ) -> Balancer | None:
-        # Half of it: every batch ends a round.
-        setup = RoundSetup(self._store, queries, load.batch_us // 2, guard=guard)
-        if self.strategy is Strategy.SWARM:
-            return SwarmBalancer(setup)
-        if self.strategy is Strategy.GLOBAL:
-            return GlobalBalancer(setup, load.space, GlobalPlanner())
-        return None
-
     def decisions(self) -> list[dict[str, Any]]:
-        """Return what the guard decided, in order."""
-        return self._store.guard.log()
+        """Return the guard's decisions, in order."""
+        return decisions(self._store)
 
     def _on_step(self, step: str, batch_id: int) -> None:
-        """Time the fold, which the driver does before a batch."""
-        if step == "fold":
+        """Time the replay of the log, which the driver does before a batch."""
+        if step == "apply":
             self._fold_s = -time.process_time()
-        elif step == "match":
+        elif step == "run":
             self._fold_s += time.process_time()
 
     def close(self) -> None:
-        """Release the files."""
+        """Close the state."""
         self._store.close()
         self._log.close()
 
@@ -242,21 +289,20 @@ class EmulatedCluster:
         """Run one batch."""
         if step.requests is not None:
             self._log.append(step.requests)
-        self._points = step.points
-        commit = self._runner.run(self._round, {}, self._job)
+        commit = self._loop.run(self._round, {}, TableInputs(step.points))
         figures = commit.figures
         assert figures["points"] == step.points.num_rows
         busy = [row["busy_s"] for row in figures["machines"]]
-        last = self._store.last_round()
+        last = last_round(self._store)
         decided = last is not None and last["batch_id"] == self._round
-        plan = self._store.plan(figures["epoch"])
+        plan = plan_of(self._store, figures["epoch"])
         self._round += 1
         return BatchFigures(
             round=commit.batch_id,
             points=figures["points"],
             queries=step.queries,
             matches=figures["matches"],
-            batch_s=self._route_s + max(busy),
+            batch_s=self._executor.seconds,
             busy_s=sum(busy),
             imbalance=imbalance(np.asarray(busy)),
             hot_share=step.hot_share,
@@ -269,52 +315,32 @@ class EmulatedCluster:
             fold_s=self._fold_s,
         )
 
-    def _job(self, task: BatchTask) -> list[MachineResult]:
-        """Run every machine's part, several times over; the least time of each counts."""
-        if self._work is not None:
-            self._route_s = 0.0
-            _, results = self._pass(task)
-            for result in results:
-                self._work.count(result)
-            return results
-        passes = [self._pass(task) for _ in range(PASSES)]
-        self._route_s = max(
-            min(times) for times in zip(*(routed for routed, _ in passes), strict=True)
-        )
-        results = passes[0][1]
-        for result, *others in zip(*(found for _, found in passes), strict=True):
-            busy = min(other.busy_s - other.load_s for other in (result, *others))
-            result.busy_s = busy + result.load_s  # what is loaded stays loaded: only once
-        return results
 
-    def _pass(self, task: BatchTask) -> tuple[list[float], list[MachineResult]]:
-        """Run every machine's part once: time of each that reads and routes, and the results."""
-        assert self._points is not None
-        rows, machines = self._points.num_rows, self._machines
-        borders = [rows * k // machines for k in range(machines + 1)]
-        parts = [self._points.slice(a, b - a) for a, b in pairwise(borders)]
-        if task.plan.fully_replicated:
-            return [0.0], [_read_and_match(task, m, part) for m, part in enumerate(parts)]
-        packed: list[list[bytes]] = [[] for _ in range(machines)]
-        routed = []
-        for part in parts:
-            started = time.process_time()
-            for machine, block in route_blocks(task, BlockReader(task).blocks([part])):
-                packed[machine].append(block)
-            routed.append(time.process_time() - started)
-        results: list[MachineResult] = []
-        for machine in range(machines):
-            items: Iterator[Any] = ((machine, block) for block in packed[machine])
-            results += match_routed(task, machine, items)
-        return routed, results
-
-
-def _read_and_match(task: BatchTask, machine: int, part: pa.Table) -> MachineResult:
-    started = time.process_time()
-    result = MachineResult(machine)
-    match_blocks(task, BlockReader(task).blocks([part]), result)
-    result.busy_s = time.process_time() - started
-    return result
+def _config(
+    folder: Path,
+    strategy: Strategy,
+    machines: int,
+    load: TimedLoad,
+    guard: GuardOptions | None,
+) -> RunConfig:
+    """Return the settings of a cluster; every batch ends a round, which is half as long."""
+    settings: dict[str, Any] = {
+        "engine.strategy": strategy,
+        "engine.machines": machines,
+        "balance.round": load.batch_us / 2e6,
+        "queries.id_type": "int",
+        "out.sink": "count",
+        "out.dir": folder / "out",
+        "out.state": folder / "state",
+    }
+    if guard is not None:
+        settings |= {
+            "guard.enabled": True,
+            "guard.round": guard.round_batches * load.batch_us / 1e6,
+            "guard.evict": guard.evict,
+            "guard.quarantine": guard.quarantine,
+        }
+    return with_settings(RunConfig(), settings)
 
 
 def run_timeline(

@@ -36,7 +36,6 @@ from rich.table import Table
 from roost.bench.common import environment, save_panels_plot, write_json
 from roost.bench.guard_pipeline import FULL, QUICK, measure_flood, measure_pipeline
 from roost.guard import Guard
-from roost.guard.attack import Attack, Party
 from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import (
     ATTACK_MINUTE,
@@ -53,7 +52,8 @@ from roost.sim.guarded_cases import (
     paper_attacks,
     peace,
 )
-from roost.sim.guarded_outcome import Outcome, availability, shares
+from roost.sim.guarded_result import GuardedResult, availability, shares
+from roost.sim.parties import Attack, Party
 
 SEEDS = (300, 301, 302)
 QUICK_SEEDS = (300,)
@@ -79,7 +79,7 @@ HARDEST_ONLY = ("eviction", "quarantine", "quarantine and eviction")
 SHOWN = ("no guard", "guard", "quarantine")
 
 Line = list[tuple[float, float]]
-Runs = Mapping[int, Outcome]
+Runs = Mapping[int, GuardedResult]
 Row = dict[str, Any]
 
 
@@ -157,7 +157,7 @@ def _measure(
 
 def _run(
     seed: int, case: str, parties: list[Party], defence: Defence, utilisation: float = UTILISATION
-) -> Outcome:
+) -> GuardedResult:
     scenario = cluster(seed, MINUTES, strategy=STRATEGY, utilisation=utilisation)
     users_seed = case_seed(case, seed)
     return simulate_guarded(
@@ -215,7 +215,7 @@ def _row(name: str, attack: Attack, usual: Runs, left: Runs, runs: Mapping[str, 
     return row
 
 
-def _throughput(outcome: Outcome) -> float:
+def _throughput(outcome: GuardedResult) -> float:
     return float(shares(outcome.trace).mean())
 
 
@@ -233,7 +233,7 @@ def _moved(runs: Runs) -> float:
     return mean(float(o.trace.column("moved_queries")[start:].sum()) for o in runs.values())
 
 
-def _seconds(outcome: Outcome, number: int | None) -> float | None:
+def _seconds(outcome: GuardedResult, number: int | None) -> float | None:
     """Seconds from the attack's first hotspot to the end of a round of detection."""
     if number is None or outcome.attacked_in is None:
         return None
@@ -241,7 +241,7 @@ def _seconds(outcome: Outcome, number: int | None) -> float | None:
     return max(rounds, 0) * outcome.trace.scenario.round_s
 
 
-def _recovery_s(outcome: Outcome, usual: Outcome) -> float | None:
+def _recovery_s(outcome: GuardedResult, usual: GuardedResult) -> float | None:
     """Seconds from the lowest availability under attack until it is as without one."""
     start = ATTACK_MINUTE * ROUNDS_PER_MINUTE
     let_in, normal = (availability(o.trace)[start:] for o in (outcome, usual))
@@ -260,7 +260,7 @@ def _mean(values: list[float | None]) -> float | None:
     return mean(known) if known else None
 
 
-def _minutes(outcome: Outcome) -> Line:
+def _minutes(outcome: GuardedResult) -> Line:
     by_minute = shares(outcome.trace).reshape(-1, ROUNDS_PER_MINUTE).mean(axis=1)
     return [(float(minute), float(value)) for minute, value in enumerate(by_minute)]
 

@@ -32,7 +32,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance import Strategy
 from roost.bench.cases import Pickups, data_dir, load_pickups
 from roost.bench.cluster import (
     BatchFigures,
@@ -42,16 +41,17 @@ from roost.bench.cluster import (
     register,
 )
 from roost.bench.moving import Step
-from roost.guard.attack import Attack, Party, World
-from roost.model import TIMESTAMP
+from roost.model.choices import Strategy
+from roost.model.schemas import TIMESTAMP
+from roost.model.space import Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.guard_state import BLOCK, GuardCommand, GuardState, send
+from roost.queries.live import QuerySet
+from roost.queries.log import SqliteQueryLog
+from roost.sim.attack import World
 from roost.sim.guarded_cases import RATES, attacked, case_seed, paper_attacks, peace
-from roost.space import Rect, Space
-from roost.state.admission import Rules
-from roost.state.guard_book import BLOCK, Order
-from roost.state.guard_keeper import GuardKeeper
-from roost.state.queries import QuerySet
-from roost.state.querylog import SqliteQueryLog
-from roost.state.store import Store
+from roost.sim.parties import Attack, Party
+from roost.storage.store import Store
 
 MACHINES = 22
 TICK_S = 15
@@ -380,13 +380,13 @@ def measure_flood() -> dict[str, float]:
     mixed = [block.drop_columns(["y1"]) if k % 2 else block for k, block in enumerate(single)]
     space = Space(Rect(0.0, 0.0, 1.0, 1.0))
     with tempfile.TemporaryDirectory() as name, closing(Store(Path(name))) as store:
-        keeper = GuardKeeper.begin(store, 0, 1 << 18)
+        keeper = GuardState.begin(store, 0, 1 << 18)
         for user in names:
-            store.guard.order(Order(BLOCK, user, "flood"))
+            send(store, GuardCommand(BLOCK, user, "flood"))
         with closing(SqliteQueryLog(Path(name) / "queries.db")) as log:
             rules = Rules(space, pa.int64(), TIMESTAMP, keep_born=True)
-            queries = QuerySet(store, log, rules, keeper=keeper)
-            keeper.obey(log)
+            queries = QuerySet(store, log, rules, guard=keeper)
+            keeper.apply_commands(log)
             blocks = min(_folded(queries, log, [requests]) for _ in range(FLOODS))
             pieces = min(_folded(queries, log, mixed) for _ in range(FLOODS))
             assert queries.size == 0, "everything was refused"

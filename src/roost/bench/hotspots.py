@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roost.balance import Strategy
 from roost.bench.cases import data_dir, load_pickups
 from roost.bench.cluster import BatchFigures, run_strategies, summed, warm_up
 from roost.bench.common import environment, save_panels_plot, write_json
 from roost.bench.moving import SCENARIOS, MovingLoad
+from roost.model.choices import Strategy
 
 MACHINES = 22
 DEFAULT = Strategy.GLOBAL

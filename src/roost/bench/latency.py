@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance import Strategy
 from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
 from roost.bench.common import environment, save_lines_plot, write_json
 from roost.bench.own import Repeated
 from roost.bench.rivals.protocol import CORES, written_rows
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
-from roost.engine.sources import AnySlice
-from roost.space import Rect
-from roost.state.store import Commit
+from roost.model.choices import Strategy
+from roost.model.settings import RunConfig
+from roost.model.space import Rect
+from roost.runtime.records import Commit
+from roost.stages.sources import AnySlice
 
 RATE_PER_S = 10_000
 MACHINES = 4
@@ -99,21 +98,23 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
         source = Steady(case.points_path, RATE_PER_S, WARM_S + seconds)
         watch = _Watch(source)
         config = RunConfig(
-            points=case.points_path,
-            queries=case.queries_path,
-            bounds=Rect(*case.bounds),
-            strategy=Strategy.REPLICATED,
-            machines=MACHINES,
-            master=f"local[{CORES}]",
-            available_now=True,
-            out=folder / "out",
+            points={"path": case.points_path},
+            queries={"path": case.queries_path},
+            space={"bounds": Rect(*case.bounds)},
+            engine={
+                "strategy": Strategy.REPLICATED,
+                "machines": MACHINES,
+                "master": f"local[{CORES}]",
+                "available_now": True,
+            },
+            out={"dir": folder / "out"},
         )
         with Pipeline(config, source=source, on_step=watch.step, on_batch=watch.batch) as pipeline:
             pipeline.spark  # noqa: B018  (the session starts before the clock does)
             report = pipeline.run()
-        assert report["matches"] == written_rows(config.out / "matches")
+        assert report["matches"] == written_rows(config.out.dir / "matches")
         assert report["points"] == source.total()
-    result = _result(replace(config, out=Path("out")), watch, report)
+    result = _result(watch, report)
     write_json(json_path, result)
     save_lines_plot(
         json_path.with_suffix(".png"),
@@ -132,7 +133,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     return result
 
 
-def _result(config: RunConfig, watch: _Watch, report: dict[str, Any]) -> dict[str, Any]:
+def _result(watch: _Watch, report: dict[str, Any]) -> dict[str, Any]:
     steady = [k for k, batch in enumerate(watch.batches) if batch["at_s"] > WARM_S]
     values = np.concatenate([watch.latencies[k] for k in steady]) * 1e3
     batch_ms = np.array([watch.batches[k]["seconds"] for k in steady]) * 1e3

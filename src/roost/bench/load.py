@@ -24,11 +24,12 @@ from roost.bench.cases import Case, CaseSpec, data_dir, load_pickups, make_case
 from roost.bench.common import environment, save_lines_plot, write_json
 from roost.bench.own import Repeated
 from roost.bench.rivals.protocol import CORES
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
-from roost.model import Box, Query
-from roost.space import Rect
-from roost.state.store import Commit
+from roost.errors import RoostError
+from roost.model.records import Box, Query
+from roost.model.settings import RunConfig
+from roost.model.space import Rect
+from roost.runtime.records import Commit
 
 SAMPLE_S = 0.1
 ONE_MORE = 20
@@ -46,6 +47,17 @@ def tree_memory_mb() -> tuple[float, float]:
         pss += getattr(info, "pss", info.rss)
         rss += info.rss
     return pss / 1e6, rss / 1e6
+
+
+def check_permission() -> None:
+    """Refuse to measure memory where the system does not let a process read its own."""
+    try:
+        psutil.Process().memory_full_info()
+    except psutil.AccessDenied as error:
+        raise RoostError(
+            "roost bench load may not read the memory maps of its own processes; "
+            "run it where the system permits that"
+        ) from error
 
 
 def _make_case(spec: CaseSpec, folder: Path) -> Case:
@@ -87,6 +99,7 @@ class _Clock:
 
 def run(quick: bool, json_path: Path) -> dict[str, Any]:
     """Measure, and write the result with its plot."""
+    check_permission()
     count = 100_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -96,14 +109,11 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             case = pool.submit(_make_case, spec, folder / "case").result()
         rows = pq.read_metadata(case.points_path).num_rows
         config = RunConfig(
-            points=case.points_path,
-            queries=case.queries_path,
-            bounds=Rect(*case.bounds),
-            master=f"local[{CORES}]",
-            batch_rows=rows,
-            available_now=True,
-            sink="count",
-            out=folder / "out",
+            points={"path": case.points_path},
+            queries={"path": case.queries_path},
+            space={"bounds": Rect(*case.bounds)},
+            engine={"master": f"local[{CORES}]", "batch_rows": rows, "available_now": True},
+            out={"sink": "count", "dir": folder / "out"},
         )
         clock = _Clock()
         source = Repeated(case.points_path, 1 + ONE_MORE)

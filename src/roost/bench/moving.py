@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.bench.cases import SIDE_SHARE, Pickups, box_requests, boxes_of
-from roost.model import TIMESTAMP
-from roost.space import Rect, Space
+from roost.model.schemas import TIMESTAMP
+from roost.model.space import Rect, Space
 
 SLOTS = 96
 SLOT_S = 900

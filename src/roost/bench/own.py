@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost import __version__
-from roost.balance import Strategy
 from roost.bench.cases import Case
 from roost.bench.rivals.protocol import (
     CORES,
@@ -34,18 +33,20 @@ from roost.bench.rivals.protocol import (
     parser,
     written_rows,
 )
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
-from roost.engine.slices import ParquetSlice
-from roost.engine.sources import AnySlice
-from roost.engine.tasks import ROWS_PER_BLOCK
 from roost.kernel import Index
-from roost.model import TIMESTAMP, PointBlock
-from roost.space import Rect, Space
-from roost.state.admission import Rules
-from roost.state.queries import QuerySet
-from roost.state.querylog import SqliteQueryLog
-from roost.state.store import Commit, Store
+from roost.model.choices import Strategy
+from roost.model.schemas import TIMESTAMP, PointBlock
+from roost.model.settings import RunConfig, with_settings
+from roost.model.space import Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.live import QuerySet
+from roost.queries.log import SqliteQueryLog
+from roost.runtime.records import Commit
+from roost.stages.reading import ROWS_PER_BLOCK
+from roost.stages.slices import ParquetSlice
+from roost.stages.sources import AnySlice
+from roost.storage.store import Store
 
 ENDLESS = 1 << 20  # passes; stopped by the clock
 
@@ -122,33 +123,45 @@ def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
     """Measure the pipeline."""
     case = job.case
     config = RunConfig(
-        points=job.points_path,
-        queries=case.queries_path,
-        bounds=Rect(*case.bounds),
-        strategy=strategy,
-        machines=machines,
-        master=f"local[{CORES}]",
-        available_now=True,
-        sink="count" if job.mode == "count" else "parquet",
+        points={"path": job.points_path},
+        queries={"path": case.queries_path},
+        space={"bounds": Rect(*case.bounds)},
+        engine={
+            "strategy": strategy,
+            "machines": machines,
+            "master": f"local[{CORES}]",
+            "available_now": True,
+        },
+        out={"sink": "count" if job.mode == "count" else "parquet"},
     )
     if job.mode == "write":
-        config = replace(config, batch_rows=job.points)  # one pass a batch, as for the others
+        # One pass is one batch, as for the rivals.
+        config = with_settings(config, {"engine.batch_rows": job.points})
     with tempfile.TemporaryDirectory() as folder:
         warm = _Timed(stop_after_s=case.warm_s)
         endless = Repeated(case.warm_points_path, ENDLESS)
-        spark = _stream(replace(config, out=Path(folder) / "warm"), endless, warm, None)
+        spark = _stream(
+            with_settings(config, {"out.dir": Path(folder) / "warm"}), endless, warm, None
+        )
         passes = math.ceil(case.timed_s * warm.last_rate() / job.points)
         passes = min(max(passes, 1), PASSES_MAX)
         timed = _Timed()
         out = Path(folder) / "out"
-        _stream(replace(config, out=out), Repeated(job.points_path, passes), timed, spark)
+        _stream(
+            with_settings(config, {"out.dir": out}), Repeated(job.points_path, passes), timed, spark
+        )
         seconds = timed.ended - timed.started
         total = sum(commit.figures["matches"] for commit in timed.commits)
         if job.mode == "write":
             assert total == written_rows(out / "matches")
             # One pass stays for the benchmark to compare with the other systems.
             shutil.rmtree(job.out, ignore_errors=True)
-            _stream(replace(config, out=job.out), Repeated(job.points_path, 1), _Timed(), spark)
+            _stream(
+                with_settings(config, {"out.dir": job.out}),
+                Repeated(job.points_path, 1),
+                _Timed(),
+                spark,
+            )
         assert total % passes == 0, "two passes over one file found different matches"
         return Result(
             f"roost-{strategy.value}",
@@ -160,7 +173,7 @@ def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
             job.points * passes / seconds,
             total // passes,
             f"roost {__version__}, pyspark {spark.version}",
-            f"{machines} machines, batches of {config.batch_rows:,}",
+            f"{machines} machines, batches of {config.engine.batch_rows:,}",
         )
 
 

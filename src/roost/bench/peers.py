@@ -5,13 +5,15 @@ the same points, the same queries, once counted and once, on fewer points, writt
 comparison of speed is void if the answers differ, so the number of matches must be equal across
 systems, and where matches are written a digest over all rows as well; else the run fails.
 
-A system that cannot be had, or that fails, stays in the result without a rate and with its
-reason; only Roost itself has no such excuse. The summary takes for each figure the worst of the
-counted cases.
+A system that is unavailable is named before the first case. If it is unavailable or fails, its row
+has no rate but the reason, the summary lists it under ``failed``, and the benchmark ends with a
+non-zero exit code once all others are measured; a failure of Roost itself ends it at once. The
+summary takes for each figure the worst of the counted cases.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -32,8 +34,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import roost
-from roost.bench import cases
-from roost.bench.cases import Case
+from roost.bench import cases, check_writable
+from roost.bench.cases import Case, CaseSpec
 from roost.bench.common import environment, save_bars_plot, write_json
 from roost.bench.rivals import environment as environments
 from roost.bench.rivals.environment import Unavailable, own_command, telling_line
@@ -60,7 +62,8 @@ class System:
     name
         Its name in the rows.
     command
-        Gives the start of its command line for a case; raises ``Unavailable`` where it cannot run.
+        Returns the start of its command line for a case; raises ``Unavailable`` where it cannot
+        run.
     modes
         What it can do.
     required
@@ -68,28 +71,43 @@ class System:
     """
 
     name: str
-    command: Callable[[Case], list[str]]
+    command: Callable[[Case | CaseSpec], list[str]]
     modes: tuple[Mode, ...] = MODES
     required: bool = False
 
 
-def _own(system: str, *more: str) -> Callable[[Case], list[str]]:
+def _own(system: str, *more: str) -> Callable[[Case | CaseSpec], list[str]]:
     return lambda case: [*own_command("roost.bench.own"), "--system", system, *more]
 
 
-def _rival(module: str) -> Callable[[Case], list[str]]:
+def _rival(module: str) -> Callable[[Case | CaseSpec], list[str]]:
     return lambda case: own_command(f"roost.bench.rivals.{module}")
 
 
-@cache
-def _sedona() -> list[str]:
-    return environments.sedona_command()
+def _sedona(case: Case | CaseSpec) -> list[str]:
+    return _once(environments.sedona_command)
 
 
-def _duckdb(case: Case) -> list[str]:
+def _duckdb(case: Case | CaseSpec) -> list[str]:
     if case.kind == "polygons":
-        return environments.duckdb_spatial_command()
+        return _once(environments.duckdb_spatial_command)
     return own_command("roost.bench.rivals.duckdb_rival")
+
+
+def _once(make: Callable[[], list[str]]) -> list[str]:
+    """Make an environment once in this process, whether that succeeds or not."""
+    found = _attempt(make)
+    if isinstance(found, Unavailable):
+        raise found
+    return found
+
+
+@cache
+def _attempt(make: Callable[[], list[str]]) -> list[str] | Unavailable:
+    try:
+        return make()
+    except Unavailable as reason:
+        return reason
 
 
 SYSTEMS = {
@@ -98,7 +116,7 @@ SYSTEMS = {
         System("roost", _own("roost"), required=True),
         System("kernel", _own("kernel"), modes=("count",), required=True),
         System("spark_sql", _rival("spark_sql_rival")),
-        System("sedona", lambda case: _sedona()),
+        System("sedona", _sedona),
         System("duckdb", _duckdb),
         System("strtree", _rival("strtree")),
         System("roost-uniform", _own("roost", "--strategy", "uniform"), required=True),
@@ -136,9 +154,14 @@ def run(
     console = console or Console(stderr=True)
     data = cases.data_dir()
     described = environment()
+    specs = cases.QUICK if quick else cases.FULL
+    check_writable(
+        environments.cache_dir(), "environments of rivals", "XDG_CACHE_HOME names another place"
+    )
+    for reason in unavailable(chosen, specs):
+        console.print(f"unavailable: {reason}")
     with tempfile.TemporaryDirectory(prefix="roost-peers-") as folder, _progress(console) as shown:
         task = shown.add_task("cases", total=None)
-        specs = cases.QUICK if quick else cases.FULL
         made = cases.make_cases(specs, Path(folder), data)
         work = [
             (case, mode, system)
@@ -161,12 +184,32 @@ def run(
         "quick": quick,
         "rows": rows,
         "environment": {**described, "bench_cores": CORES, "data": made[0].data},
-        "summary": summarise(rows),
+        "summary": {**summarise(rows), "failed": failures(rows)},
     }
     write_json(json_path, result)
     save_bars_plot(json_path.with_suffix(".png"), "points per second", _panels(rows))
     console.print(_table(rows))
     return result
+
+
+def unavailable(systems: Iterable[System], specs: Iterable[CaseSpec]) -> list[str]:
+    """Prepare all systems; return those that cannot run, with their reasons."""
+    reasons: dict[str, None] = {}
+    for system, spec in itertools.product(systems, specs):
+        try:
+            system.command(spec)
+        except Unavailable as reason:
+            reasons[f"{system.name}, {spec.kind}: {reason}"] = None
+    return list(reasons)
+
+
+def failures(rows: Iterable[Row]) -> list[str]:
+    """Return what was not measured, with the reasons."""
+    return [
+        f"{row['system']}, {row['case']}, {row['mode']}: {row['skipped']}"
+        for row in rows
+        if row["skipped"] is not None
+    ]
 
 
 def _progress(console: Console) -> Progress:
@@ -319,7 +362,9 @@ def _panels(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _line(row: Row) -> str:
-    found = row["skipped"] or f"{row['points_per_s']:,.0f} points/s, {row['matches']:,} matches"
+    if row["skipped"] is not None:
+        return f"{row['case']} {row['mode']} {row['system']}: failed: {row['skipped']}"
+    found = f"{row['points_per_s']:,.0f} points/s, {row['matches']:,} matches"
     return f"{row['case']} {row['mode']} {row['system']}: {found}"
 
 
@@ -333,6 +378,6 @@ def _table(rows: Iterable[Row]) -> Table:
             row["system"],
             "-" if rate is None else f"{rate:,.0f}",
             "-" if matches is None else f"{matches:,}",
-            row["skipped"] or row["notes"],
+            row["notes"] if row["skipped"] is None else f"failed: {row['skipped']}",
         )
     return table

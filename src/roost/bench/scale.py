@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from roost.bench.common import environment, save_panels_plot, write_json
-from roost.sim.cluster import Scenario, Trace, simulate
-from roost.sim.workloads import CellHotspot, Load
+from roost.sim.cluster import simulate
+from roost.sim.scenario import Scenario, Trace
+from roost.sim.workloads import CellHotspot, LoadSpec
 
 DEFAULT = "global"
 STRATEGIES = ("history", "swarm", DEFAULT)
@@ -37,7 +38,7 @@ def scenario(machines: int, strategy: str, side: int) -> Scenario:
     """Return the case for a number of machines."""
     queries = QUERIES_PER_MACHINE * machines
     spot = CellHotspot((0.15, 0.15), HOTSPOT_ROUND, ROUNDS, share=0.4, queries=queries // 5)
-    load = Load(
+    load = LoadSpec(
         points_per_round=POINTS_PER_MACHINE * machines,
         queries=queries,
         towns=200,

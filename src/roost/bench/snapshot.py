@@ -42,13 +42,13 @@ from roost.bench.snapshot_cases import (
     windowed_points,
     write_layouts,
 )
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
 from roost.engine.snapshot import Snapshots
 from roost.errors import RoostError
-from roost.space import Rect
-from roost.state.snapshot import Question
-from roost.window import WindowKind
+from roost.model.choices import WindowKind
+from roost.model.settings import RunConfig
+from roost.model.space import Rect
+from roost.window.snapshot import Question
 
 if TYPE_CHECKING:
     import duckdb
@@ -122,15 +122,11 @@ def _contenders(
     path = folder / "points.parquet"
     pq.write_table(points, path, row_group_size=BATCH_ROWS, compression="none")
     config = RunConfig(
-        points=str(path),
-        bounds=Rect(*bounds),
-        window=WindowKind.COUNT,
-        window_length=points.num_rows,
-        batch_rows=BATCH_ROWS,
-        master=f"local[{CORES}]",
-        available_now=True,
-        sink="count",
-        out=folder / "roost",
+        points={"path": str(path)},
+        space={"bounds": Rect(*bounds)},
+        window={"kind": WindowKind.COUNT, "length": points.num_rows},
+        engine={"batch_rows": BATCH_ROWS, "master": f"local[{CORES}]", "available_now": True},
+        out={"sink": "count", "dir": folder / "roost"},
     )
     own = stack.enter_context(Pipeline(config))
     own.spark  # noqa: B018  (the session starts before the clock does)

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cases import Bounds, Floats, Pickups
-from roost.model import Box, Circle
-from roost.space import EARTH_RADIUS_M
-from roost.state.snapshot import Question
+from roost.model.records import Box, Circle
+from roost.model.space import EARTH_RADIUS_M
+from roost.window.snapshot import Question
 
 SHARES: Mapping[str, float] = {"range 0.01 %": 0.0001, "range 1 %": 0.01, "range 25 %": 0.25}
 SMALL = ("range 0.01 %", "range 1 %")

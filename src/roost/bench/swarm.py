@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.balance import Strategy
 from roost.bench.cases import Pickups, box_requests, data_dir, load_pickups
 from roost.bench.cluster import BatchFigures, run_strategies, summed, warm_up
 from roost.bench.common import environment, save_panels_plot, write_json
 from roost.bench.moving import LOWER_LEFT, SLOT_S, UPPER_RIGHT, Hotspot, MovingLoad
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
+from roost.model.choices import Strategy
+from roost.model.settings import RunConfig
 
 MACHINES = 22
 CORES = 2
@@ -121,18 +121,18 @@ def _real(pickups: Pickups, load: MovingLoad) -> list[dict[str, Any]]:
         pq.write_table(box_requests(load.boxes), folder / "queries.parquet")
         for strategy in Strategy:
             config = RunConfig(
-                points=str(folder / "points.parquet"),
-                queries=str(folder / "queries.parquet"),
-                point_id="id",
-                bounds=load.space.bounds,
-                strategy=strategy,
-                machines=CORES,
-                batch_rows=load.points,
-                master=f"local[{CORES}]",
-                available_now=True,
-                round_length=SLOT_S / 2,
-                sink="count",
-                out=folder / strategy.value,
+                points={"path": str(folder / "points.parquet"), "id": "id"},
+                queries={"path": str(folder / "queries.parquet")},
+                space={"bounds": load.space.bounds},
+                engine={
+                    "strategy": strategy,
+                    "machines": CORES,
+                    "batch_rows": load.points,
+                    "master": f"local[{CORES}]",
+                    "available_now": True,
+                },
+                balance={"round": SLOT_S / 2},
+                out={"sink": "count", "dir": folder / strategy.value},
             )
             with Pipeline(config) as pipeline:
                 report = pipeline.run()

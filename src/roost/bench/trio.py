@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.balance.plan import Plan, Router
-from roost.balance.strategies import History, Strategy, initial_plan
+from roost.balance.strategies import History, initial_plan
 from roost.bench.cases import SEED, Pickups, boxes_of, data_dir, load_pickups
 from roost.bench.common import environment, save_bars_plot, save_lines_plot, write_json
 from roost.bench.trio_storage import (
@@ -38,8 +38,10 @@ from roost.bench.trio_storage import (
 )
 from roost.kernel import Index, build_segment, query_schema
 from roost.kernel.cells import locate_cells
-from roost.model import BOX, TIME_MAX, TIME_MIN, PointBlock
-from roost.space import Rect, Space
+from roost.model.choices import Strategy
+from roost.model.records import BOX, TIME_MAX, TIME_MIN
+from roost.model.schemas import PointBlock
+from roost.model.space import Rect, Space
 from roost.workload import (
     CellCounter,
     CellCounts,
@@ -168,7 +170,7 @@ def point_row(load: Load, sizes: Sizes) -> Row:
         begun = time.perf_counter()
         cells = locate_cells(load.pickups.lon[batch], load.pickups.lat[batch], *edges)
         spent[number, 3] = time.perf_counter() - begun
-        owners = router.machines_of(cells)
+        owners = router.machines_of(cells, np.arange(cells.size, dtype=np.uint64))
         for machine, mine in enumerate(stats):
             own = cells[owners == machine]
             begun = time.perf_counter()
@@ -239,7 +241,7 @@ class Fleet:
     def busy_s(self, at: NDArray[np.int64], repeats: int) -> Floats:
         """Measure the time of each machine for the points at some places."""
         pickups = self._load.pickups
-        owners = self._router.machines_of(self._load.cells[at])
+        owners = self._router.machines_of(self._load.cells[at], at.astype(np.uint64))
         blocks = []
         for machine in range(len(self._indexes)):
             own = at[owners == machine]

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from roost.balance.plan import Plan
-from roost.balance.strategies import Strategy, initial_plan
-from roost.space import Grid, Rect
-from roost.workload import AqwaStats, MachineStats, PartitionStats
-from roost.workload.aqwa import NUMBERS_PER_CELL
+from roost.balance.strategies import initial_plan
+from roost.bench.aqwa import NUMBERS_PER_CELL, AqwaStats
+from roost.model.choices import Strategy
+from roost.model.space import Grid, Rect
+from roost.workload import MachineStats, PartitionStats
 from roost.workload.loops import LINES
 
 Row = dict[str, Any]

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from roost.config import RunConfig
 from roost.engine.pipeline import Pipeline
-from roost.engine.report import write_report
-from roost.state.store import Commit
+from roost.model.settings import RunConfig
+from roost.runtime.records import Commit
+from roost.runtime.report import write_report
 
 PLAIN_EVERY_S = 2.0
 
@@ -70,6 +70,7 @@ class _Shown:
 def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
     """Run a pipeline to its end and say what came of it; returns the exit code."""
     console = Console()
+    shown: _Shown
     with Pipeline(config, on_batch=lambda commit: shown.batch(commit)) as pipeline:
         shown = _Shown(pipeline, console, quiet)
 
@@ -83,7 +84,7 @@ def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    path = config.report or config.out / "report.json"
+    path = config.out.report or config.out.dir / "report.json"
     write_report(path, report)
     if not quiet:
         _print_report(console, config, report)
@@ -111,7 +112,7 @@ def _print_report(console: Console, config: RunConfig, report: dict[str, Any]) -
             highlight=False,
         )
     dead = report["dead_points"] + report["dead_requests"]
-    if config.sink == "parquet":
-        console.print(f"matches  {config.out / 'matches'}", highlight=False)
+    if config.out.sink == "parquet":
+        console.print(f"matches  {config.out.dir / 'matches'}", highlight=False)
     if dead:
-        console.print(f"dead     {config.out / 'dead'}  {dead:,} records", highlight=False)
+        console.print(f"dead     {config.out.dir / 'dead'}  {dead:,} records", highlight=False)

@@ -6,9 +6,14 @@ are shared between all workers of an executor.
 
 from __future__ import annotations
 
+import gc
+
 from pyspark import daemon
 
-import roost.engine.tasks  # noqa: F401  (loaded for the workers that are forked from here)
+import roost.engine.worker  # noqa: F401  (loaded for the workers that are forked from here)
 
 if __name__ == "__main__":
+    # Workers collect garbage after every task; what is loaded by now stays, so leave it out.
+    gc.collect()
+    gc.freeze()
     daemon.manager()

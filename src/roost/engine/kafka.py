@@ -17,24 +17,15 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from roost.engine.json_lines import read_json_messages
-from roost.errors import ConfigError, SourceError
-from roost.state.columns import convert
+from roost.errors import SourceError
+from roost.model.columns import convert
+from roost.stages.json_lines import read_json_messages
 
 VALUE = "value"
 ANSWER_S = 10.0
 SAMPLE_MESSAGES = 50_000  # of any size, through the driver's heap
 # Small messages: the connector's own limits (500 and 1 MiB) make it ask the broker too often.
 FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "8388608"}
-
-
-def kafka_address(text: str, key: str) -> tuple[str, str]:
-    """Brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
-    brokers, _, topic = text.removeprefix("kafka://").partition("/")
-    ports = (broker.rpartition(":")[2] for broker in brokers.split(","))
-    if not text.startswith("kafka://") or not topic or not all(map(str.isdecimal, ports)):
-        raise ConfigError(key, text, "kafka://HOST:PORT[,HOST:PORT]/TOPIC")
-    return brokers, topic
 
 
 def check_brokers(brokers: str) -> None:

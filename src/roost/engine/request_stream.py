@@ -1,6 +1,6 @@
 """Requests that come as a stream: judged and counted by Spark, and only then put into the log.
 
-The gate of the fold (:mod:`roost.state.guard_keeper`) sees every request that is in the log. Where
+The gate of the fold (:mod:`roost.queries.guard_state`) sees every request that is in the log. Where
 requests come through Spark anyway, its executors can do that work. Of each micro-batch they refuse
 what blocked users sent, which then never reaches the driver, and count the rest by user. The driver
 gets what passed and a row a user, and appends both with a name of their own: a micro-batch that
@@ -20,9 +20,9 @@ from pyspark.sql import functions as f
 
 from roost.guard import Guard
 from roost.guard.tally import COLUMNS
-from roost.model import TIMESTAMP, request_schema
-from roost.state.guard_keeper import GuardKeeper
-from roost.state.querylog import QueryLog
+from roost.model.schemas import TIMESTAMP, request_schema
+from roost.queries.guard_state import GuardState
+from roost.queries.log import QueryLog
 
 FIELDS = frozenset(request_schema(pa.string(), TIMESTAMP).names)
 _BLOCKED = "roost_blocked"
@@ -58,7 +58,7 @@ def tally(requests: DataFrame) -> DataFrame:
     return known.groupBy("user_id").agg(*columns)
 
 
-def append_batch(requests: DataFrame, log: QueryLog, keeper: GuardKeeper | None, tag: str) -> int:
+def append_batch(requests: DataFrame, log: QueryLog, keeper: GuardState | None, tag: str) -> int:
     """Put a micro-batch into the log, once where the log keeps tags; returns the position."""
     known = [name for name in requests.columns if name in FIELDS]
     requests = requests.select(*known).withColumn("user_id", f.col("user_id").cast("string"))

@@ -8,7 +8,6 @@ id: at least once, and the batch id makes it exactly once for whoever looks at i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,17 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from roost.engine.kafka import check_connector, kafka_address
+from roost.engine.kafka import check_connector
+from roost.queries.open_log import kafka_address
 
 CONSOLE_ROWS = 20
 TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"  # Spark's own leaves the microseconds out
-
-
-class Sink(Protocol):
-    """Takes the matches of a batch."""
-
-    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
-        """Take a batch; must not return before the matches are safe."""
 
 
 class CallbackSink:

@@ -1,6 +1,6 @@
 """Questions about the window, answered by Spark jobs, or at once where they are small.
 
-A question is cut into parts (:mod:`roost.state.snapshot`), the parts are dealt to a few tasks, and
+A question is cut into parts (:mod:`roost.window.snapshot`), the parts are dealt to a few tasks, and
 what the tasks bring back is merged. To run even one task takes Spark tens of milliseconds, many
 times as long as to look into a few zones of a few mapped files. So a question about few points is
 answered by the process that asks it, in the same way.
@@ -29,25 +29,29 @@ import pyarrow.parquet as pq
 from pyspark import RDD, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from roost.engine.jobs import deal
+from roost.engine.worker import CACHE
 from roost.errors import StateError
-from roost.state.admission import Rules
-from roost.state.operations import rules_of
-from roost.state.private import private_file, private_folder
-from roost.state.snapshot import (
+from roost.queries.admission import Rules
+from roost.queries.rules import rules_of
+from roost.queries.snapshots import check_question
+from roost.stages.joins import deal
+from roost.storage.agreement import agreed
+from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
+from roost.storage.private import private_file, private_folder
+from roost.storage.store import Store
+from roost.window import State
+from roost.window.snapshot import (
     Columns,
     Part,
     Question,
     answer_parts,
-    check_question,
     free_name,
     merge_answers,
     needed_parts,
     with_batch,
 )
-from roost.state.store import Store
-from roost.state.windows import SEGMENTS, WindowView, pin_view, read_view
-from roost.window import State
+from roost.window.view import WindowFiles, WindowView, lease_view, read_view, window_files
 
 POINTS_PER_TASK = 500_000
 POINTS_HERE = 200_000
@@ -86,15 +90,16 @@ class _Asked:
     batch_id: int
     folder: str
     inline_max: int
-    window: str
+    window: Files
     oldest: int
     for_spark: bool
     groups: tuple[tuple[Part, ...], ...]
 
-    def answer(self, task: int) -> Iterator[bytes | str]:
+    def answer(self, task: int, cache: WorkerCache) -> Iterator[bytes | str]:
         """Answer from the parts of one task."""
-        SEGMENTS.forget_before(self.window, self.oldest)
-        answer = answer_parts(self.question, self.columns, self.groups[task], SEGMENTS)
+        files = WindowFiles(self.window, cache)
+        files.drop_before(self.oldest)
+        answer = answer_parts(self.question, self.columns, self.groups[task], files)
         if isinstance(answer, State):
             yield answer.to_bytes()
         elif self.question.nearest is None and answer.nbytes > self.inline_max:
@@ -141,6 +146,7 @@ class Snapshots:
         self._spark = spark
         self._store = Store(folder, durable=False)
         self._points_here = points_here
+        self._cache = WorkerCache()
         self._lock = threading.Lock()
         self._large: list[list[str]] = []
         self._cores = spark.sparkContext.defaultParallelism
@@ -181,27 +187,27 @@ class Snapshots:
             with self._lock:
                 rules, columns = self._schema(view)
             check_question(question, rules)
-            folder = self._store.window_folder
-            parts = needed_parts(view, folder, rules.space, question)
+            files = window_files(self._store)
+            parts = needed_parts(view, WindowFiles(files, self._cache), rules.space, question)
             where = str(self._answers)
-            limits = (where, ANSWER_BYTES_MAX, str(folder), view.oldest)
+            limits = (where, ANSWER_BYTES_MAX, files, view.oldest)
             groups = self._dealt(parts)
             asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
             answers = self._run(asked)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
-        files = [answer for answer in answers if isinstance(answer, str)]
-        return batch_id, merge_answers(question, columns, small, batch_id), files, len(parts)
+        large = [answer for answer in answers if isinstance(answer, str)]
+        return batch_id, merge_answers(question, columns, small, batch_id), large, len(parts)
 
     @contextmanager
     def _pinned(self) -> Iterator[WindowView]:
         """Pin the window; several threads may ask, but one connection is for one at a time."""
         with self._lock:
-            pin, view = pin_view(self._store)
+            pin, view = lease_view(self._store)
         try:
             yield view
         finally:
             with self._lock:
-                self._store.unpin_window(pin)
+                self._store.leases.release(pin)
 
     def view(self) -> WindowView:
         """Return the window of the newest batch: its batches, files and extent."""
@@ -232,7 +238,7 @@ class Snapshots:
 
     def _schema(self, view: WindowView) -> tuple[Rules, Columns]:
         if self._known is None:
-            meta = self._store.meta()
+            meta = agreed(self._store)
             assert meta is not None, "a window without settings"
             x, y, time, point_id = meta["points"]
             rules = replace(rules_of(self._store), attributes=view.attributes)
@@ -249,7 +255,7 @@ class Snapshots:
         tasks = len(asked.groups)
         points = sum(part.likely for group in asked.groups for part in group)
         if not tasks or points < self._points_here:
-            return [answer for task in range(tasks) for answer in asked.answer(task)]
+            return [answer for task in range(tasks) for answer in asked.answer(task, self._cache)]
         context = self._spark.sparkContext
         if tasks not in self._jobs:
             numbers = context.parallelize(range(tasks), tasks)
@@ -273,7 +279,7 @@ def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[bytes | str]:
     text = context.getLocalProperty(QUESTION)
     assert text is not None
     asked: _Asked = pickle.loads(base64.b64decode(text))
-    return asked.answer(task)
+    return asked.answer(task, CACHE)
 
 
 def _read(asked: _Asked, answer: bytes) -> State | pa.Table:

@@ -1,25 +1,25 @@
-"""Who is abusing the balancer: requests are counted by user, hotspots are traced to users.
+"""Guard: finds and blocks users who attack the load balancer.
 
-Whoever knows that a system rebalances can make it do nothing else: register queries to make a
-hotspot, end them, make the next. :class:`Guard` finds the users who do so and blocks them, and
-leaves crowds alone. ``gate.py`` admits and counts, ``sensor.py`` looks into hot partitions,
-``features.py`` and ``detector.py`` judge, ``attack.py`` has attacks and crowds for tests.
+An attacker can force a balancing system to rebalance all the time: register queries to create a
+hotspot, terminate them, create the next one. :class:`Guard` counts requests by user, traces
+hotspots to users, and blocks the attackers but not flash crowds. ``gate.py`` admits and counts
+requests, ``sensor.py`` inspects hot partitions, ``features.py`` and ``detector.py`` classify users.
 """
 
 from __future__ import annotations
 
-from roost.guard.decisions import Block, Decision, NoFinding, Release, Suspect
+from roost.guard.decisions import Block, GuardDecision, NoFinding, Release, Suspect
 from roost.guard.guard import Guard
 from roost.guard.sensor import LiveQueries
-from roost.guard.suspicion import Settings
+from roost.guard.suspicion import DetectorSettings
 
 __all__ = [
     "Block",
-    "Decision",
+    "DetectorSettings",
     "Guard",
+    "GuardDecision",
     "LiveQueries",
     "NoFinding",
     "Release",
-    "Settings",
     "Suspect",
 ]

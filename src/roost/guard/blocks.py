@@ -1,11 +1,11 @@
-"""Who is blocked, since when, and why: a history by user, because batches are run again.
+"""Block list: a history of blocks by user, because batches may be repeated.
 
-A block is an event at a log position, and so is its end. A request at position ``p`` is judged by
-the last event before ``p``, so a batch that is repeated after its user was blocked still admits
-what it admitted the first time.
+A block is an event at a log position, and so is its end. The last event before position ``p``
+decides about a request at ``p``, so a batch that is repeated after a user was blocked admits the
+same requests as before.
 
-Histories are kept for good: a block that is forgotten is an open door. They grow with the
-decisions of the detector and of operators, not with requests.
+Histories are never deleted: a lost block would admit an attacker. They grow with the decisions of
+the detector and of operators, not with requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from roost.guard.users import Keys
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """A block (or its end) from a log position on: rows after it are refused (or admitted).
+class BlockEvent:
+    """Start or end of a block: requests after the position are refused or admitted.
 
-    With ``evict``, the user's queries are to be ended, too.
+    With ``evict``, the user's queries are terminated, too.
     """
 
     position: int
@@ -37,23 +37,23 @@ class Event:
 
 
 @dataclass(slots=True)
-class Record:
+class BlockHistory:
     """A user's history, in order of position."""
 
     key: int
     name: str
-    events: list[Event] = field(default_factory=list)
-    evicted: int | None = None  # position of the block whose eviction is done
+    events: list[BlockEvent] = field(default_factory=list)
+    evicted: int | None = None  # position of the block whose queries were terminated
 
 
 class BlockList:
-    """Histories by user key, laid out for compiled loops."""
+    """Block histories by user key, with arrays for compiled loops."""
 
     def __init__(self) -> None:
-        self._records: dict[int, Record] = {}
-        self._lay_out()
+        self._records: dict[int, BlockHistory] = {}
+        self._build_arrays()
 
-    def _lay_out(self, refused: dict[int, int] | None = None) -> None:
+    def _build_arrays(self, refused: dict[int, int] | None = None) -> None:
         records = list(self._records.values())
         counts = [len(record.events) for record in records]
         events = [event for record in records for event in record.events]
@@ -65,66 +65,58 @@ class BlockList:
         rebuild(self._index, self._keys, len(records))
         known = refused or {}
         self._refused = np.array([known.get(record.key, 0) for record in records], np.int64)
-        # Other threads read this one while blocks are added.
+        # Other threads read this set while blocks are added.
         self._names = frozenset(r.name for r in records if self.now(r.key) is not None)
 
     def _refusals(self) -> dict[int, int]:
         return dict(zip(self._keys.tolist(), self._refused.tolist(), strict=True))
 
     def judge(self, keys: Keys, position: int) -> NDArray[np.bool_]:
-        """Admit or refuse rows at ``position`` and after; see ``loops.py: judge_rows``."""
+        """Return whether each request from ``position`` on is admitted."""
         if not self._records:
             return np.ones(len(keys), np.bool_)
         admitted = np.empty(len(keys), np.bool_)
-        judge_rows(
-            keys,
-            position,
-            self._index,
-            self._keys,
-            self._starts,
-            self._positions,
-            self._states,
-            admitted,
-        )
+        events = (self._starts, self._positions, self._states)
+        judge_rows(keys, position, self._index, self._keys, *events, admitted)
         return admitted
 
     def count(self, keys: Keys, refused: NDArray[np.int64]) -> None:
-        """Add to how often some different users were refused; strangers are passed over."""
+        """Add refusals of distinct users; users without a history are ignored."""
         rows = np.empty(len(keys), np.int32)
         find_rows(keys, self._index, self._keys, rows)
         known = rows >= 0
         self._refused[rows[known]] += refused[known]
 
-    def now(self, key: int) -> Event | None:
-        """Return the event that blocks a user now, None where nothing does."""
+    def now(self, key: int) -> BlockEvent | None:
+        """Return the event that blocks a user now, or None."""
         record = self._records.get(key)
         last = record.events[-1] if record and record.events else None
         return last if last is not None and last.blocked else None
 
-    def add(self, users: Iterable[tuple[int, str]], event: Event) -> None:
-        """Add an event for users, as keys and names; at the same position, the new one holds.
+    def add(self, users: Iterable[tuple[int, str]], event: BlockEvent) -> None:
+        """Add an event for users, as keys and names; it replaces one at the same position.
 
-        Operators write at the end of the log and the detector where it is folded, so an event may
-        come before one that is known.
+        Operators block at the end of the log, the detector where the log is applied, so events may
+        arrive out of order.
         """
         for key, name in users:
-            events = self._records.setdefault(key, Record(key, name)).events
+            events = self._records.setdefault(key, BlockHistory(key, name)).events
             at = bisect_left(events, event.position, key=lambda known: known.position)
             same = at < len(events) and events[at].position == event.position
             events[at : at + same] = [event]
-        self._lay_out(self._refusals())
+        self._build_arrays(self._refusals())
 
     def keys_blocked(self) -> Keys:
-        """Keys of those who are blocked now, ascending."""
+        """Return the keys of blocked users, ascending."""
         keys = [key for key in self._records if self.now(key) is not None]
         return np.array(sorted(keys), np.uint64)
 
     def names_blocked(self) -> frozenset[str]:
-        """Names of those who are blocked now."""
+        """Return the names of blocked users."""
         return self._names
 
     def evictions(self) -> dict[str, tuple[int, int]]:
-        """By name, key and position of those who are blocked and whose queries are to be ended."""
+        """Return name to key and position of blocked users whose queries must be terminated."""
         found = {}
         for key, record in self._records.items():
             event = self.now(key)
@@ -133,7 +125,7 @@ class BlockList:
         return found
 
     def evicted(self, key: int) -> bool:
-        """Note that a user's queries are ended; False where they were before."""
+        """Record that a user's queries are terminated; return False if they were before."""
         event, record = self.now(key), self._records[key]
         if event is None or record.evicted == event.position:
             return False
@@ -141,14 +133,14 @@ class BlockList:
         return True
 
     def named(self, name: str) -> int | None:
-        """Key of a user by the name that listings show."""
+        """Return the key of a user by the displayed name."""
         for record in self._records.values():
             if record.name == name:
                 return record.key
         return None
 
     def listing(self) -> list[dict[str, Any]]:
-        """Everybody who was ever blocked, as plain data."""
+        """Return all users that were ever blocked, as JSON data."""
         refusals = self._refusals()
         return [
             {
@@ -162,7 +154,7 @@ class BlockList:
         ]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain data for the state directory."""
+        """Return JSON data for the state directory."""
         refusals = self._refusals()
         return [
             {
@@ -177,11 +169,11 @@ class BlockList:
 
     @classmethod
     def from_json(cls, data: list[dict[str, Any]]) -> BlockList:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         made = cls()
         for item in data:
-            events = [Event(**event) for event in item["events"]]
+            events = [BlockEvent(**event) for event in item["events"]]
             key, name, evicted = item["key"], item["name"], item["evicted"]
-            made._records[key] = Record(key, name, events, evicted)
-        made._lay_out({item["key"]: item["refused"] for item in data})
+            made._records[key] = BlockHistory(key, name, events, evicted)
+        made._build_arrays({item["key"]: item["refused"] for item in data})
         return made

@@ -1,7 +1,7 @@
-"""What the detector may decide, as values with their evidence.
+"""Decisions of the detector, as values with their evidence.
 
-Evidence is plain data (numbers, texts, lists), so that it can be logged as it is and an operator
-can see why.
+Evidence is JSON data (numbers, texts, lists), so that it can be logged and an operator can see the
+reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Evidence = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Users found for the first time, or again where they were found before."""
+    """Users found for the first time, or again at the same place."""
 
     users: tuple[str, ...]
     round: int
@@ -25,7 +25,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Users found again: what they send after ``position`` is refused."""
+    """Users found again: their requests after ``position`` are refused."""
 
     users: tuple[str, ...]
     round: int
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Users who were suspicious, and were not found again in time."""
+    """Suspicious users that were not found again in time."""
 
     users: tuple[str, ...]
     round: int
@@ -46,11 +46,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class NoFinding:
-    """Nobody, and why."""
+    """No user was found, and the reason."""
 
     round: int
     reason: str
     evidence: Evidence = field(default_factory=dict)
 
 
-Decision = Suspect | Block | Release | NoFinding
+GuardDecision = Suspect | Block | Release | NoFinding

@@ -1,47 +1,46 @@
-"""Algorithm 4: which users made the hotspots of a round, and whether they did so before.
+"""Detector (algorithm 4): finds the users who caused the hotspots of a round, and repeat offenders.
 
-All users are one suspicious cluster at first. k-means++ splits it in two, the half with the larger
-ALQR (mean x14) stays suspicious, and so on until its users have been in the same hotspots with
-new queries: the standard deviation of x11 is near zero. What is left must have ``beta`` times
-the ALQR of everybody else and must be in a hotspot of this round. Found once, a cluster is put on
-the suspicious list with a random time to leave it; found twice, its users are blocked.
+All users start as one suspicious cluster. k-means++ splits it in two, the half with the larger ALQR
+(mean x14) stays suspicious, and so on until its users were in the same hotspots with new queries:
+the standard deviation of x11 is near zero. The remaining cluster must have ``beta`` times the ALQR
+of all other users and must be in a hotspot of this round. A cluster found once is put on the
+suspicious list for a random time; the users of a cluster found twice are blocked.
 
-Where the paper leaves a choice: the deviation is that of normalised x11, so that "near zero" does
-not depend on how many hotspots there ever were; ALQR is taken of x14 before normalisation, because
-``beta`` is a ratio; a cluster is in a hotspot if one of its users is; blocked users take no part.
+Choices that the paper leaves open: the deviation is that of normalised x11, so that "near zero"
+does not depend on the total number of hotspots; ALQR uses x14 before normalisation, because
+``beta`` is a ratio; a cluster is in a hotspot if one of its users is; blocked users are excluded.
 
-As published (``suspicion.py: Settings.paper``), this blocks flash crowds and newcomers: their
-queries are all new, all in the same hotspots, and a hotspot that grows is rebalanced more than
-once. Splitting also always ends with somebody, be it one user with three queries that all fell
-into the hot partition. And a very active user, far from all others, falls into the attackers' half
-for that.
-By default five more things are asked for, all of them with numbers that are there anyway:
+As published (``suspicion.py: DetectorSettings.paper``), this blocks flash crowds and newcomers:
+their queries are all new and in the same hotspots, and a growing hotspot is rebalanced more than
+once. Splitting also always ends with a cluster, even of one user with three queries that all lie
+in the hot partition. And a very active user, far from all others, ends up in the attackers' half.
+By default five more conditions apply, which use the same numbers:
 
-* *Each.* Whoever is within ``beta`` by himself and clearly below the cluster's ALQR, or adds less
-  than ``hanger_on`` of the cluster's median to its hotspots, is not of the cluster.
+* *Each.* A user who is within ``beta`` and clearly below the cluster's ALQR, or contributes less
+  than ``contribution_min`` of the cluster's median to its hotspots, is not part of the cluster.
 * *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
-  ``share_min``: with less, the hotspot would be there without it.
-* *Chance.* The part of its recent queries that the cluster has in the hot partitions is ``beta``
-  times what anybody has there: the part of a user's old queries, on average, added up over the hot
-  partitions that the cluster is in. In a crowd of hundreds who are in no hotspot yet, the ALQR of
-  everybody else is next to nothing, and half of the normal users are beyond ``beta`` of it.
-* *Moved.* The second finding is at another place than the first: the middles of the cluster's
-  recent queries in hotspots lie twice as far apart as they spread. Load that stays in one place is
-  balanced once, however heavy it is; to do harm again and again an attack has to move.
-* *Users, not clusters,* are found again: those who were on the list before, if they are cause
-  enough by themselves or like those who are. One more or one fewer in the cluster than the last
-  time is no way out.
+  ``share_min``: with less, the hotspot would exist without the cluster.
+* *Chance.* The share of the cluster's recent queries that lie in the hot partitions is ``beta``
+  times the expected share: the mean share of users' old queries, summed over the hot partitions
+  that the cluster is in. In a crowd of hundreds without a hotspot yet, the ALQR of all others is
+  nearly zero, and half of the normal users exceed ``beta`` times that.
+* *Moved.* The second finding is at another place: the centres of the cluster's recent queries in
+  hotspots are twice as far apart as their spread. Load that stays in one place is balanced once,
+  however heavy it is; to do harm repeatedly, an attack has to move.
+* *Users, not clusters,* are found again: users who were on the list before, if they are a
+  sufficient cause by themselves or similar to users who are. A cluster with one more or one fewer
+  user than before does not escape.
 
-k-means may cut through the middle of a group. So whoever is like the cluster belongs to it: beyond
-``beta``, with about its ALQR, at its place, and with about as many queries in its hotspots. And
-when a group is blocked, users who were not on the list go with it if they are at its place, pass
-*each*, and have been in exactly its hotspots with new queries, since they were first heard of.
+k-means may split a group in the middle. So users similar to the cluster are added: beyond ``beta``,
+with about its ALQR, at its place, and with about as many queries in its hotspots. When a group is
+blocked, unlisted users are blocked with it if they are at its place, satisfy *each*, and were in
+exactly its hotspots with new queries since they were first seen.
 
-Splitting is a matter of luck: two attackers among a hundred users may end up in the half with the
-lower mean, and are gone. So it is tried a few times.
+Splitting depends on the random start: two attackers among a hundred users may fall into the half
+with the lower mean and be missed. So it is repeated a few times.
 
-And the list is longer. The paper's 5 to 30 rounds can be over before a slow attack has moved its
-queries to the next place. Being on the list costs nothing, as long as one stays where one is.
+Entries stay longer on the list than the paper's 5 to 30 rounds, in which a slow attack may not have
+moved to its next place. Being listed has no effect on users whose queries stay in place.
 """
 
 from __future__ import annotations
@@ -54,49 +53,49 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
-from roost.guard.decisions import Block, Decision, Evidence, NoFinding, Release, Suspect
+from roost.guard.decisions import Block, Evidence, GuardDecision, NoFinding, Release, Suspect
 from roost.guard.features import X3, X6, X11, X12, X14, Features, normalise
-from roost.guard.suspicion import Listed, Place, Rows, Settings
+from roost.guard.suspicion import DetectorSettings, ListedCluster, Place, Rows
 
-# A user with this part of the cluster's ALQR is like the rest of it; if he is not in it yet, he
-# must also add this part of its median. Whoever shares the work evenly rarely adds less than half.
+# A user with this share of the cluster's ALQR is similar to it; to be added, a user also needs this
+# share of its median contribution. Attackers that share work evenly rarely have less than half.
 ALIKE = 0.8
 ALIKE_ADDED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What a detection came to: decisions, the list after it, and whom to block."""
+    """Result of a detection: decisions, the new list, and users to block."""
 
-    decisions: tuple[Decision, ...]
-    listed: tuple[Listed, ...]
+    decisions: tuple[GuardDecision, ...]
+    listed: tuple[ListedCluster, ...]
     blocked: tuple[tuple[int, str], ...] = ()
 
 
 def detect(
     features: Features,
-    listed: Iterable[Listed],
+    listed: Iterable[ListedCluster],
     number: int,
     position: int,
     random: np.random.Generator,
-    settings: Settings = Settings(),  # noqa: B008 - immutable
+    settings: DetectorSettings = DetectorSettings(),  # noqa: B008 - immutable
 ) -> Finding:
-    """Judge one round.
+    """Run the detection of one round.
 
     Parameters
     ----------
     features
-        Of all users who are not blocked.
+        Features of all users who are not blocked.
     listed
         The suspicious list.
     number
         The round.
     position
-        Log position from which on blocked users are refused.
+        Log position after which blocked users are refused.
     random
         Seeds k-means++ and draws removal times.
     settings
-        How to judge.
+        Settings of the detector.
     """
     kept, released = _expire(tuple(listed), number)
     cluster, evidence, reason = suspicious_cluster(features, random, settings)
@@ -108,9 +107,9 @@ def detect(
 
 
 def _expire(
-    listed: tuple[Listed, ...], number: int
-) -> tuple[tuple[Listed, ...], tuple[Release, ...]]:
-    """Take from the list whoever was not found again in time."""
+    listed: tuple[ListedCluster, ...], number: int
+) -> tuple[tuple[ListedCluster, ...], tuple[Release, ...]]:
+    """Remove entries from the list that were not found again in time."""
     over = [entry for entry in listed if entry.until < number]
     releases = tuple(
         Release(
@@ -125,22 +124,22 @@ def _expire(
 
 
 def suspicious_cluster(
-    features: Features, random: np.random.Generator, settings: Settings
+    features: Features, random: np.random.Generator, settings: DetectorSettings
 ) -> tuple[Rows | None, Evidence, str]:
-    """Find the cluster that passes every test of a single round.
+    """Find the cluster that satisfies all conditions of a single round.
 
     Returns
     -------
     rows, evidence, reason
-        Its users, or None with the test that it failed.
+        Its users, or None with the condition that failed.
     """
     raw = features.raw
     if len(raw) < 2:
         return None, {"users": len(raw)}, "fewer than two users"
     if not raw[:, X3].any():
         return None, {"users": len(raw)}, "no hotspot in this round"
-    # One thread: sums come out the same on every machine, and where the cores are busy with a
-    # batch, threads that wait for each other take twenty times as long.
+    # One thread makes sums reproducible on every host; and while a batch uses all cores, threads
+    # that wait for each other take twenty times as long.
     with threadpool_limits(1):
         for _ in range(settings.tries):
             rows, splits = _split(raw, random, settings.deviation_max)
@@ -151,9 +150,9 @@ def suspicious_cluster(
 
 
 def _tested(
-    features: Features, rows: Rows, evidence: Evidence, settings: Settings
+    features: Features, rows: Rows, evidence: Evidence, settings: DetectorSettings
 ) -> tuple[Rows | None, Evidence, str]:
-    """Put what splitting left to the tests of a single round."""
+    """Apply the conditions of a single round to a cluster."""
     raw = features.raw
     others = np.ones(len(raw), np.bool_)
     others[rows] = False
@@ -166,7 +165,7 @@ def _tested(
         return None, evidence, "in no hotspot of this round"
     if settings.each:
         rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
-        rows = _without_hangers_on(raw, rows, settings.hanger_on)
+        rows = _contributors(raw, rows, settings.contribution_min)
         rows = _grown(features, rows, settings.beta)
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
@@ -186,7 +185,7 @@ def _tested(
 def _split(
     raw: NDArray[np.float64], random: np.random.Generator, deviation_max: float
 ) -> tuple[Rows, list[Evidence]]:
-    """Split the suspicious cluster until its users have been in the same hotspots."""
+    """Split the suspicious cluster until its users were in the same hotspots."""
     scaled = normalise(raw)
     rows = np.arange(len(raw))
     splits: list[Evidence] = []
@@ -195,7 +194,7 @@ def _split(
         if (points == points[0]).all():
             return rows, splits
         seed = int(random.integers(1 << 31))
-        # One start is k-means++ as published; more of them would cost a detection for nothing.
+        # One start is k-means++ as published; more would only cost time.
         labels = KMeans(2, init="k-means++", n_init=1, random_state=seed).fit_predict(points)
         halves = (rows[labels == 0], rows[labels == 1])
         rates = [_alqr(raw, half) for half in halves]
@@ -208,11 +207,11 @@ def _split(
 
 
 def _alqr(raw: NDArray[np.float64], rows: Rows) -> float:
-    """Average of x14 over a cluster."""
+    """Return the mean of x14 over a cluster."""
     return float(raw[rows, X14].mean()) if len(rows) else 0.0
 
 
-def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Rows:
+def _contributors(raw: NDArray[np.float64], rows: Rows, part: float) -> Rows:
     added = raw[rows, X12]
     least = part * float(np.median(added)) if len(added) else 0.0
     kept: Rows = rows[(added >= least) & (added > 0.0)]
@@ -220,10 +219,10 @@ def _without_hangers_on(raw: NDArray[np.float64], rows: Rows, part: float) -> Ro
 
 
 def _grown(features: Features, rows: Rows, beta: float) -> Rows:
-    """Add users who are like a cluster, until there are no more.
+    """Add users that are similar to a cluster, until there are no more.
 
-    What k-means cut off counts as everybody else at first, and hides itself behind its own ALQR;
-    so ``beta`` is asked of those who would join, against those who would then be left.
+    Users that k-means split off raise the ALQR of the others, so ``beta`` is tested against the
+    users that would remain.
     """
     raw = features.raw
     while True:
@@ -235,12 +234,12 @@ def _grown(features: Features, rows: Rows, beta: float) -> Rows:
 
 
 def _alqr_without(raw: NDArray[np.float64], rows: Rows, joining: Rows) -> float:
-    """Average of x14 over everybody but a cluster and those who would join it."""
+    """Return the mean of x14 over all users but a cluster and those who would join it."""
     return _alqr(raw, np.setdiff1d(np.arange(len(raw)), np.union1d(rows, joining)))
 
 
 def _alike(features: Features, rows: Rows, part: float = ALIKE) -> Rows:
-    """Find all users who are like a cluster, with at least a part of its ALQR."""
+    """Return all users similar to a cluster, with at least a share of its ALQR."""
     raw = features.raw
     place = Place.of(features, rows)
     if place is None:
@@ -256,13 +255,13 @@ def _alike(features: Features, rows: Rows, part: float = ALIKE) -> Rows:
 
 
 def _share(raw: NDArray[np.float64], rows: Rows) -> float:
-    """Part of all recent queries in this round's hotspots that are a cluster's."""
+    """Return the cluster's share of all recent queries in this round's hotspots."""
     whole = float(raw[:, X12].sum())
     return float(raw[rows, X12].sum()) / whole if whole > 0.0 else 0.0
 
 
 class _Case:
-    """A cluster that passed, held against the list."""
+    """A suspicious cluster, compared with the list."""
 
     def __init__(
         self,
@@ -270,7 +269,7 @@ class _Case:
         rows: Rows,
         number: int,
         position: int,
-        settings: Settings,
+        settings: DetectorSettings,
         evidence: Evidence,
     ) -> None:
         self._features = features
@@ -282,9 +281,9 @@ class _Case:
         self._row_of = {int(features.keys[row]): int(row) for row in rows}
 
     def settle(
-        self, listed: tuple[Listed, ...], random: np.random.Generator
-    ) -> tuple[list[Decision], tuple[Listed, ...], tuple[tuple[int, str], ...]]:
-        """Block who was found before, and put the rest on the list."""
+        self, listed: tuple[ListedCluster, ...], random: np.random.Generator
+    ) -> tuple[list[GuardDecision], tuple[ListedCluster, ...], tuple[tuple[int, str], ...]]:
+        """Block users found before, and add the others to the list."""
         common = {k: keys for k, e in enumerate(listed) if (keys := self._common(e))}
         found = {k: keys for k, keys in common.items() if self._enough(keys)}
         again = {k for k, keys in found.items() if self._again(listed[k], keys)}
@@ -292,7 +291,7 @@ class _Case:
         sure |= self._like(sure, listed, common)
         blocked = sorted(sure | self._left_out(sure))
         known = sorted({key for common in found.values() for key in common})
-        decisions: list[Decision] = []
+        decisions: list[GuardDecision] = []
         if blocked:
             reason = "found again in hotspots of their making"
             proof = self._proof(blocked, listed)
@@ -316,12 +315,12 @@ class _Case:
         return decisions, tuple(kept), tuple((key, self._name(key)) for key in blocked)
 
     def _removal(self, random: np.random.Generator) -> int:
-        """Draw the last round in which a cluster is on the list."""
+        """Draw the last round of a cluster on the list."""
         least, most = self._settings.removal_rounds
         return self._number + int(random.integers(least, most + 1))
 
-    def _common(self, entry: Listed) -> list[int]:
-        """Users of a listed cluster that are found again."""
+    def _common(self, entry: ListedCluster) -> list[int]:
+        """Return the users of a listed cluster that are found again."""
         earlier = [key for key, _ in entry.users]
         if self._settings.exact:
             return earlier if set(earlier) == self._row_of.keys() else []
@@ -331,15 +330,15 @@ class _Case:
         return np.array([self._row_of[key] for key in keys], np.int64)
 
     def _enough(self, keys: list[int]) -> bool:
-        """Whether users are cause enough by themselves."""
+        """Return whether users are a sufficient cause by themselves."""
         return _share(self._features.raw, self._rows_of(keys)) >= self._settings.share_min
 
     def _like(
-        self, sure: set[int], listed: tuple[Listed, ...], common: dict[int, list[int]]
+        self, sure: set[int], listed: tuple[ListedCluster, ...], common: dict[int, list[int]]
     ) -> set[int]:
-        """Find listed users like those who are blocked for sure.
+        """Return listed users similar to those certainly blocked.
 
-        A group that was listed in parts, some of them too small to be a cause, is blocked as one.
+        A group that was listed in parts, some too small to be a cause, is blocked as one.
         """
         if not sure:
             return set()
@@ -353,11 +352,11 @@ class _Case:
         return found
 
     def _left_out(self, sure: set[int]) -> set[int]:
-        """Find users whom only luck kept from the list on which those who are blocked were.
+        """Return users that only chance kept off the list of the blocked users.
 
-        Their x11 is the same: a sum of the ids of all hotspots in which a user ever had new
-        queries. So they were where the others were found first, and in nothing else. "About the
-        same" would not do: with many hotspots behind, that is also who came just now.
+        Their x11 is equal: the sum of the ids of all hotspots in which a user ever had new queries.
+        So they were in the same hotspots and in no others. Similar values do not suffice: after
+        many hotspots, users that have just arrived have similar values.
         """
         if not sure or self._settings.exact:
             return set()
@@ -365,32 +364,34 @@ class _Case:
         raw = features.raw
         like = np.setdiff1d(_alike(features, rows, part=0.0), rows)
         like = like[np.isin(raw[like, X11], raw[rows, X11])]
-        # As of each of a cluster.
+        # The condition *each*.
         normal = self._settings.beta * _alqr_without(raw, rows, like)
         like = like[raw[like, X14] > min(normal, ALIKE * _alqr(raw, rows))]
         found = {int(features.keys[row]): int(row) for row in like}
         self._row_of |= found
         return set(found)
 
-    def _again(self, entry: Listed, common: list[int]) -> bool:
-        """Whether users that are found again are to be blocked."""
+    def _again(self, entry: ListedCluster, common: list[int]) -> bool:
+        """Return whether users that are found again must be blocked."""
         if not self._settings.moved:
             return True
         rows = self._rows_of(common)
         now = Place.of(self._features, rows)
         return now is not None and entry.place is not None and now.apart_from(entry.place)
 
-    def _suspect(self, keys: list[int], random: np.random.Generator, kept: list[Listed]) -> Suspect:
+    def _suspect(
+        self, keys: list[int], random: np.random.Generator, kept: list[ListedCluster]
+    ) -> Suspect:
         until = self._removal(random)
         rows = self._rows_of(keys)
         place = Place.of(self._features, rows)
         users = tuple((key, self._name(key)) for key in keys)
         proof = self._proof(keys, ())
-        kept.append(Listed(users, self._number, until, place, False, proof))
+        kept.append(ListedCluster(users, self._number, until, place, False, proof))
         return Suspect(self._names(keys), self._number, until, "found for the first time", proof)
 
-    def _proof(self, keys: Iterable[int], listed: Iterable[Listed]) -> Evidence:
-        """Everything that led here, as plain data."""
+    def _proof(self, keys: Iterable[int], listed: Iterable[ListedCluster]) -> Evidence:
+        """Return the evidence as JSON data."""
         keys = list(keys)
         rows = self._rows_of(keys)
         place = Place.of(self._features, rows)

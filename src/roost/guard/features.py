@@ -1,18 +1,17 @@
-"""Features x1 to x14 of table 5.1, kept by user and finished when a round is closed.
+"""Features x1 to x14 of table 5.1, by user, completed when a round is closed.
 
-Requests come in through the gate (x1, x2), hotspots through :func:`add_hotspot` (x3 to x5, x11,
-x12). Closing the round fades what came before by half and adds the round (x6 to x10), divides
-(x13) and averages (x14).
+The gate adds requests (x1, x2), :func:`add_hotspot` adds hotspots (x3 to x5, x11, x12). Closing the
+round halves the history and adds the round (x6 to x10), divides (x13) and averages (x14).
 
-Where the paper leaves a choice:
+Choices that the paper leaves open:
 
-* x4 is the sum of the sensor's five ages. Older queries are not in its list, but they do count as
+* x4 is the sum of the sensor's five ages. Older queries are not included, but they count as
   involvement (x3, x5).
-* A query that is in two hotspots of a round counts twice in x4 and x12, as each sensor's summary
-  is added when it comes.
-* x13 is zero where x6 is: a user without recent requests has no recent queries in hotspots.
-* x14 is the mean of those x13 that are not zero.
-* A feature that is the same for all users is zero after normalisation.
+* A query in two hotspots of a round counts twice in x4 and x12, because each summary is added
+  separately.
+* x13 is zero if x6 is: a user without recent requests has no recent queries in hotspots.
+* x14 is the mean of the non-zero x13.
+* A feature that is equal for all users is zero after normalisation.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from roost.guard.loops import (
     SEQUENCE_NEW,
     WEIGHTED,
 )
-from roost.guard.sensor import ROUNDS, Summary
+from roost.guard.sensor import ROUNDS, HotspotSummary
 from roost.guard.users import UserTable, keys_of
 
 FADE = 0.5
 WEIGHTS = FADE ** np.arange(ROUNDS)
 COUNT = 14
-# Places of features that the detector asks for by name.
+# Columns of features that the detector reads.
 X3, X6, X11, X12, X13, X14 = 2, 5, 10, 11, 12, 13
-# With less than this of its earlier weight, a later hotspot is not where a user is.
+# A later hotspot replaces a user's place only with at least this share of the earlier weight.
 PLACE_PART = 0.2
 
 Floats = NDArray[np.float64]
@@ -51,7 +50,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """A round's features, a row a user.
+    """Features of a round, one row per user.
 
     Parameters
     ----------
@@ -60,13 +59,12 @@ class Features:
     raw
         x1 to x14, ``(users, 14)``.
     places
-        Where each user's queries in the last hotspot of the round lie, ``(users, 4)``: the sum of
-        their weights, and weighted sums of x, of y and of their squares. An attack may move on
+        Location of each user's queries in the last hotspot of the round, ``(users, 4)``: the sum
+        of their weights, and weighted sums of x, of y and of their squares. An attack may move
         within a round; a mean of two places would be neither.
     chances
-        What x13 is to be expected of each user in this round, if he has no part in its hotspots:
-        the sum over those in which he has recent queries. Where he has none he adds nothing, and
-        nothing is to be expected; a round may have many hotspots that are no affair of his.
+        Expected x13 of each user in this round if they did not cause its hotspots: the sum over
+        the hotspots in which they have recent queries. Other hotspots do not count.
     """
 
     keys: NDArray[np.uint64]
@@ -76,15 +74,15 @@ class Features:
     chances: Floats
 
     def taken(self, rows: NDArray[np.int64]) -> Features:
-        """Pick some of the users."""
+        """Select users."""
         names = [self.names[row] for row in rows.tolist()]
         return Features(
             self.keys[rows], names, self.raw[rows], self.places[rows], self.chances[rows]
         )
 
 
-def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -> None:
-    """Count a hotspot, by its id, into the users' features of the open round."""
+def add_hotspot(users: UserTable, summary: HotspotSummary, hotspot: int, number: int) -> None:
+    """Add a hotspot, by its id, to the users' features of the open round."""
     rows = users.rows_for(keys_of(summary.names, users.secret), summary.names, number)
     known = rows >= 0
     rows, by_age = rows[known], summary.by_age[known]
@@ -102,14 +100,14 @@ def add_hotspot(users: UserTable, summary: Summary, hotspot: int, number: int) -
 
 
 def close_features(users: UserTable, rounds: int = 1) -> Features:
-    """Finish the open round and start the next.
+    """Complete the features of the open round and start the next.
 
     Parameters
     ----------
     users
-        Whose numbers are closed.
+        Table of users.
     rounds
-        Rounds since the last one that was closed; more than one if some passed without a word.
+        Rounds since the last closed one; more than one if some were empty.
     """
     numbers = users.numbers[: users.used]
     history = numbers[:, FADED:SEQUENCE_NEW]
@@ -132,12 +130,12 @@ def close_features(users: UserTable, rounds: int = 1) -> Features:
 
 
 def _quotient(part: Floats, whole: Floats) -> Floats:
-    """Divide, with zero where there is nothing to divide by."""
+    """Divide, with zero where the divisor is not positive."""
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0)
 
 
 def normalise(raw: Floats) -> Floats:
-    """Min-max normalisation of each column.
+    """Apply min-max normalisation to each column.
 
     Examples
     --------

@@ -1,18 +1,16 @@
-"""The gate: admits or refuses requests by user, and counts them, whole blocks at a time.
+"""Gate: admits or refuses requests by user, and counts them, one block at a time.
 
-The log keeps whatever came in, and anybody may write to it. So the gate stands where the log is
-folded, and judges rows by their position: the same rows get the same answer however often and in
-whatever blocks they are read. A row is counted once, the first time that it is seen; a replay is
-judged again and not counted again.
+The log stores all requests, and any process may append to it. So the gate is applied where the log
+is applied, and decides by log position: the same requests get the same result however often and in
+whatever blocks they are read. A request is counted once; a replay is judged but not counted again.
 
-Positions are those of single requests over the whole log. Blocking a user at position ``k``
-refuses rows after ``k``. For a request that is not in the log yet, :meth:`Gate.refusal` tells
-whether it has a chance, so that its sender can be told at once.
+Positions are those of single requests over the whole log. Blocking a user at position ``k`` refuses
+requests after ``k``. For a request that is not in the log yet, :meth:`Gate.refusal` returns the
+reason for which it would be refused, so that its sender can be informed at once.
 
-What admission finds wrong with a request (a box upside down, an unknown query) is not known here.
-Where requests are to be counted only if they are admitted, :meth:`Gate.judge` comes before
-admission and :meth:`Gate.add` after it. That is the better order: otherwise someone could
-dilute what share of his queries is in hotspots with queries that never come to be.
+The gate does not validate requests. To count only admitted ones, call :meth:`Gate.judge` before
+admission and :meth:`Gate.add` after it. This order is preferable: otherwise an attacker could
+dilute their share of queries in hotspots with invalid requests.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ Mask = NDArray[np.bool_]
 
 
 class Gate:
-    """Judges and counts.
+    """Judges and counts requests.
 
     Parameters
     ----------
     users
-        Where requests are counted.
+        Table that counts requests.
     blocks
-        Who is blocked from when on.
+        Block list.
     counted
-        First position that was not counted yet.
+        First position that has not been counted.
 
     Examples
     --------
@@ -56,19 +54,19 @@ class Gate:
         self.counted = counted
 
     def admit(self, users: pa.Array, registers: Mask, position: int, number: int) -> Mask:
-        """Judge a block and count what is admitted of it.
+        """Judge a block of requests and count the admitted ones.
 
         Parameters
         ----------
         users
-            Names, one a request; a request without one is admitted and not counted, for
-            admission to refuse.
+            User of each request; a request without one is admitted and not counted, because
+            admission refuses it.
         registers
             Whether each request registers a query; otherwise it terminates one.
         position
             Log position of the first request.
         number
-            Round that is open.
+            The open round.
         """
         keys = keys_of(users, self._users.secret)
         admitted = self._blocks.judge(keys, position)
@@ -76,31 +74,31 @@ class Gate:
         kinds[~admitted] = REFUSED
         kinds[: max(self.counted - position, 0)] = UNCOUNTED
         if users.null_count:
-            nobody = users.is_null().to_numpy(zero_copy_only=False)
-            admitted[nobody] = True
-            kinds[nobody] = UNCOUNTED
+            anonymous = users.is_null().to_numpy(zero_copy_only=False)
+            admitted[anonymous] = True
+            kinds[anonymous] = UNCOUNTED
         tally, own = Tally.of(users, keys, kinds)
         self._add(tally, own, max(position + len(keys), self.counted), number)
         return admitted
 
     def judge(self, users: pa.Array, position: int) -> Mask:
-        """Judge a block, and count nothing."""
+        """Judge a block of requests without counting them."""
         return self._blocks.judge(keys_of(users, self._users.secret), position)
 
     def add(self, tally: Tally, counted: int, number: int) -> None:
-        """Add what was counted before, or elsewhere, up to a log position."""
+        """Add requests that were counted elsewhere, up to a log position."""
         self._add(tally, keys_of(tally.names, self._users.secret), counted, number)
 
     def _add(self, tally: Tally, keys: Keys, counted: int, number: int) -> None:
         assert counted >= self.counted, "requests are counted in order"
-        asked = np.flatnonzero(tally.counts[:, :2].any(axis=1))
-        names = tally.names.take(pa.array(asked))
-        self._users.count(keys[asked], names, tally.counts[asked], number)
+        admitted = np.flatnonzero(tally.counts[:, :2].any(axis=1))
+        names = tally.names.take(pa.array(admitted))
+        self._users.count(keys[admitted], names, tally.counts[admitted], number)
         self._blocks.count(keys, tally.counts[:, 2])
         self.counted = counted
 
     def refusal(self, user: str) -> str | None:
-        """Say since when and why a user is refused; None where a request will be admitted."""
+        """Return since when and why a user is refused; None if requests are admitted."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
         event = self._blocks.now(key)
         if event is None:

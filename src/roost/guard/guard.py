@@ -1,19 +1,18 @@
-"""Guard: the gate, the sensor, the features and the detector as one thing that can be saved.
+"""Guard: combines gate, sensor, features and detector, and serialises their state.
 
-The engine tells it of requests as they are folded (:meth:`Guard.on_requests`), of hotspots when the
-plan is changed because of one (:meth:`Guard.on_rebalance`), and of the end of detection rounds
-(:meth:`Guard.close_round`), with the log position from which on a block holds. It asks who is
-blocked and who is quarantined. It is told the time as round numbers and reads no clock; all chance
-comes from one seed, which also makes the secret of the users' keys, so that a live system draws it.
+The engine reports requests when it applies the log (:meth:`Guard.on_requests`), hotspots when it
+changes the plan (:meth:`Guard.on_rebalance`), and the end of detection rounds
+(:meth:`Guard.close_round`), with the log position from which blocks hold. It reads which users are
+blocked and quarantined. Time is passed in as round numbers; the guard reads no clock. One seed
+determines all random numbers and the secret of the users' keys, so a live system must draw it.
 
-Quarantine comes before the block. What a cluster registers after it was found suspicious is no
-reason to rebalance, for a few rounds or until the cluster is found again at the same place, as a
-crowd is: load that stays is better balanced than suffered, whoever made it. Its hotspots must
-still be shown to the sensor, also where they no longer make anybody rebalance, or quarantine would
-hide what comes next.
+Quarantine precedes a block. Queries that a cluster registers after it was found suspicious are no
+reason to rebalance, for a few rounds or until the cluster is found again at the same place, like a
+crowd: load that stays should be balanced, whatever its cause. The sensor must still be shown
+hotspots that no longer cause rebalancing; else quarantine would hide what follows.
 
-:meth:`Guard.to_bytes` is the whole state. A guard made from it goes on exactly as the one that was
-saved, random numbers included.
+:meth:`Guard.to_bytes` returns the complete state. A guard restored from it continues exactly like
+the original, random numbers included.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.errors import StateError
-from roost.guard.blocks import BlockList, Event
-from roost.guard.decisions import Decision
+from roost.guard.blocks import BlockEvent, BlockList
+from roost.guard.decisions import GuardDecision
 from roost.guard.detector import detect
 from roost.guard.features import Features, add_hotspot, close_features
 from roost.guard.gate import Gate, Mask
 from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
-from roost.guard.suspicion import Listed, Settings
+from roost.guard.suspicion import DetectorSettings, ListedCluster
 from roost.guard.users import NAME_MAX, USERS_MAX, Keys, UserTable, keys_of, make_secret, shown
 
 _FORMAT = 3
@@ -46,31 +45,31 @@ class Guard:
     Parameters
     ----------
     seed
-        Where all chance comes from; a live system draws it once.
+        Seed of all random numbers; a live system draws it once.
     settings
-        How the detector judges.
+        Settings of the detector.
     users_max
-        Users that are remembered at most.
+        Maximum number of users in the table.
     first_round
-        Number of the round that is open at first.
+        Number of the first open round.
     position
-        Log position at which it begins: requests before it are judged and not counted, and their
-        queries are old.
+        Log position at which the guard starts: earlier requests are judged and not counted, and
+        their queries are old.
 
     Attributes
     ----------
     round
-        The open round; requests and hotspots are counted into it.
+        The open round, to which requests and hotspots are added.
     hotspots
-        How many hotspots there were; the last one's id.
+        Number of hotspots so far, which is the id of the last one.
     opened
-        Event time at which the open round began, kept for whoever ends rounds.
+        Event time at which the open round began, stored for the caller that closes rounds.
     """
 
     def __init__(
         self,
         seed: int,
-        settings: Settings = Settings(),  # noqa: B008 - immutable
+        settings: DetectorSettings = DetectorSettings(),  # noqa: B008 - immutable
         users_max: int = USERS_MAX,
         first_round: int = 0,
         position: int = 0,
@@ -82,9 +81,9 @@ class Guard:
         self.opened: int | None = None
         self._users = UserTable(make_secret(self._random), users_max)
         self._blocks = BlockList()
-        self._listed: tuple[Listed, ...] = ()
+        self._listed: tuple[ListedCluster, ...] = ()
         self.gate = Gate(self._users, self._blocks, position)
-        # Where the last rounds began in the log, the open one last.
+        # Log positions at which the last rounds began, the open one last.
         self._begins: list[int] = [position] * ROUNDS
 
     def on_requests(self, users: pa.Array, registers: Mask, position: int) -> Mask:
@@ -92,18 +91,18 @@ class Guard:
         return self.gate.admit(users, registers, position, self.round)
 
     def rounds_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Round in which requests at log positions came; what is long past is five rounds old."""
+        """Return the round of requests at log positions; old ones are at most five rounds old."""
         behind = len(self._begins) - np.searchsorted(self._begins, positions, side="right")
         rounds: NDArray[np.int64] = self.round - behind
         return rounds
 
     def on_rebalance(self, rects: NDArray[Any], queries: LiveQueries) -> int:
-        """Look into a hot partition, before or instead of its rebalancing.
+        """Inspect a hot partition, before or instead of rebalancing it.
 
         Parameters
         ----------
         rects
-            The hot partition, ``(k, 4)`` without upper ends; together they are one hotspot.
+            Half-open rectangles of the hot partition, ``(k, 4)``; together they are one hotspot.
         queries
             All live queries.
 
@@ -119,29 +118,29 @@ class Guard:
 
     def close_round(
         self, number: int, position: int, *, evict: bool = False
-    ) -> tuple[Decision, ...]:
-        """End a detection round and judge it.
+    ) -> tuple[GuardDecision, ...]:
+        """Close a detection round and run the detector.
 
         Parameters
         ----------
         number
-            The round that ends: the open one, or a later one if nothing happened in between.
+            The round to close: the open one, or a later one if the rounds between are empty.
         position
-            First log position of the next round; whoever is blocked now is refused from there on.
+            First log position of the next round, from which newly blocked users are refused.
         evict
-            Whether the queries of whoever is blocked now are to be ended.
+            Whether to terminate the queries of newly blocked users.
         """
-        assert number >= self.round, "rounds end in order"
+        assert number >= self.round, "rounds close in order"
         closed = close_features(self._users, number - self.round + 1)
         features = self._unblocked(closed)
-        # A block holds for rows after its position, and the row at ``position`` is still to come.
+        # A block holds for requests after its position, and ``position`` is the next request.
         at = position - 1
         found = detect(features, self._listed, number, at, self._random, self.settings)
         self._listed = found.listed
         if found.blocked:
-            event = Event(at, True, number, "attack on the balancer", evict)
+            event = BlockEvent(at, True, number, "attack on the balancer", evict)
             self._blocks.add(found.blocked, event)
-        self._users.forget(number)
+        self._users.evict_idle(number)
         skipped = [position] * min(number - self.round, ROUNDS)
         self._begins = [*self._begins, *skipped, position][-ROUNDS:]
         self.round = number + 1
@@ -153,24 +152,24 @@ class Guard:
 
     @property
     def blocked(self) -> frozenset[str]:
-        """Names of those who are blocked now."""
+        """Names of blocked users."""
         return self._blocks.names_blocked()
 
     @property
     def quarantined(self) -> frozenset[str]:
-        """Names of those whose new queries are no reason to rebalance, for the time being.
+        """Names of users whose new queries are no reason to rebalance.
 
-        The blocked are not among them: what is left of their queries stays for good, and load that
-        stays has to be balanced.
+        Blocked users are not included: their remaining queries are permanent load, which must be
+        balanced.
         """
         return frozenset(self.quarantine)
 
     @property
     def quarantine(self) -> dict[str, int]:
-        """By name of a quarantined user, the round in which he was found.
+        """Round in which each quarantined user was found, by name.
 
-        Only queries that were registered after that round are no reason to rebalance. Those before
-        were there already; and if they made a hotspot, it was balanced.
+        Only queries registered after that round are no reason to rebalance. Earlier ones are
+        already balanced.
         """
         return {name: found for (_, name), found in self._quarantine().items()}
 
@@ -184,26 +183,26 @@ class Guard:
         return found
 
     def keys_of(self, users: pa.Array) -> Keys:
-        """Keys of users, for whoever counts by them."""
+        """Return the keys of users."""
         return keys_of(users, self._users.secret)
 
     def evictions(self) -> dict[str, tuple[int, int]]:
-        """By name, key and position of those whose queries are still to be ended."""
+        """Return name to key and position of users whose queries must be terminated."""
         return self._blocks.evictions()
 
     def evicted(self, key: int) -> bool:
-        """Note that a user's queries are ended; False where they were before."""
+        """Record that a user's queries are terminated; return False if they were before."""
         return self._blocks.evicted(key)
 
     def quarantined_mask(self, users: pa.Array, rounds: NDArray[np.int64] | None = None) -> Mask:
-        """Whether queries of some users are no reason to rebalance.
+        """Return whether each query is no reason to rebalance.
 
         Parameters
         ----------
         users
             User of each query.
         rounds
-            Round in which each was registered; without it, all are taken to be new.
+            Round in which each was registered; by default, all are new.
         """
         found = {key: number for (key, _), number in self._quarantine().items()}
         known = np.array(sorted(found), np.uint64)
@@ -215,26 +214,26 @@ class Guard:
             mask &= rounds > since[at]
         return mask
 
-    def _in_quarantine(self, entry: Listed) -> bool:
+    def _in_quarantine(self, entry: ListedCluster) -> bool:
         return not entry.stays and self.round - entry.found <= self.settings.quarantine_rounds
 
     def block(
         self, user: str, position: int, reason: str = BY_OPERATOR, *, evict: bool = False
     ) -> None:
-        """Refuse a user's requests after a log position, but none that was judged before."""
-        event = Event(self._not_before(position), True, self.round, reason, evict)
+        """Refuse a user's requests after a log position, except requests already judged."""
+        event = BlockEvent(self._not_before(position), True, self.round, reason, evict)
         key = self._key(user)
         self._blocks.add([(key, shown(user, key))], event)
 
     def unblock(self, user: str, position: int, reason: str = BY_OPERATOR) -> bool:
-        """Admit a user's requests after a log position again; False where nobody was blocked.
+        """Admit a user's requests after a log position again; return False if not blocked.
 
-        What the detector knew of the user is forgotten: it needs two new findings to block again.
+        The user's features are reset: the detector needs two new findings to block them again.
         """
         key = self._key(user)
         if self._blocks.now(key) is None:
             return False
-        event = Event(self._not_before(position), False, self.round, reason)
+        event = BlockEvent(self._not_before(position), False, self.round, reason)
         self._blocks.add([(key, shown(user, key))], event)
         rows = self._users.find(np.array([key], np.uint64))
         self._users.numbers[rows[rows >= 0]] = 0.0
@@ -242,11 +241,11 @@ class Guard:
         return True
 
     def _not_before(self, position: int) -> int:
-        """Last position that was judged, if that is later: a replay must judge the same."""
+        """Return at least the last position already judged: a replay must judge the same."""
         return max(position, self.gate.counted - 1)
 
     def _key(self, user: str) -> int:
-        """Key of a user by name, or by the shortened name that listings show."""
+        """Return the key of a user by name, or by the shortened name that listings show."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
         if len(user) <= NAME_MAX or self._blocks.now(key) is not None:
             return key
@@ -255,7 +254,7 @@ class Guard:
         return self._blocks.named(user) or key
 
     def listing(self) -> dict[str, Any]:
-        """Who is or was blocked and who is suspicious, as plain data for an operator."""
+        """Return blocked and suspicious users as JSON data for an operator."""
         suspects = [
             {
                 "users": [name for _, name in entry.users],
@@ -271,11 +270,11 @@ class Guard:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what grows with the number of users, without their names."""
+        """Memory that grows with the number of users, without their names."""
         return self._users.nbytes
 
     def to_bytes(self) -> bytes:
-        """Return the whole state, compressed."""
+        """Return the complete state, compressed."""
         users = self._users
         state = {
             "format": _FORMAT,
@@ -306,8 +305,8 @@ class Guard:
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes, settings: Settings = Settings()) -> Guard:  # noqa: B008
-        """Inverse of :meth:`to_bytes`; settings may have changed since.
+    def from_bytes(cls, data: bytes, settings: DetectorSettings = DetectorSettings()) -> Guard:  # noqa: B008
+        """Invert :meth:`to_bytes`; settings may have changed since.
 
         Raises
         ------
@@ -326,7 +325,7 @@ class Guard:
         made.hotspots = state["hotspots"]
         made.opened = state["opened"]
         made._begins = state["begins"]
-        made._listed = tuple(Listed.from_json(entry) for entry in state["listed"])
+        made._listed = tuple(ListedCluster.from_json(entry) for entry in state["listed"])
         made._users = UserTable(np.array(state["secret"], np.uint64), state["users_max"])
         made._users.forgotten = state["forgotten"]
         names = [name for name in table.column_names if name.startswith("n") and name[1:].isdigit()]

@@ -1,7 +1,7 @@
-"""Which machine has a hotspot, by what the balancer decided: the same on every cluster.
+"""Hotspot lookup: the machine with a hotspot, from the balancer's decision.
 
-The sensor is shown the costliest partition of that machine. Who runs a balancer knows which one
-that is; the simulator and the engine find it each in their own statistics.
+The sensor inspects the costliest partition of that machine, which the engine and the simulator find
+in their own statistics.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from numpy.typing import NDArray
 from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
 from roost.balance.plan import Plan
 
-# So much busier than the mean, a machine has a hotspot, also where it is no reason to rebalance.
+# A machine this much busier than the mean has a hotspot, even if it causes no rebalancing.
 HOT = 1.2
 
 
 def relieved_machine(
     plan: Plan, decision: Decision, busy_s: NDArray[np.float64], *, hiding: bool
 ) -> int | None:
-    """Find the machine with the hotspot, if there is one.
+    """Return the machine with the hotspot, or None.
 
     Parameters
     ----------
     plan
-        Under which the round ran.
+        The plan of the round.
     decision
-        What the balancer made of it.
+        The balancer's decision.
     busy_s
-        Time that each machine was busy.
+        Busy time of each machine.
     hiding
-        Whether some queries were no reason to rebalance. Their hotspots must still be seen.
+        Whether quarantine hid queries from the balancer; their hotspots are reported all the same.
     """
     busiest = int(busy_s.argmax())
     if not isinstance(decision, Rebalance):

@@ -1,34 +1,34 @@
 """Compiled loops of the gate: keys of names, look-up, judgement, counting.
 
-A user is known by a 64-bit key of its name. The key is SipHash-1-3 with a secret that is drawn once
-for each state: with a plain hash anybody could make up a name that falls together with somebody
-else's and have that user blocked. A million users fall together by chance once in 37 million
-tries, so that names are not compared.
+A user is identified by a 64-bit key of their name. The key is SipHash-1-3 with a secret that is
+drawn once per state: with an unkeyed hash, an attacker could construct a name that collides with
+another user's and have that user blocked. A million users collide by chance once in 37 million
+cases, so names are not compared.
 
-``index`` is a hash table with open addressing: a row number plus one, or zero where there is
-nothing. Its size is a power of two and it is never more than half full.
+``index`` is a hash table with open addressing: a row number plus one, or zero if empty. Its size is
+a power of two, and at most half of it is used.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-# Columns of a user's numbers. The first five are x1 to x5 of the round that is open, the next five
-# what was left of x6 to x10 when the last round was closed.
+# Columns of a user's numbers. The first five are x1 to x5 of the open round, the next five x6 to
+# x10 as of the last closed round.
 NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
 FADED = 5
 SEQUENCE_NEW, WEIGHTED, RATE_SUM, RATE_ROUNDS = range(10, 14)
-PLACE_WEIGHT, PLACE_X, PLACE_Y, PLACE_SQUARE = range(14, 18)
-# What part of anybody's queries is to be expected in those hotspots of the open round in which the
-# user has recent ones.
+# Weight, then weighted sums of x, y and squares.
+PLACE_WEIGHT, PLACE_SQUARE = 14, 17
+# Expected share of a user's queries in the hotspots of the open round that the user is in.
 CHANCE = 18
 NUMBERS = 19
 
-# What a request is to the counters.
+# Kinds of requests for the counters.
 UNCOUNTED, REGISTERS, TERMINATES, REFUSED = range(4)
 KINDS = 3
 
@@ -39,24 +39,32 @@ _C3 = np.uint64(0x7465646279746573)
 _LAST = np.uint64(0xFF)
 
 
+class UserRows(NamedTuple):
+    """Hash table of users: its index, keys, numbers, and the round each was last active in."""
+
+    entries: NDArray[np.int32]
+    keys: NDArray[np.uint64]
+    numbers: NDArray[np.float64]
+    active: NDArray[np.int64]
+
+
 @njit(cache=True, nogil=True, inline="always")
-def _turned(value: Any, bits: int) -> Any:  # pragma: no cover - compiled
+def _rotated(value: Any, bits: int) -> Any:  # pragma: no cover - compiled
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _stirred(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:  # pragma: no cover - compiled
-    """One round of SipHash."""
+def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:  # pragma: no cover - compiled
     v0 += v1
-    v1 = _turned(v1, 13) ^ v0
-    v0 = _turned(v0, 32)
+    v1 = _rotated(v1, 13) ^ v0
+    v0 = _rotated(v0, 32)
     v2 += v3
-    v3 = _turned(v3, 16) ^ v2
+    v3 = _rotated(v3, 16) ^ v2
     v0 += v3
-    v3 = _turned(v3, 21) ^ v0
+    v3 = _rotated(v3, 21) ^ v0
     v2 += v1
-    v1 = _turned(v1, 17) ^ v2
-    v2 = _turned(v2, 32)
+    v1 = _rotated(v1, 17) ^ v2
+    v2 = _rotated(v2, 32)
     return v0, v1, v2, v3
 
 
@@ -67,7 +75,7 @@ def hash_names(
     secret: NDArray[np.uint64],
     keys: NDArray[np.uint64],
 ) -> None:  # pragma: no cover - compiled
-    """SipHash-1-3 of each name."""
+    """Compute SipHash-1-3 of each name."""
     for row in range(keys.size):
         start, stop = offsets[row], offsets[row + 1]
         v0, v1 = secret[0] ^ _C0, secret[1] ^ _C1
@@ -78,26 +86,26 @@ def hash_names(
             for k in range(8):
                 word |= np.uint64(data[at + k]) << np.uint64(8 * k)
             v3 ^= word
-            v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
             v0 ^= word
             at += 8
         word = np.uint64((stop - start) & 0xFF) << np.uint64(56)
         for k in range(stop - at):
             word |= np.uint64(data[at + k]) << np.uint64(8 * k)
         v3 ^= word
-        v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         v0 ^= word
         v2 ^= _LAST
         for _ in range(3):
-            v0, v1, v2, v3 = _stirred(v0, v1, v2, v3)
+            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         keys[row] = v0 ^ v1 ^ v2 ^ v3
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _spot(
+def _find_entry(
     key: Any, index: NDArray[np.int32], held: NDArray[np.uint64]
 ) -> Any:  # pragma: no cover - compiled
-    """Place in the index where a key is, or where it would be."""
+    """Return the index entry of a key, or the empty entry for it."""
     mask = np.uint64(index.size - 1)
     at = key & mask
     while index[at] != 0 and held[index[at] - 1] != key:
@@ -112,7 +120,7 @@ def rebuild(
     """Index the first ``used`` keys."""
     index[:] = 0
     for row in range(used):
-        index[_spot(held[row], index, held)] = row + 1
+        index[_find_entry(held[row], index, held)] = row + 1
 
 
 @njit(cache=True, nogil=True)
@@ -122,7 +130,7 @@ def compact(
     numbers: NDArray[np.float64],
     active: NDArray[np.int64],
 ) -> int:  # pragma: no cover - compiled
-    """Move the rows that are kept to the front, in their order; returns how many there are."""
+    """Move the retained rows to the front, in order; return their number."""
     to = 0
     for row in range(kept.size):
         if kept[row]:
@@ -142,9 +150,9 @@ def find_rows(
     held: NDArray[np.uint64],
     rows: NDArray[np.int32],
 ) -> None:  # pragma: no cover - compiled
-    """Row of each key, -1 for strangers."""
+    """Find the row of each key, -1 for unknown users."""
     for k in range(keys.size):
-        rows[k] = index[_spot(keys[k], index, held)] - 1
+        rows[k] = index[_find_entry(keys[k], index, held)] - 1
 
 
 @njit(cache=True, nogil=True)
@@ -152,22 +160,20 @@ def add_rows(
     keys: NDArray[np.uint64],
     start: int,
     number: int,
-    index: NDArray[np.int32],
-    held: NDArray[np.uint64],
+    users: UserRows,
     used: int,
     counts: NDArray[np.int64],
-    numbers: NDArray[np.float64],
-    active: NDArray[np.int64],
     newcomers: NDArray[np.int64],
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Give strangers rows, from ``start`` on, until all rows are taken; count what all sent.
+    """Count requests of users from ``start`` on, adding rows for unknown users until full.
 
-    ``newcomers`` gets the place in ``keys`` of each new row. Returns where it stopped and how many
-    rows are used then.
+    ``newcomers`` receives the index in ``keys`` of each new row. Returns where the loop stopped and
+    the number of used rows.
     """
+    index, held, numbers, active = users
     first = used
     for k in range(start, keys.size):
-        at = _spot(keys[k], index, held)
+        at = _find_entry(keys[k], index, held)
         if index[at] == 0:
             if used == held.size:
                 return k, used
@@ -190,10 +196,10 @@ def tally_rows(
     firsts: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> int:  # pragma: no cover - compiled
-    """Count requests by user and kind; returns how many users there are.
+    """Count requests by user and kind; return the number of users.
 
-    ``index`` is empty at first and has room for twice the rows. ``firsts`` gets the first row of
-    each user, ``counts`` a row a user.
+    ``index`` is empty and has room for twice the requests. ``firsts`` receives the first request of
+    each user, ``counts`` a row per user.
     """
     users = 0
     mask = np.uint64(index.size - 1)
@@ -222,10 +228,10 @@ def judge_rows(
     states: NDArray[np.bool_],
     admitted: NDArray[np.bool_],
 ) -> None:  # pragma: no cover - compiled
-    """Admit or refuse: the last event before a row's position decides."""
+    """Admit or refuse requests: the last event before a request's position decides."""
     for k in range(keys.size):
         admitted[k] = True
-        user = index[_spot(keys[k], index, held)] - 1
+        user = index[_find_entry(keys[k], index, held)] - 1
         if user < 0:
             continue
         at = position + k
@@ -246,10 +252,10 @@ def sense(
     older: NDArray[np.int64],
     places: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Count the queries that touch a rectangle by user and age; and sum up where they lie.
+    """Count the queries that touch a rectangle by user and age, and sum their locations.
 
-    A place is the weighted sum of the middles, and of their squares with the query's own extent;
-    the weights are those of x12. Queries beyond all ages are ``older``.
+    A place is the weighted sum of the centres, and of their squares with the query's own extent;
+    the weights are those of x12. Queries older than all ages are counted in ``older``.
     """
     rounds = by_age.shape[1]
     for k in range(codes.size):

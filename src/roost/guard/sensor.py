@@ -1,15 +1,15 @@
-"""The hotspot sensor: whose queries are in a partition that was just rebalanced, and how old.
+"""Hotspot sensor: counts the queries in a hot partition by user and age.
 
-It is called at each rebalancing with the live queries and the rectangle (or rectangles) of the
-hot partition. For each user with a query there it counts queries by age: registered in this
-round, in the one before, and so on, five rounds back. Users who have only older queries there
-are in the summary with zeros.
+At each rebalancing the sensor receives the live queries and the rectangles of the hot partition.
+For each user with a query there, it counts queries by age: registered in this round, in the
+previous one, and so on, five rounds back. Users with only older queries are in the summary with
+zeros.
 
-Beyond the paper it also sums up where these queries lie, with the weights of x12. That is what
-tells a crowd, which stays where it is, from an attack, which must move on to do harm. And it says
-what part of anybody's queries is to be expected there, from those that are older than five rounds.
+Beyond the paper, it sums the locations of these queries with the weights of x12, which distinguish
+a crowd, which stays in place, from an attack, which must move to do harm. And it computes the
+expected share of a user's queries there, from queries older than five rounds.
 
-It does not know what made the partition hot: queries that were always there are counted too.
+The sensor does not know what made the partition hot: it also counts queries that were always there.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ROUNDS = 5
 
 @dataclass(frozen=True, eq=False)
 class LiveQueries:
-    """The live queries, in columns.
+    """The live queries, as columns.
 
     Parameters
     ----------
     names
-        Different users.
+        Distinct users.
     codes
-        User of each query, as a place in ``names``.
+        User of each query, as an index into ``names``.
     rounds
-        Round in which each was registered; those before the first round may be negative.
+        Round in which each was registered; negative before the first round.
     bounds
-        ``x0, y0, x1, y1`` of each, both ends included: coordinates or cells.
+        ``x0, y0, x1, y1`` of each, inclusive: coordinates or cells.
     """
 
     names: pa.Array
@@ -49,8 +49,8 @@ class LiveQueries:
 
 
 @dataclass(frozen=True, eq=False)
-class Summary:
-    """What the sensor found in one hotspot, a row a user.
+class HotspotSummary:
+    """Queries in one hotspot, one row per user.
 
     Parameters
     ----------
@@ -61,8 +61,8 @@ class Summary:
     places
         Weighted sums of x, of y and of their squares, ``(users, 3)``.
     chance
-        Part of a user's old queries that are in the hot partition, on average over all users who
-        have any: what is to be expected of somebody who has no part in the hotspot.
+        Mean share of users' old queries that are in the hot partition: the expected share of a
+        user who did not cause the hotspot.
     """
 
     names: pa.Array
@@ -71,18 +71,18 @@ class Summary:
     chance: float = 0.0
 
 
-def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Summary:
-    """Look into a hot partition.
+def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> HotspotSummary:
+    """Summarise the queries in a hot partition.
 
     Parameters
     ----------
     queries
         All live queries.
     rects
-        ``(k, 4)``, without the upper ends: in the same units as the queries. A query that touches
+        Half-open rectangles ``(k, 4)``, in the same units as the queries. A query that touches
         several of them counts once.
     number
-        Round that is open.
+        The open round.
 
     Examples
     --------
@@ -107,4 +107,4 @@ def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Sum
     rows = np.flatnonzero(present)
     held = np.bincount(queries.codes[ages >= ROUNDS], minlength=users)
     chance = float((older[held > 0] / held[held > 0]).mean()) if held.any() else 0.0
-    return Summary(queries.names.take(pa.array(rows)), by_age[rows], places[rows], chance)
+    return HotspotSummary(queries.names.take(pa.array(rows)), by_age[rows], places[rows], chance)

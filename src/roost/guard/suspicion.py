@@ -1,4 +1,4 @@
-"""What the detector is set to, and what it remembers from round to round: the suspicious list."""
+"""Settings of the detector, and the suspicious list that it keeps between rounds."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from roost.guard.features import Features
 
 Rows = NDArray[np.int64]
 
-# A hot partition shows a part of a place. Two quarters of one square are up to 1.73 times farther
-# apart than they spread.
+# A hot partition may cover only a part of a place. Two quarters of one square are up to 1.73 times
+# as far apart as their spread.
 APART = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How the detector judges.
+class DetectorSettings:
+    """Settings of the detector.
 
     Parameters
     ----------
     beta
-        How many times everybody else's ALQR is still normal.
+        Multiple of the other users' ALQR up to which a cluster is normal.
     deviation_max
         Standard deviation of normalised x11 that counts as near zero.
     removal_rounds
-        Least and most rounds that a cluster stays on the suspicious list; users are forgotten
-        after ``FORGET_ROUNDS``, which is more.
+        Minimum and maximum rounds of a cluster on the suspicious list; less than
+        ``FORGET_ROUNDS``, after which idle users are evicted.
     share_min
-        Part of the recent queries in the round's hot partitions that a cluster must have; zero
-        asks for none.
+        Minimum share of the recent queries in the round's hot partitions that a cluster must have.
     chance
-        Whether a cluster must be in the hotspots with ``beta`` times the part of its queries that
-        is to be expected of anybody.
+        Whether the share of a cluster's queries in hotspots must be ``beta`` times the expected
+        one.
     each
-        Whether ``beta`` is asked of each user of a cluster, and a contribution to its hotspots.
-    hanger_on
-        Part of the cluster's median contribution that ``each`` asks for.
+        Whether each user of a cluster must exceed ``beta`` and contribute to its hotspots.
+    contribution_min
+        Share of the cluster's median contribution that ``each`` requires.
     moved
         Whether the second finding must be at another place.
     exact
-        Whether the same cluster must be found again, and not just the same users.
+        Whether the same cluster must be found again, rather than the same users.
     tries
-        How often splitting begins again, from other random starts, while nobody is found.
+        Maximum number of splitting attempts, with different random starts.
     quarantine_rounds
-        Rounds after its first finding for which a cluster is quarantined.
+        Rounds of quarantine after a cluster's first finding.
     """
 
     beta: float = 3.0
@@ -58,15 +57,15 @@ class Settings:
     share_min: float = 0.2
     chance: bool = True
     each: bool = True
-    hanger_on: float = 0.1
+    contribution_min: float = 0.1
     moved: bool = True
     exact: bool = False
     tries: int = 5
     quarantine_rounds: int = 2
 
     @classmethod
-    def paper(cls) -> Settings:
-        """Algorithm 4 and nothing else."""
+    def paper(cls) -> DetectorSettings:
+        """Return the settings of algorithm 4 as published."""
         return cls(
             removal_rounds=(5, 30),
             share_min=0.0,
@@ -80,7 +79,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a cluster's recent queries in hotspots lie: their middle, and how far they spread."""
+    """Centre and spread of a cluster's recent queries in hotspots."""
 
     x: float
     y: float
@@ -88,7 +87,7 @@ class Place:
 
     @classmethod
     def of(cls, features: Features, rows: Rows) -> Place | None:
-        """Place of some users' queries; None where none of them is recent."""
+        """Return the place of users' queries; None if none is recent."""
         weight, *sums = features.places[rows].sum(axis=0).tolist()
         if weight <= 0.0:
             return None
@@ -96,16 +95,16 @@ class Place:
         return cls(x, y, max(square - x * x - y * y, 0.0) ** 0.5)
 
     def apart_from(self, other: Place) -> bool:
-        """Whether two places are clearly farther apart than they spread."""
+        """Return whether two places are clearly farther apart than their spread."""
         away: float = ((self.x - other.x) ** 2 + (self.y - other.y) ** 2) ** 0.5
         return away > APART * (self.spread + other.spread)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCluster:
     """A cluster on the suspicious list.
 
-    ``stays`` says that it was found again at the same place, as a crowd would be.
+    ``stays`` means that it was found again at the same place, like a crowd.
     """
 
     users: tuple[tuple[int, str], ...]
@@ -115,17 +114,17 @@ class Listed:
     stays: bool = False
     evidence: Evidence = field(default_factory=dict)
 
-    def without(self, keys: Collection[int]) -> Listed:
-        """Return the same without some users."""
+    def without(self, keys: Collection[int]) -> ListedCluster:
+        """Return the entry without some users."""
         return replace(self, users=tuple(user for user in self.users if user[0] not in keys))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
+        """Return JSON data for the state directory."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Listed:
-        """Inverse of :meth:`to_json`."""
+    def from_json(cls, data: dict[str, Any]) -> ListedCluster:
+        """Invert :meth:`to_json`."""
         users = tuple((key, name) for key, name in data["users"])
         place = Place(**data["place"]) if data["place"] else None
         return cls(**{**data, "users": users, "place": place})

@@ -1,9 +1,8 @@
-"""Requests by user: what a block comes to, whoever counted it.
+"""Tally: counts of requests by user.
 
-The gate counts blocks of the query log with a compiled loop. Where requests come as a stream, Spark
-has counted them by then. Either way what is left is a row a user: registrations, terminations and
-refusals. A tally is small, and so it is what the state directory keeps of the requests since
-the guard's whole state was last written.
+The gate counts blocks of the query log with a compiled loop; for requests from a stream, Spark
+counts. Both give a row per user: registrations, terminations and refusals. Tallies are small, so
+the state directory stores them for the requests since the guard's state was last written.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Tally:
     Parameters
     ----------
     names
-        Different users, in the order in which they came.
+        Distinct users, in order of first occurrence.
     counts
         Registrations, terminations and refusals of each, ``(users, 3)``.
     """
@@ -39,7 +38,7 @@ class Tally:
 
     @classmethod
     def of(cls, names: pa.Array, keys: Keys, kinds: NDArray[np.int8]) -> tuple[Tally, Keys]:
-        """Count requests by user; kinds as named in ``loops.py``. Returns the users' keys, too."""
+        """Count requests by user and kind (see ``loops.py``); return the users' keys, too."""
         index = np.zeros(1 << (2 * len(keys)).bit_length(), np.int32)
         firsts = np.empty(len(keys), np.int64)
         counts = np.zeros((len(keys), KINDS), np.int64)
@@ -51,12 +50,12 @@ class Tally:
 
     @classmethod
     def none(cls) -> Tally:
-        """Nobody."""
+        """Return an empty tally."""
         return cls(pa.array([], pa.string()), np.empty((0, KINDS), np.int64))
 
     @classmethod
     def summed(cls, tallies: Sequence[Tally]) -> Tally:
-        """Add up counts, users in the order in which they first come."""
+        """Sum tallies, with users in order of first occurrence."""
         if len(tallies) <= 1:
             return tallies[0] if tallies else cls.none()
         rows = pa.concat_tables([tally.table() for tally in tallies])
@@ -65,20 +64,20 @@ class Tally:
         return cls.from_table(sums.rename_columns(["user_id", *COLUMNS]))
 
     def negated(self) -> Tally:
-        """Return what takes this back."""
+        """Return the tally that cancels this one."""
         return Tally(self.names, -self.counts)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def table(self) -> pa.Table:
-        """As columns ``user_id, registers, terminates, refused``."""
+        """Return the columns ``user_id, registers, terminates, refused``."""
         columns = {name: self.counts[:, k] for k, name in enumerate(COLUMNS)}
         return pa.table({"user_id": self.names.cast(pa.string()), **columns})
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Tally:
-        """Inverse of :meth:`table`."""
+        """Invert :meth:`table`."""
         counts = [table[name].cast(pa.int64()).to_numpy() for name in COLUMNS]
         names = table["user_id"].cast(pa.string()).combine_chunks()
         if isinstance(names, pa.ChunkedArray):  # a table without rows
@@ -86,7 +85,7 @@ class Tally:
         return cls(names, np.column_stack(counts).reshape(-1, KINDS))
 
     def to_bytes(self) -> bytes:
-        """Return an Arrow stream, compressed."""
+        """Return a compressed Arrow stream."""
         table = self.table()
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -97,7 +96,7 @@ class Tally:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tally:
-        """Inverse of :meth:`to_bytes`.
+        """Invert :meth:`to_bytes`.
 
         Raises
         ------
@@ -107,4 +106,4 @@ class Tally:
         try:
             return cls.from_table(pa.ipc.open_stream(data).read_all())
         except (pa.ArrowInvalid, KeyError) as error:
-            raise StateError("the guard's counts cannot be read") from error
+            raise StateError("the guard's request counts cannot be read") from error

@@ -1,17 +1,16 @@
-"""What is known of each user, in columns, and never of more users than there is room for.
+"""User table: numbers per user, in columns, with a bounded number of users.
 
-The problem: requests name users, and anybody may make up a million of them. A dictionary of objects
-would grow without bound and cost microseconds a request.
+Problem: requests name users, and an attacker may invent a million names. A dictionary of objects
+would grow without bound and cost microseconds per request.
 
-The idea: a row of numbers a user, found through a hash table that compiled loops walk. The table
-grows up to a cap. Users who were not heard of for ``FORGET_ROUNDS`` rounds are forgotten when a
-round is closed: what fades has faded to nothing by then, and the longest time that a cluster stays
-suspicious is over. Where the cap is reached within a round, a quarter of the rows is freed: first
-users who were never in a hotspot, of those the ones who have asked for least, and then those not
-heard of for longest. So a flood of made-up names pushes out other made-up names, and not the users
-that the detector looks for.
+Idea: one row of numbers per user, found through a hash table in compiled loops. The table grows up
+to a maximum. Users without requests for ``FORGET_ROUNDS`` rounds are evicted when a round is
+closed: by then fading numbers are negligible, and no cluster stays suspicious that long. If the
+table is full within a round, a quarter of the rows is evicted: first users who were never in a
+hotspot, of those the ones with the fewest registrations, then the least recently active. So a flood
+of invented names evicts other invented names, and not the users that the detector looks for.
 
-Two numbers of table 5.1 never fade, x11 and x14. Forgetting is what bounds them.
+Two numbers of table 5.1 never fade, x11 and x14; eviction bounds them.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from roost.guard.loops import (
     SEQUENCE,
     SEQUENCE_NEW,
     WEIGHTED,
+    UserRows,
     add_rows,
     compact,
     find_rows,
@@ -45,7 +45,7 @@ FORGET_ROUNDS = 64
 NAME_MAX = 200
 _ROWS_MIN = 1024
 _FREED = 4
-_ASKED_MAX = (1 << 20) - 1
+_REGISTERED_MAX = (1 << 20) - 1
 _RECENT_MAX = (1 << 16) - 1
 _GROWTH = 4
 
@@ -58,7 +58,7 @@ def make_secret(random: np.random.Generator) -> Keys:
 
 
 def keys_of(names: pa.Array, secret: Keys) -> Keys:
-    """Key of each name; a missing name has the key of an empty one."""
+    """Return the key of each name; a missing name has the key of an empty one."""
     if pa.types.is_dictionary(names.type):
         known = keys_of(names.dictionary, secret)
         codes = names.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -75,22 +75,22 @@ class UserTable:
     Parameters
     ----------
     secret
-        What keys depend on.
+        Secret of the keys.
     users_max
-        Rows there may be.
+        Maximum number of rows.
 
     Attributes
     ----------
     numbers
-        ``(rows, NUMBERS)``, columns as named in ``loops.py``; only the first :attr:`used` count.
+        ``(rows, NUMBERS)``, columns as in ``loops.py``; only the first :attr:`used` are valid.
     active
-        Round in which each user was last heard of.
+        Round in which each user was last active.
     forgotten
-        Users that were dropped so far.
+        Number of evicted users.
     """
 
     def __init__(self, secret: Keys, users_max: int = USERS_MAX) -> None:
-        assert users_max >= 2 * _FREED, "room for a few users"
+        assert users_max >= 2 * _FREED, "too few rows"
         self.secret = secret
         self.users_max = users_max
         self.used = 0
@@ -102,7 +102,7 @@ class UserTable:
         self._room(min(_ROWS_MIN, users_max))
 
     def _room(self, rows: int) -> None:
-        """Make room for so many rows; keeps what is there."""
+        """Resize the table, keeping its rows."""
         keys = np.zeros(rows, np.uint64)
         numbers = np.zeros((rows, NUMBERS))
         active = np.zeros(rows, np.int64)
@@ -115,11 +115,11 @@ class UserTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns and of the index; names come on top, at most ``NAME_MAX`` each."""
+        """Bytes of the columns and the index, without names of at most ``NAME_MAX`` characters."""
         return sum(a.nbytes for a in (self.keys, self.numbers, self.active, self._index))
 
     def find(self, keys: Keys) -> NDArray[np.int32]:
-        """Row of each key, -1 for strangers."""
+        """Return the row of each key, -1 for unknown users."""
         rows = np.empty(len(keys), np.int32)
         find_rows(keys, self._index, self.keys, rows)
         return rows
@@ -127,39 +127,29 @@ class UserTable:
     def count(
         self, keys: Keys, names: pa.Array, counts: NDArray[np.int64], number: int
     ) -> NDArray[np.int32]:
-        """Count registrations and terminations of some different users in a round.
+        """Count registrations and terminations of distinct users in a round.
 
         Returns
         -------
         numpy.ndarray
-            Row of each user; -1 where there was no room.
+            Row of each user; -1 if it was evicted to make room for later ones.
         """
         at = 0
         newcomers = np.empty(len(keys), np.int64)
         while True:
-            at, used = add_rows(
-                keys,
-                at,
-                number,
-                self._index,
-                self.keys,
-                self.used,
-                counts,
-                self.numbers,
-                self.active,
-                newcomers,
-            )
-            self._welcome(names, newcomers, used)
+            rows = UserRows(self._index, self.keys, self.numbers, self.active)
+            at, used = add_rows(keys, at, number, rows, self.used, counts, newcomers)
+            self._add_names(names, newcomers, used)
             if at == len(keys):
                 return self.find(keys)
             self._widen()
 
     def rows_for(self, keys: Keys, names: pa.Array, number: int) -> NDArray[np.int32]:
-        """Row of each of some different users, heard of in a round; -1 where there is no room."""
+        """Return the row of each of some distinct users, marked active; -1 if evicted."""
         return self.count(keys, names, np.zeros((len(keys), 2), np.int64), number)
 
-    def _welcome(self, names: pa.Array, newcomers: NDArray[np.int64], used: int) -> None:
-        """Write down the names of new rows."""
+    def _add_names(self, names: pa.Array, newcomers: NDArray[np.int64], used: int) -> None:
+        """Store the names of new rows."""
         fresh = used - self.used
         if fresh:
             texts = names.take(pa.array(newcomers[:fresh]))
@@ -173,38 +163,38 @@ class UserTable:
             self.used = used
 
     def _widen(self) -> None:
-        """Make more rows; at the cap, free a quarter of them."""
+        """Add rows; at the maximum, evict a quarter of them."""
         if len(self.keys) < self.users_max:
             self._room(min(_GROWTH * len(self.keys), self.users_max))
             return
         rows = self.numbers[: self.used]
         hot = (rows[:, RATE_ROUNDS] > 0) | (rows[:, INVOLVED] > 0) | (rows[:, SEQUENCE_NEW] > 0)
-        asked = np.minimum(rows[:, NEW] + rows[:, FADED], _ASKED_MAX).astype(np.int64)
+        registered = np.minimum(rows[:, NEW] + rows[:, FADED], _REGISTERED_MAX).astype(np.int64)
         active = self.active[: self.used]
         recent = np.minimum(active - active.min(), _RECENT_MAX)
-        # One number each, the more the longer to keep; sorting by three columns takes ten times
-        # as long.
-        worth = ((hot * (_ASKED_MAX + 1) + asked) * (_RECENT_MAX + 1) + recent) * self.used
-        worth += np.arange(self.used)
+        # One rank per user, the lowest evicted first; sorting by three columns takes ten times as
+        # long.
+        rank = ((hot * (_REGISTERED_MAX + 1) + registered) * (_RECENT_MAX + 1) + recent) * self.used
+        rank += np.arange(self.used)
         count = max(self.used // _FREED, 1)
         kept = np.ones(self.used, np.bool_)
-        kept[np.argpartition(worth, count)[:count]] = False
-        self._keep(kept)
+        kept[np.argpartition(rank, count)[:count]] = False
+        self._retain(kept)
 
-    def forget(self, number: int) -> None:
-        """Drop users who were not heard of in the last ``FORGET_ROUNDS`` rounds."""
+    def evict_idle(self, number: int) -> None:
+        """Evict users who were not active in the last ``FORGET_ROUNDS`` rounds."""
         kept = self.active[: self.used] > number - FORGET_ROUNDS
         if not kept.all():
-            self._keep(kept)
+            self._retain(kept)
 
-    def _keep(self, kept: NDArray[np.bool_]) -> None:
+    def _retain(self, kept: NDArray[np.bool_]) -> None:
         self.names = list(compress(self.names, kept.tolist()))
         self.forgotten += self.used - len(self.names)
         self.used = compact(kept, self.keys, self.numbers, self.active)
         rebuild(self._index, self.keys, self.used)
 
     def start_round(self) -> None:
-        """Set what is counted by round back to nothing."""
+        """Reset the numbers of the open round."""
         self.numbers[: self.used, : SEQUENCE + 1] = 0.0
         self.numbers[: self.used, WEIGHTED] = 0.0
         self.numbers[: self.used, RATE_ROUNDS + 1 :] = 0.0
@@ -212,7 +202,7 @@ class UserTable:
     def restore(
         self, keys: Keys, numbers: NDArray[np.float64], active: NDArray[np.int64], names: list[str]
     ) -> None:
-        """Fill an empty table with rows that were saved."""
+        """Fill an empty table with stored rows."""
         assert self.used == 0, "a table is restored once"
         rows = len(self.keys)
         while rows < len(keys):
@@ -228,11 +218,11 @@ class UserTable:
 
 
 def shown(name: str | None, key: int) -> str:
-    """Name as it is kept: long ones are cut off, and told apart by their keys."""
+    """Return the stored name: long names are truncated, with their key appended."""
     text = name or ""
     return text if len(text) <= NAME_MAX else f"{text[:NAME_MAX]}…{key:016x}"
 
 
 def shown_name(name: str) -> str:
-    """Name for a sentence: long ones are cut off."""
+    """Return a name for messages: long names are truncated."""
     return name if len(name) <= NAME_MAX else f"{name[:NAME_MAX]}…"

@@ -1,4 +1,4 @@
-"""The matching kernel: exact, columnar, compiled; knows queries and points, not Spark."""
+"""Matching kernel: exact, columnar and compiled; independent of Spark."""
 
 from __future__ import annotations
 

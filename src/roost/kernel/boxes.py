@@ -1,22 +1,21 @@
-"""Boxes: posting lists of 16-bit corners, tested many at a time.
+"""Boxes: posting lists of 16-bit borders, tested with SIMD instructions.
 
-A box is posted in every cell it overlaps, at the finest level where these are at most
-``POSTINGS_MAX``. A posting holds the box's four borders as 16-bit positions inside the cell.
+A box is posted in every cell it overlaps, at the finest level where it overlaps at most
+``POSTINGS_MAX`` cells. A posting holds the box's four borders as 16-bit positions inside the cell.
 
-The postings of a cell stand in four parts: boxes that end in the cell, by their right border;
-boxes that span it; boxes that begin in it, by their left border; boxes that do both. The boxes of
-the first three parts that a point is in by x are then one run, found by two binary searches, and
-only y is left to test, in one vector loop: 4 bytes a check instead of 32, sixteen checks an
-instruction. Short lists are tested by x and y together.
+The posting list of a cell has four groups: boxes that only end in the cell, by right border;
+boxes that span it; boxes that only begin in it, by left border; boxes that do both. The boxes of
+the first three groups whose x range contains a point are one contiguous run, found by two binary
+searches; only y remains to be tested, in one vectorised loop that reads 4 bytes per check instead
+of 32. Short lists are tested by x and y together.
 
-The 16-bit numbers are monotone in the coordinates, so a strict answer is final; only where a
-number is *equal* to a border's are the float64 borders compared. The result is exact in float64
-for the price of 16 bits.
+Positions are monotone in the coordinates, so a strict comparison is final. Only where a position
+*equals* that of a border are the float64 borders compared, so the result is exact in float64.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -27,6 +26,7 @@ from roost.kernel.cells import (
     QUANT_HIGH,
     QUANT_LOW,
     IndexGrid,
+    SortedPoints,
     Whole,
     find_cell,
     locate,
@@ -37,17 +37,16 @@ from roost.kernel.cells import (
 
 POSTINGS_MAX = 9
 CHUNK = 1024
-# Below this many postings two binary searches cost more than testing them all by x too.
+# Below this many postings, two binary searches cost more than testing every posting by x.
 SEARCH_MIN = 256
 
 
-@dataclass(frozen=True, slots=True)
-class BoxPostings:
-    """Boxes of one segment, by level and cell.
+class BoxPostings(NamedTuple):
+    """Posting lists of the boxes of one segment, by level and cell.
 
-    ``level_start[l]:level_start[l + 1]`` are the places of level ``l`` in ``cells``; cell ``k``
-    has the postings ``starts[k]:starts[k + 1]``, and ``parts[k]`` says how many of them belong to
-    the first part, to the first two and to the first three.
+    ``cells[level_start[l]:level_start[l + 1]]`` are the cells of level ``l``; cell ``k`` has the
+    postings ``starts[k]:starts[k + 1]``, and ``parts[k]`` counts the postings in the first, the
+    first two and the first three groups.
     """
 
     level_start: NDArray[np.int64]
@@ -63,24 +62,36 @@ class BoxPostings:
     @property
     def longest(self) -> int:
         """Length of the longest posting list."""
-        return int(np.diff(self.starts).max()) if self.cells.size else 0
+        return longest_list(self.starts)
+
+
+class PairBuffers(NamedTuple):
+    """Output of the matching loops, reused between calls, and the scratch ``mask`` of boxes."""
+
+    slots: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    mask: NDArray[np.int16]
+
+
+def longest_list(starts: NDArray[np.int64]) -> int:
+    """Return the length of the longest of the lists that start at ``starts``."""
+    return int(np.diff(starts).max()) if starts.size > 1 else 0
 
 
 @njit(cache=True, nogil=True)
 def _span_boxes(
     boxes: NDArray[np.float64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
+    grid: IndexGrid,
     spans: NDArray[np.int32],
     levels: NDArray[np.int8],
 ) -> int:  # pragma: no cover - compiled
-    """Fine cells spanned by each box and its level; returns how many postings that makes."""
+    """Compute the fine cells and the level of each box; return the number of postings."""
     total = 0
     for i in range(boxes.shape[0]):
-        spans[i, 0] = locate(boxes[i, 0], edges_x)
-        spans[i, 1] = locate(boxes[i, 1], edges_y)
-        spans[i, 2] = locate(boxes[i, 2], edges_x)
-        spans[i, 3] = locate(boxes[i, 3], edges_y)
+        spans[i, 0] = locate(boxes[i, 0], grid.edges_x)
+        spans[i, 1] = locate(boxes[i, 1], grid.edges_y)
+        spans[i, 2] = locate(boxes[i, 2], grid.edges_x)
+        spans[i, 3] = locate(boxes[i, 3], grid.edges_y)
         for level in range(LEVELS):
             wide = (spans[i, 2] >> level) - (spans[i, 0] >> level) + 1
             high = (spans[i, 3] >> level) - (spans[i, 1] >> level) + 1
@@ -97,7 +108,7 @@ def _list_postings(
     levels: NDArray[np.int8],
     keys: NDArray[np.uint64],
 ) -> None:  # pragma: no cover - compiled
-    """Key of every posting: level, cell, box; one sort of the keys orders everything."""
+    """Write the key of every posting (level, cell, box); sorting the keys orders the postings."""
     k = 0
     for i in range(levels.size):
         level = levels[i]
@@ -116,13 +127,8 @@ def _fill_postings(
     boxes: NDArray[np.float64],
     spans: NDArray[np.int32],
     slots: NDArray[np.int32],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-    out_slots: NDArray[np.int32],
-    low_x: NDArray[np.int16],
-    high_x: NDArray[np.int16],
-    low_y: NDArray[np.int16],
-    high_y: NDArray[np.int16],
+    grid: IndexGrid,
+    out: BoxPostings,
 ) -> None:  # pragma: no cover - compiled
     for k in range(keys.size):
         key = keys[k]
@@ -131,32 +137,25 @@ def _fill_postings(
         i = np.int64(key & np.uint64(0xFFFFFFFF))
         column = squeeze(code)
         row = squeeze(code >> 1)
-        out_slots[k] = slots[i]
-        low_x[k] = QUANT_LOW
-        high_x[k] = QUANT_HIGH
-        low_y[k] = QUANT_LOW
-        high_y[k] = QUANT_HIGH
+        out.slots[k] = slots[i]
+        out.low_x[k] = QUANT_LOW
+        out.high_x[k] = QUANT_HIGH
+        out.low_y[k] = QUANT_LOW
+        out.high_y[k] = QUANT_HIGH
         if (spans[i, 0] >> level) == column:
-            low_x[k] = quantise(boxes[i, 0], edges_x, column, level)
+            out.low_x[k] = quantise(boxes[i, 0], grid.edges_x, column, level)
         if (spans[i, 2] >> level) == column:
-            high_x[k] = quantise(boxes[i, 2], edges_x, column, level)
+            out.high_x[k] = quantise(boxes[i, 2], grid.edges_x, column, level)
         if (spans[i, 1] >> level) == row:
-            low_y[k] = quantise(boxes[i, 1], edges_y, row, level)
+            out.low_y[k] = quantise(boxes[i, 1], grid.edges_y, row, level)
         if (spans[i, 3] >> level) == row:
-            high_y[k] = quantise(boxes[i, 3], edges_y, row, level)
+            out.high_y[k] = quantise(boxes[i, 3], grid.edges_y, row, level)
 
 
 @njit(cache=True, nogil=True)
-def _arrange_postings(
-    starts: NDArray[np.int64],
-    parts: NDArray[np.int32],
-    slots: NDArray[np.int32],
-    low_x: NDArray[np.int16],
-    high_x: NDArray[np.int16],
-    low_y: NDArray[np.int16],
-    high_y: NDArray[np.int16],
-) -> None:  # pragma: no cover - compiled
-    """Put the postings of each cell in their four parts, each in its order."""
+def _group_postings(postings: BoxPostings) -> None:  # pragma: no cover - compiled
+    """Sort the postings of each cell into the four groups, each in its order."""
+    _, _, starts, parts, slots, low_x, high_x, low_y, high_y = postings
     for k in range(starts.size - 1):
         begin, end = starts[k], starts[k + 1]
         ranks = np.empty(end - begin, np.int64)
@@ -186,7 +185,7 @@ def _arrange_postings(
 def directory(
     keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
-    """Level table, cell list and list starts of sorted posting keys."""
+    """Return the level table, the cells and the list starts of sorted posting keys."""
     heads = keys >> np.uint64(32)
     new = np.ones(keys.size, bool)
     new[1:] = heads[1:] != heads[:-1]
@@ -206,33 +205,33 @@ def build_boxes(
     Parameters
     ----------
     boxes
-        One row ``x0, y0, x1, y1`` a box.
+        One row ``x0, y0, x1, y1`` per box.
     slots
-        The number by which a match names each box.
+        Slot of each box, which identifies it in a match.
     grid
-        Cells to post them in.
+        Cells of the index.
     """
     count = boxes.shape[0]
     spans = np.empty((count, 4), np.int32)
     levels = np.zeros(count, np.int8)
-    total = _span_boxes(boxes, grid.edges_x, grid.edges_y, spans, levels)
+    total = _span_boxes(boxes, grid, spans, levels)
     keys = np.empty(total, np.uint64)
     _list_postings(spans, levels, keys)
     keys.sort()
     level_start, cells, starts = directory(keys)
-    out_slots = np.empty(total, np.int32)
-    corners = [np.empty(total, np.int16) for _ in range(4)]
-    _fill_postings(keys, boxes, spans, slots, grid.edges_x, grid.edges_y, out_slots, *corners)
     parts = np.zeros((cells.size, 3), np.int32)
-    _arrange_postings(starts, parts, out_slots, *corners)
-    return BoxPostings(level_start, cells, starts, parts, out_slots, *corners)
+    borders = [np.empty(total, np.int16) for _ in range(4)]
+    postings = BoxPostings(level_start, cells, starts, parts, np.empty(total, np.int32), *borders)
+    _fill_postings(keys, boxes, spans, slots, grid, postings)
+    _group_postings(postings)
+    return postings
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _first_not_below(
     values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
 ) -> Whole:  # pragma: no cover - compiled
-    """First place whose value is not below: without a branch that could be mispredicted."""
+    """Return the first index whose value is not below; branch-free binary search."""
     size = high - low
     if size <= 0:
         return low
@@ -249,7 +248,7 @@ def _first_not_below(
 def _first_above(
     values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
 ) -> Whole:  # pragma: no cover - compiled
-    """First place after those that equal the number; hardly ever more than one step."""
+    """Return the first index after the equal values; rarely more than one step."""
     while low < high and values[low] == wanted:
         low += 1
     return low
@@ -259,7 +258,7 @@ def _first_above(
 def _test_y(
     qy: np.int16, low_y: NDArray[np.int16], high_y: NDArray[np.int16], mask: NDArray[np.int16]
 ) -> None:  # pragma: no cover - compiled
-    """Vector loop: 0 where the point is outside, 2 where inside, 1 where only float64 can tell."""
+    """Set the mask to 0 outside, 2 inside, 1 where only float64 decides; vectorised by LLVM."""
     for i in range(low_y.size):
         may = (low_y[i] <= qy) & (qy <= high_y[i])
         sure = (low_y[i] < qy) & (qy < high_y[i])
@@ -276,7 +275,7 @@ def _test_xy(
     high_y: NDArray[np.int16],
     mask: NDArray[np.int16],
 ) -> None:  # pragma: no cover - compiled
-    """Do the same for postings of any part."""
+    """Test x and y, for postings of any group; see ``_test_y``."""
     for i in range(low_x.size):
         may = (low_x[i] <= qx) & (qx <= high_x[i]) & (low_y[i] <= qy) & (qy <= high_y[i])
         sure = (low_x[i] < qx) & (qx < high_x[i]) & (low_y[i] < qy) & (qy < high_y[i])
@@ -285,17 +284,15 @@ def _test_xy(
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _emit_exact(
-    at: Whole,
-    stop: Whole,
+    slots: NDArray[np.int32],
     x: float,
     y: float,
-    slots: NDArray[np.int32],
     boxes: NDArray[np.float64],
     out_slots: NDArray[np.int32],
     written: Whole,
 ) -> Whole:  # pragma: no cover - compiled
-    """Write the boxes of some postings that hold a point, by their float64 borders."""
-    for i in range(at, stop):
+    """Write the boxes that contain a point by their float64 borders."""
+    for i in range(slots.size):
         slot = slots[i]
         hit = (boxes[slot, 0] <= x) & (x <= boxes[slot, 2])
         hit &= (boxes[slot, 1] <= y) & (y <= boxes[slot, 3])
@@ -306,59 +303,47 @@ def _emit_exact(
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def _emit_masked(
-    at: Whole,
-    stop: Whole,
+    slots: NDArray[np.int32],
     x: float,
     y: float,
-    slots: NDArray[np.int32],
     boxes: NDArray[np.float64],
     mask: NDArray[np.int16],
     out_slots: NDArray[np.int32],
     written: Whole,
 ) -> Whole:  # pragma: no cover - compiled
-    """Write the boxes that a mask lets through."""
+    """Write the boxes that the mask selects."""
     unsure = np.int16(0)
     before = written
-    for i in range(stop - at):
-        out_slots[written] = slots[at + i]
+    for i in range(slots.size):
+        out_slots[written] = slots[i]
         written += mask[i] != 0
         unsure |= mask[i]
     if unsure & 1:
-        written = _emit_exact(at, stop, x, y, slots, boxes, out_slots, before)
+        written = _emit_exact(slots, x, y, boxes, out_slots, before)
     return written
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
 def match_boxes(
     level: int,
-    first_cell: int,
     last_cell: int,
-    cells: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    parts: NDArray[np.int32],
-    slots: NDArray[np.int32],
-    low_x: NDArray[np.int16],
-    high_x: NDArray[np.int16],
-    low_y: NDArray[np.int16],
-    high_y: NDArray[np.int16],
+    postings: BoxPostings,
     boxes: NDArray[np.float64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    codes: NDArray[np.uint32],
-    order: NDArray[np.int32],
+    grid: IndexGrid,
+    points: SortedPoints,
     cursor: NDArray[np.int64],
-    mask: NDArray[np.int16],
-    out_slots: NDArray[np.int32],
-    out_rows: NDArray[np.int32],
+    out: PairBuffers,
 ) -> Whole:  # pragma: no cover - compiled
     """Match sorted points with one level's boxes until done or the buffers are full.
 
     ``cursor`` is ``[next point, next cell, checks so far]`` and is advanced; call again while the
-    next point is below the number of points. Returns how many pairs were written. The buffers
+    next point is below the number of points. Returns the number of pairs written. The buffers
     must hold the longest posting list plus one.
     """
+    _, cells, starts, parts, slots, low_x, high_x, low_y, high_y = postings
+    edges_x, edges_y = grid
+    x, y, codes, order = points
+    out_slots, out_rows, mask = out
     n = x.size
     point = cursor[0]
     cell_at = cursor[1]
@@ -392,18 +377,18 @@ def match_boxes(
             before = written
             low, high = begin, end
             if end - begin >= SEARCH_MIN:
-                # Postings whose border has the point's own number lie at the two ends of the run.
+                # Postings whose border has the point's own position are at both ends of the run.
                 near_low = _first_not_below(high_x, qx, begin, spanning)
                 low = _first_above(high_x, qx, near_low, spanning)
                 high = _first_not_below(low_x, qx, beginning, inside)
                 near_high = _first_above(low_x, qx, high, inside)
-                written = _emit_exact(near_low, low, px, py, slots, boxes, out_slots, written)
-                written = _emit_exact(high, near_high, px, py, slots, boxes, out_slots, written)
+                written = _emit_exact(slots[near_low:low], px, py, boxes, out_slots, written)
+                written = _emit_exact(slots[high:near_high], px, py, boxes, out_slots, written)
                 at = low
                 while at < high:
                     stop = min(at + CHUNK, high)
                     _test_y(qy, low_y[at:stop], high_y[at:stop], mask)
-                    written = _emit_masked(at, stop, px, py, slots, boxes, mask, out_slots, written)
+                    written = _emit_masked(slots[at:stop], px, py, boxes, mask, out_slots, written)
                     at = stop
                 cursor[2] += near_high - near_low
                 low, high = inside, end
@@ -413,7 +398,7 @@ def match_boxes(
                 _test_xy(
                     qx, qy, low_x[at:stop], high_x[at:stop], low_y[at:stop], high_y[at:stop], mask
                 )
-                written = _emit_masked(at, stop, px, py, slots, boxes, mask, out_slots, written)
+                written = _emit_masked(slots[at:stop], px, py, boxes, mask, out_slots, written)
                 at = stop
             cursor[2] += high - low
             out_rows[before:written] = order[point]

@@ -1,39 +1,38 @@
 """Cells of the matching index: a quadtree of fine cells, addressed by Morton codes.
 
-The index has its own grid, finer than the one that plans divide, so that how space is shared out
-among machines never changes how fast a point is matched. Level 0 has ``SIDE`` cells a side; a cell
-of level ``l`` is a square of ``2**l`` fine cells. Sorting points by Morton code makes the points
-of any cell of any level neighbours, so each posting list is fetched once per block and stays in
-the first-level cache while its points are tested.
+The index has its own grid, finer than the grid of the plan, so the partitioning of the space never
+affects matching speed. Level 0 has ``SIDE`` cells per side; a cell of level ``l`` is a square of
+``2**l`` fine cells. Sorting points by Morton code makes the points of any cell of any level
+contiguous, so each posting list is fetched once per block and stays in the L1 cache while its
+points are tested.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.space import Rect, axis_edges
+from roost.model.space import Rect, axis_edges
 
-# Inside compiled code every whole number is an int64, whatever it was outside.
+# Inside compiled code every integer is an int64, whatever its type outside.
 Whole = int | np.int64
 
 BITS = 12
 SIDE = 1 << BITS
 LEVELS = BITS + 1
 
-# A position inside a cell is kept in 16 bits. The two ends are never given to a point: they stand
-# for "the query reaches beyond this cell on that side".
+# A position inside a cell has 16 bits. Points never get the two extreme values, which mean "the
+# query extends beyond this cell on that side".
 QUANT_LOW = -32768
 QUANT_HIGH = 32767
 QUANT_STEPS = 65533.0
 
 
-@dataclass(frozen=True)
-class IndexGrid:
-    """Borders of the fine cells over some bounds."""
+class IndexGrid(NamedTuple):
+    """Edges of the fine cells of the index."""
 
     edges_x: NDArray[np.float64]
     edges_y: NDArray[np.float64]
@@ -41,15 +40,12 @@ class IndexGrid:
     @classmethod
     def over(cls, bounds: Rect) -> IndexGrid:
         """Build the index grid of a rectangle."""
-        return cls(
-            axis_edges(bounds.x0, bounds.x1, SIDE),
-            axis_edges(bounds.y0, bounds.y1, SIDE),
-        )
+        return cls(axis_edges(bounds.x0, bounds.x1, SIDE), axis_edges(bounds.y0, bounds.y1, SIDE))
 
 
 @njit(cache=True, nogil=True)
 def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover - compiled
-    """Fine cell of a coordinate on one axis; the end cells reach outwards."""
+    """Return the cell of a coordinate on one axis; the outer cells are unbounded."""
     last = edges.size - 2
     low = edges[0]
     guess = (value - low) * ((last + 1) / (edges[last + 1] - low))
@@ -64,7 +60,7 @@ def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover
 
 @njit(cache=True, nogil=True)
 def spread(v: Whole) -> Whole:  # pragma: no cover - compiled
-    """Put a zero bit between the bits of a number of at most 16 bits."""
+    """Insert a zero bit between the bits of a number of at most 16 bits."""
     v = (v | (v << 8)) & 0x00FF00FF
     v = (v | (v << 4)) & 0x0F0F0F0F
     v = (v | (v << 2)) & 0x33333333
@@ -91,10 +87,10 @@ def squeeze(v: Whole) -> Whole:  # pragma: no cover - compiled
 def quantise(
     value: float, edges: NDArray[np.float64], cell: Whole, level: Whole
 ) -> np.int16:  # pragma: no cover - compiled
-    """Position inside a cell of a level, as a monotone function of the coordinate.
+    """Return the 16-bit position of a coordinate inside a cell, monotone in the coordinate.
 
-    Monotone is all that exactness needs: if the quantised numbers differ, they order the
-    coordinates; if they are equal, the coordinates themselves must be compared.
+    Different positions order the coordinates; where positions are equal, the caller must compare
+    the coordinates themselves.
     """
     low = edges[cell << level]
     high = edges[(cell + 1) << level]
@@ -138,7 +134,7 @@ def code_points(
     edges_y: NDArray[np.float64],
     codes: NDArray[np.uint32],
 ) -> None:  # pragma: no cover - compiled
-    """Morton code of the fine cell of each point."""
+    """Compute the Morton code of the fine cell of each point."""
     for i in range(x.size):
         codes[i] = morton(locate(x[i], edges_x), locate(y[i], edges_y))
 
@@ -147,7 +143,7 @@ def code_points(
 def all_within(
     x: NDArray[np.float64], y: NDArray[np.float64], x0: float, y0: float, x1: float, y1: float
 ) -> bool:  # pragma: no cover - compiled
-    """Whether every point is a number inside a closed rectangle, in one look at the columns."""
+    """Return whether every point is a number inside a closed rectangle, in one pass."""
     good = 0
     for i in range(x.size):
         good += (x0 <= x[i]) & (x[i] <= x1) & (y0 <= y[i]) & (y[i] <= y1)
@@ -161,7 +157,7 @@ def locate_cells(
     edges_x: NDArray[np.float64],
     edges_y: NDArray[np.float64],
 ) -> NDArray[np.int32]:  # pragma: no cover - compiled
-    """Row-major cell of each point in any grid: what ``Grid.locate`` says, compiled."""
+    """Return the row-major cell of each point in any grid; compiled form of ``Grid.locate``."""
     columns = edges_x.size - 1
     cells = np.empty(x.size, np.int32)
     for i in range(x.size):
@@ -169,9 +165,8 @@ def locate_cells(
     return cells
 
 
-@dataclass(frozen=True, slots=True)
-class SortedPoints:
-    """Points of a block in Morton order; ``order[k]`` is the block row of the k-th of them."""
+class SortedPoints(NamedTuple):
+    """Points of a block in Morton order; ``order[k]`` is the block row of the k-th point."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -180,7 +175,7 @@ class SortedPoints:
 
 
 def sort_points(x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid) -> SortedPoints:
-    """Sort points by the cells of the index."""
+    """Sort points by the Morton codes of their cells."""
     codes = np.empty(x.size, np.uint32)
     order = np.empty(x.size, np.int32)
     code_points(x, y, grid.edges_x, grid.edges_y, codes)
@@ -190,11 +185,11 @@ def sort_points(x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid)
 
 @njit(cache=True, nogil=True)
 def find_cell(
-    cells: NDArray[np.uint32], cell: Whole, start: Whole, stop: Whole
+    cells: NDArray[np.integer], cell: Whole, start: Whole, stop: Whole
 ) -> Whole:  # pragma: no cover - compiled
-    """First place in ``cells[start:stop]`` (ascending) that is not below ``cell``.
+    """Return the first index in ``cells[start:stop]`` (ascending) that is not below ``cell``.
 
-    Gallops from ``start``: points come in the same order as cells, so the answer is near.
+    Gallops from ``start``: points and cells have the same order, so the result is near.
     """
     step = 1
     low = start

@@ -1,4 +1,4 @@
-"""Sortable keys of identifiers, so that a query is found by binary search in a mapped array."""
+"""Sortable 64-bit keys of identifiers, for binary search in a memory-mapped array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.arrays import as_numpy
+from roost.model.arrays import as_numpy
 
 FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 FNV_PRIME = np.uint64(0x100000001B3)
@@ -19,7 +19,7 @@ FNV_PRIME = np.uint64(0x100000001B3)
 def _hash_text(
     offsets: NDArray[np.int64], data: NDArray[np.uint8], keys: NDArray[np.uint64]
 ) -> None:  # pragma: no cover - compiled
-    """FNV-1a of each text: no library needed, the same in every process."""
+    """Compute the FNV-1a hash of each text, which is the same in every process."""
     for i in range(keys.size):
         key = FNV_OFFSET
         for at in range(offsets[i], offsets[i + 1]):
@@ -28,7 +28,7 @@ def _hash_text(
 
 
 def text_buffers(values: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Offsets (from zero) and bytes of a text or binary array; nulls are empty."""
+    """Return the offsets (from zero) and bytes of a text or binary array; nulls are empty."""
     large = values.fill_null(b"" if pa.types.is_binary(values.type) else "").cast(pa.large_binary())
     size = len(large)
     if size == 0:
@@ -40,7 +40,7 @@ def text_buffers(values: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def hash_ids(ids: pa.Array) -> NDArray[np.uint64]:
-    """64-bit key of each identifier: equal identifiers have equal keys.
+    """Return the 64-bit key of each identifier; different texts may share a key.
 
     Examples
     --------

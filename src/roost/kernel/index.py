@@ -1,15 +1,16 @@
-"""The matching index: which live queries does each point of a block satisfy.
+"""Matching index: finds the live queries that each point of a block satisfies.
 
-An index is a list of segments and, for each, the slots that have ended since it was written.
-Matching a block is: sort it by cell, run the compiled loops over every segment and level, settle
-what only GEOS can tell, and drop pairs whose query was not live at the point's event time or
-whose predicate says no. Pairs come in chunks of bounded size, so a block with very many matches
-never has to be held whole.
+An index is a list of segments and, for each, the slots terminated since it was written. To match
+a block, it sorts the points by cell, runs the compiled loops over every segment and level, lets
+GEOS decide unsure pairs, and drops pairs whose query was not live at the point's event time or
+whose predicate is not true. Pairs come in chunks of bounded size, so memory does not grow with the
+number of matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,23 +19,24 @@ import shapely
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.boxes import CHUNK, match_boxes
+from roost.kernel.boxes import CHUNK, BoxPostings, PairBuffers, match_boxes
 from roost.kernel.cells import LEVELS, IndexGrid, SortedPoints, sort_points
 from roost.kernel.segment import Segment
-from roost.kernel.shapes import match_shapes
-from roost.model import TIME_MAX, TIME_MIN, PointBlock
+from roost.kernel.shapes import ShapePostings, match_shapes
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.schemas import PointBlock
+from roost.model.space import Coordinates, Space
 from roost.predicate import PredicateSet
-from roost.space import Coordinates, Space
 
 PAIRS_MAX = 1 << 18
 
-# Slots that have ended with the event time from which they have: a mapping, or two arrays.
+# Terminated slots with the first event time for which they are not live: a mapping or two arrays.
 Ended = Mapping[int, int] | tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Matches of one segment. The arrays are views that the next chunk overwrites."""
+    """Matches of one segment; the arrays are views that the next chunk overwrites."""
 
     segment: Segment
     slots: NDArray[np.int32]
@@ -55,7 +57,7 @@ def _keep_live(
         slot, row = slots[i], rows[i]
         slots[kept] = slot
         rows[kept] = row
-        # Most queries have no times: one byte of a small table says so.
+        # Most queries are unlimited in time; one byte of a small table tells.
         if timed[slot]:
             kept += (live_from[slot] <= time[row]) & (time[row] < live_until[slot])
         else:
@@ -64,8 +66,8 @@ def _keep_live(
 
 
 @dataclass
-class _Member:
-    """A segment with what has changed since it was written."""
+class _LiveSegment:
+    """A segment, the terminations since it was written, and parsed polygons and predicates."""
 
     segment: Segment
     live_from: NDArray[np.int64] | None
@@ -75,7 +77,7 @@ class _Member:
     predicates: tuple[pa.Schema, PredicateSet] | None = None
 
     @classmethod
-    def of(cls, segment: Segment, ended: Ended) -> _Member:
+    def of(cls, segment: Segment, ended: Ended) -> _LiveSegment:
         live_from, live_until = segment.live_from, segment.live_until
         if isinstance(ended, Mapping):
             slots = np.fromiter(ended.keys(), np.int64, len(ended))
@@ -113,152 +115,132 @@ class _Member:
 
 
 class Index:
-    """Live queries, ready to be matched with blocks of points.
+    """Live queries, indexed for matching with blocks of points.
 
     Parameters
     ----------
     space
-        Bounds and coordinates that the segments were built for.
+        Bounds and coordinates of the segments.
     segments
-        Segments, each with the slots that ended since: slot to the first event time that the
-        query is no longer live for.
+        Segments, each with its terminated slots and the first event time for which each of these
+        is not live.
 
     Attributes
     ----------
     checks
-        Candidate tests made so far; with the matches it tells how selective the index is.
+        Candidate tests so far; matches divided by checks is the selectivity of the index.
     """
 
     def __init__(self, space: Space, segments: Sequence[tuple[Segment, Ended]]) -> None:
         self.grid = IndexGrid.over(space.bounds)
         self.lonlat = space.coordinates is Coordinates.LONLAT
-        self.members = [_Member.of(segment, ended) for segment, ended in segments]
-        self.checks = 0
+        self.segments = [segment for segment, _ in segments]
+        self._live = [_LiveSegment.of(segment, ended) for segment, ended in segments]
         longest = [
             postings.longest + 1
-            for segment, _ in segments
+            for segment in self.segments
             for postings in (segment.box_postings, segment.shape_postings)
             if postings is not None
         ]
-        room = max([PAIRS_MAX, *longest])
-        self._slots = np.empty(room, np.int32)
-        self._rows = np.empty(room, np.int32)
-        self._mask = np.empty(CHUNK, np.int16)
+        self._room = max([PAIRS_MAX, *longest])
+        self._reset()
+
+    def _reset(self) -> None:
+        self.checks = 0
+        self._slots = np.empty(self._room, np.int32)
+        self._rows = np.empty(self._room, np.int32)
+        self._buffers = PairBuffers(self._slots, self._rows, np.empty(CHUNK, np.int16))
+
+    def for_task(self) -> Index:
+        """Return an index of the same queries with buffers and a counter of its own.
+
+        Tasks share what a worker caches, and may not change it.
+        """
+        made = copy.copy(self)
+        made._reset()
+        return made
 
     @property
     def size(self) -> int:
-        """Number of slots, ended ones included."""
-        return sum(member.segment.size for member in self.members)
+        """Number of slots, terminated ones included."""
+        return sum(segment.size for segment in self.segments)
 
     def match(self, block: PointBlock) -> Iterator[Pairs]:
         """Yield every (query, point) pair of a block once, in chunks."""
-        if block.size == 0 or not self.members:
+        if block.size == 0 or not self.segments:
             return
         points = sort_points(block.x, block.y, self.grid)
-        for member in self.members:
-            for count in self._candidates(member, points, block):
-                kept = self._filter(member, count, block)
+        for live in self._live:
+            for count in self._candidates(live, points, block):
+                kept = self._filter(live, count, block)
                 if kept:
-                    yield Pairs(member.segment, self._slots[:kept], self._rows[:kept])
+                    yield Pairs(live.segment, self._slots[:kept], self._rows[:kept])
 
     def _candidates(
-        self, member: _Member, points: SortedPoints, block: PointBlock
+        self, live: _LiveSegment, points: SortedPoints, block: PointBlock
     ) -> Iterator[int]:
-        sorted_columns = (points.x, points.y, points.codes, points.order)
-        boxes = member.segment.box_postings
-        for level in range(LEVELS if boxes is not None else 0):
-            assert boxes is not None
-            first, last = int(boxes.level_start[level]), int(boxes.level_start[level + 1])
-            cursor = np.array([0, first, 0, 0], np.int64)
-            while first < last and cursor[0] < block.size:
-                count = match_boxes(
-                    level,
-                    first,
-                    last,
-                    boxes.cells,
-                    boxes.starts,
-                    boxes.parts,
-                    boxes.slots,
-                    boxes.low_x,
-                    boxes.high_x,
-                    boxes.low_y,
-                    boxes.high_y,
-                    member.segment.boxes,
-                    self.grid.edges_x,
-                    self.grid.edges_y,
-                    *sorted_columns,
-                    cursor,
-                    self._mask,
-                    self._slots,
-                    self._rows,
-                )
-                yield int(count)
-            self.checks += int(cursor[2])
-        shapes = member.segment.shape_postings
-        for level in range(LEVELS if shapes is not None else 0):
-            assert shapes is not None
-            first, last = int(shapes.level_start[level]), int(shapes.level_start[level + 1])
-            cursor = np.array([0, first, 0, 0], np.int64)
-            while first < last and cursor[0] < block.size:
+        segment, out = live.segment, self._buffers
+        boxes, shapes = segment.box_postings, segment.shape_postings
+
+        if boxes is not None:
+
+            def find_boxes(level: int, last: int, cursor: NDArray[np.int64]) -> int:
+                fixed = (boxes, segment.boxes, self.grid, points)
+                return int(match_boxes(level, last, *fixed, cursor, out))
+
+            yield from self._scan(boxes, find_boxes, block.size)
+        if shapes is not None:
+
+            def find_shapes(level: int, last: int, cursor: NDArray[np.int64]) -> int:
                 cursor[3] = 0
-                count = match_shapes(
-                    level,
-                    first,
-                    last,
-                    shapes.cells,
-                    shapes.starts,
-                    shapes.postings,
-                    shapes.slots,
-                    shapes.kinds,
-                    shapes.circles,
-                    shapes.first_row,
-                    shapes.band_at,
-                    shapes.band_start,
-                    shapes.band_edges,
-                    self.lonlat,
-                    *sorted_columns,
-                    cursor,
-                    self._slots,
-                    self._rows,
-                )
-                yield self._settle(member, count, block) if cursor[3] else count
+                count = int(match_shapes(level, last, shapes, self.lonlat, points, cursor, out))
+                return self._resolve_unsure(live, count, block) if cursor[3] else count
+
+            yield from self._scan(shapes, find_shapes, block.size)
+
+    def _scan(
+        self,
+        postings: BoxPostings | ShapePostings,
+        find: Callable[[int, int, NDArray[np.int64]], int],
+        points: int,
+    ) -> Iterator[int]:
+        """Run a matching loop over all levels; yield the number of pairs in the buffers."""
+        for level in range(LEVELS):
+            first, last = postings.level_start[level : level + 2].tolist()
+            cursor = np.array([0, first, 0, 0], np.int64)
+            while first < last and cursor[0] < points:
+                yield find(level, last, cursor)
             self.checks += int(cursor[2])
 
-    def _settle(self, member: _Member, count: int, block: PointBlock) -> int:
-        """Ask GEOS about the pairs that the compiled tests left open."""
+    def _resolve_unsure(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
+        """Let GEOS decide the pairs that the compiled tests marked unsure."""
         slots, rows = self._slots[:count], self._rows[:count]
         keep = slots >= 0
-        open_pairs = np.flatnonzero(~keep)
-        asked = -1 - slots[open_pairs]
-        for slot in np.unique(asked).tolist():
-            mine = open_pairs[asked == slot]
+        unsure = np.flatnonzero(~keep)
+        polygons = -1 - slots[unsure]
+        for slot in np.unique(polygons).tolist():
+            mine = unsure[polygons == slot]
             where = rows[mine]
-            keep[mine] = shapely.intersects_xy(member.polygon(slot), block.x[where], block.y[where])
-        slots[open_pairs] = asked
+            keep[mine] = shapely.intersects_xy(live.polygon(slot), block.x[where], block.y[where])
+        slots[unsure] = polygons
         return self._compress(keep)
 
-    def _filter(self, member: _Member, count: int, block: PointBlock) -> int:
-        if member.timed is not None and count:
-            assert member.live_from is not None and member.live_until is not None
-            count = _keep_live(
-                self._slots[:count],
-                self._rows[:count],
-                block.time,
-                member.timed,
-                member.live_from,
-                member.live_until,
-            )
-        predicate = member.segment.predicate
+    def _filter(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
+        if live.timed is not None and count:
+            assert live.live_from is not None and live.live_until is not None
+            pairs = (self._slots[:count], self._rows[:count])
+            count = _keep_live(*pairs, block.time, live.timed, live.live_from, live.live_until)
+        predicate = live.segment.predicate
         if predicate is None or not count:
             return count
         ids = predicate[self._slots[:count]]
-        asked = np.flatnonzero(ids >= 0)
-        if not asked.size:
+        conditional = np.flatnonzero(ids >= 0)
+        if not conditional.size:
             return count
         schema = pa.schema([(name, array.type) for name, array in block.attributes.items()])
         keep = np.ones(count, bool)
-        keep[asked] = member.predicate_set(schema).evaluate(
-            ids[asked], self._rows[asked], block.attributes
+        keep[conditional] = live.predicate_set(schema).evaluate(
+            ids[conditional], self._rows[conditional], block.attributes
         )
         return self._compress(keep)
 

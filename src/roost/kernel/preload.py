@@ -1,8 +1,8 @@
-"""Read ahead what a machine will need of an index: the posting lists of the cells it was given.
+"""Prefetch of posting lists for the cells that a machine has just been assigned.
 
-Segments are mapped, so a list that was never used is still on the disk, perhaps of another host.
-A machine that is given a part of space reads its lists before points come, and can say what that
-took. Lists lie along a curve, so those of a rectangle are a few runs of neighbours.
+Segments are memory-mapped, so a list that was never used is still on disk, perhaps of another
+host. A machine that is assigned a partition reads its lists before points arrive, so that the cost
+can be measured. Lists are in Z-order, so those of a rectangle form a few contiguous runs.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from roost.kernel.cells import LEVELS, IndexGrid, find_cell, locate, morton, squ
 from roost.kernel.index import Index
 from roost.kernel.shapes import ShapePostings
 
-# Elements between two that are read: never more than a page of memory apart.
+# Elements between two reads, which are at most one memory page apart.
 STRIDE = 512
 
 
 @njit(cache=True, nogil=True)
 def _within(
-    bounds: NDArray[np.float64], edges_x: NDArray[np.float64], edges_y: NDArray[np.float64]
+    bounds: NDArray[np.float64], grid: IndexGrid
 ) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    """Fine cells that rectangles touch, inclusive."""
+    """Return the inclusive range of fine cells that each rectangle touches."""
     found = np.empty((bounds.shape[0], 4), np.int64)
     for k in range(bounds.shape[0]):
-        found[k, 0] = locate(bounds[k, 0], edges_x)
-        found[k, 1] = locate(bounds[k, 1], edges_y)
-        found[k, 2] = locate(bounds[k, 2], edges_x)
-        found[k, 3] = locate(bounds[k, 3], edges_y)
+        for side in range(4):
+            edges = grid.edges_x if side % 2 == 0 else grid.edges_y
+            found[k, side] = locate(bounds[k, side], edges)
     return found
 
 
 @njit(cache=True, nogil=True)
 def _touch(
     level: int,
-    first: int,
-    last: int,
+    level_start: NDArray[np.int64],
     cells: NDArray[np.uint32],
     starts: NDArray[np.int64],
     within: NDArray[np.int64],
@@ -48,13 +46,17 @@ def _touch(
     narrow: Any,
     seen: NDArray[np.uint8],
 ) -> tuple[int, np.int64]:  # pragma: no cover - compiled
-    """Read the lists of a level's cells that lie in some rectangle; returns how many postings."""
+    """Read the lists of a level's cells that lie in a rectangle; return the number of postings.
+
+    The second result only keeps the compiler from removing the reads.
+    """
+    first, last = level_start[level], level_start[level + 1]
     postings = 0
     sink = np.int64(0)
     for k in range(within.shape[0]):
         column0, row0 = within[k, 0] >> level, within[k, 1] >> level
         column1, row1 = within[k, 2] >> level, within[k, 3] >> level
-        # Codes grow with columns and with rows, so the corners' codes enclose the rectangle's.
+        # Morton codes grow with columns and rows, so the corners' codes bound the rectangle's.
         at = find_cell(cells, morton(column0, row0), first, last)
         top = morton(column1, row1)
         while at < last and cells[at] <= top:
@@ -72,26 +74,26 @@ def _touch(
 
 
 def preload(index: Index, bounds: NDArray[np.float64]) -> int:
-    """Read the lists of some rectangles ``x0, y0, x1, y1``; returns their size in bytes.
+    """Read the posting lists of some rectangles and return their size in bytes.
 
     Parameters
     ----------
     index
-        Whose lists.
+        Index to read from.
     bounds
-        Rows of coordinates, which may be infinite where a rectangle has no end.
+        Rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
     """
-    grid: IndexGrid = index.grid
+    grid = index.grid
     reach = np.clip(
         bounds,
         [grid.edges_x[0], grid.edges_y[0], grid.edges_x[0], grid.edges_y[0]],
         [grid.edges_x[-1], grid.edges_y[-1], grid.edges_x[-1], grid.edges_y[-1]],
     )
-    within = _within(reach, grid.edges_x, grid.edges_y)
+    within = _within(reach, grid)
     return sum(
         _read(postings, within)
-        for member in index.members
-        for postings in (member.segment.box_postings, member.segment.shape_postings)
+        for segment in index.segments
+        for postings in (segment.box_postings, segment.shape_postings)
         if postings is not None
     )
 
@@ -108,11 +110,7 @@ def _read(postings: BoxPostings | ShapePostings, within: NDArray[np.int64]) -> i
         wide = postings.postings
         narrow = (wide, wide, wide, wide)
         width = wide.itemsize
-    size = 0
-    for level in range(LEVELS):
-        first, last = int(postings.level_start[level]), int(postings.level_start[level + 1])
-        if first < last:
-            cells, starts = postings.cells, postings.starts
-            count, _ = _touch(level, first, last, cells, starts, within, wide, narrow, seen)
-            size += count * width
-    return size
+    lists = (postings.level_start, postings.cells, postings.starts)
+    return width * sum(
+        _touch(level, *lists, within, wide, narrow, seen)[0] for level in range(LEVELS)
+    )

@@ -1,14 +1,14 @@
-"""A segment: an immutable set of queries with its index, as named arrays.
+"""Segment: an immutable set of queries with its index, as named arrays.
 
-Everything a segment knows is in flat arrays, so it can be written to a file once and mapped by
-any number of processes. Columns that no query of the segment uses (times, predicates, shapes)
-are simply absent.
+All data of a segment is in flat arrays, so it can be written to a file once and memory-mapped by
+any number of processes. Columns that no query of the segment uses (times, predicates, shapes) are
+absent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,29 @@ import pyarrow.compute as pc
 import shapely
 from numpy.typing import NDArray
 
-from roost.kernel.arrays import as_arrow
 from roost.kernel.boxes import BoxPostings, build_boxes
 from roost.kernel.cells import IndexGrid
 from roost.kernel.ids import hash_ids, text_buffers
 from roost.kernel.shapes import ShapePostings, Shapes, build_shapes
-from roost.model import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
-from roost.space import EARTH_RADIUS_M, Coordinates, Space
+from roost.model.arrays import as_arrow
+from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
+from roost.model.space import EARTH_RADIUS_M, Coordinates, Space
 
 Arrays = dict[str, NDArray[Any]]
 
+# Optional arrays of a segment file, and the attributes of a segment that hold them.
+_OPTIONAL = {
+    "radius": "radius",
+    "live_from": "live_from",
+    "live_until": "live_until",
+    "predicate": "predicate",
+    "wants": "outputs",
+    "born": "created_position",
+}
+
 
 def query_schema(id_type: pa.DataType) -> pa.Schema:
-    """Columns of admitted queries, before they are indexed."""
+    """Return the schema of admitted queries, before they are indexed."""
     return pa.schema(
         [
             ("query_id", id_type),
@@ -39,21 +49,21 @@ def query_schema(id_type: pa.DataType) -> pa.Schema:
             ("y0", pa.float64()),
             ("x1", pa.float64()),
             ("y1", pa.float64()),
-            ("radius", pa.float64()),  # circles keep their centre in x0, y0
+            ("radius", pa.float64()),  # the centre of a circle is x0, y0
             ("wkb", pa.binary()),
             ("predicate", pa.string()),
             ("live_from", pa.int64()),
             ("live_until", pa.int64()),
-            ("wants", pa.string()),  # instead of single matches; null wants those
-            ("born", pa.int64()),  # place in the query log, for those that want something
+            ("output", pa.string()),  # requested instead of single matches; null for matches
+            ("created_position", pa.int64()),  # log position, for queries with another output
         ]
     )
 
 
 def circle_images(cx: float, cy: float, radius: float, space: Space) -> list[list[float]]:
-    """Boxes that together hold every point of a circle.
+    """Return boxes that together contain every point of a circle.
 
-    On lon/lat a circle near the antimeridian also covers longitudes a full turn away.
+    In lon/lat coordinates a circle near the antimeridian also covers longitudes 360 degrees away.
     """
     if space.coordinates is Coordinates.PLANE:
         reach = radius * (1.0 + 1e-12)
@@ -71,12 +81,12 @@ def circle_images(cx: float, cy: float, radius: float, space: Space) -> list[lis
 
 
 def longitude_range(space: Space) -> tuple[float, float]:
-    """Give the longitudes that a point may have: a full turn, or more where the bounds say so."""
+    """Return the longitudes that a point may have: 360 degrees, or more if the bounds allow."""
     return min(-180.0, space.bounds.x0), max(180.0, space.bounds.x1)
 
 
 def _polygon_edges(geometry: shapely.Geometry) -> NDArray[np.float64]:
-    """Every edge of every ring, as ``ax, ay, bx, by``."""
+    """Return every edge of every ring as ``ax, ay, bx, by``."""
     rings = shapely.get_rings(shapely.get_parts(geometry))
     coordinates, ring = shapely.get_coordinates(rings, return_index=True)
     same = ring[1:] == ring[:-1]
@@ -119,7 +129,7 @@ def _collect_shapes(columns: dict[str, NDArray[Any]], wkb: pa.Array, space: Spac
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Queries with their index; ``ids[slot]`` names the query of a slot."""
+    """Queries with their index; ``ids[slot]`` is the identifier of the query in a slot."""
 
     size: int
     ids: pa.Array
@@ -135,15 +145,15 @@ class Segment:
     live_until: NDArray[np.int64] | None
     predicate: NDArray[np.int32] | None
     predicate_texts: tuple[str, ...]
-    wants: NDArray[np.int32] | None
-    wants_texts: tuple[str, ...]
-    born: NDArray[np.int64] | None
+    outputs: NDArray[np.int32] | None
+    output_texts: tuple[str, ...]
+    created_position: NDArray[np.int64] | None
     wkb: pa.Array | None
 
     def find(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Find the queries of some names: places in ``ids`` and their slots.
+        """Find queries by identifier; return indices into ``ids`` and the slots found.
 
-        A name may have been given more than once; its slots come in the order they were given.
+        An identifier may occur more than once; its slots come in order of registration.
         """
         keys = hash_ids(ids)
         first = np.searchsorted(self.keys, keys, side="left")
@@ -152,14 +162,14 @@ class Segment:
         before = np.repeat(np.cumsum(counts) - counts, counts)
         slots = self.key_slots[first[places] + np.arange(places.size) - before]
         if not pa.types.is_integer(self.ids.type):
-            # Two texts may share a key; only the text itself decides.
+            # Two texts may share a key, so the texts are compared.
             same = pc.equal(ids.take(pa.array(places)), self.ids.take(pa.array(slots)))
             mine = np.asarray(same.to_numpy(zero_copy_only=False), bool)
             places, slots = places[mine], slots[mine]
         return places, slots
 
     def bounds(self, space: Space) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Slots and the boxes around their shapes; a circle over the antimeridian has several."""
+        """Return slots and bounding boxes; a circle across the antimeridian has several."""
         slots = np.flatnonzero(self.kinds != CIRCLE)
         found = [np.asarray(self.boxes[slots])]
         owners = [slots]
@@ -173,7 +183,7 @@ class Segment:
 
     def queries(self) -> pa.Table:
         """Return the queries as they were admitted (see :func:`query_schema`)."""
-        nothing = pa.nulls(self.size)
+        nothing, created = pa.nulls(self.size), self.created_position
         circle, polygon = self.kinds == CIRCLE, self.kinds == POLYGON
         columns: dict[str, Any] = {
             "query_id": self.ids,
@@ -186,8 +196,8 @@ class Segment:
             "radius": nothing if self.radius is None else pa.array(self.radius, mask=~circle),
             "wkb": nothing if self.wkb is None else pc.if_else(polygon, self.wkb, None),
             "predicate": _decode_texts(self.predicate, self.predicate_texts, self.size),
-            "wants": _decode_texts(self.wants, self.wants_texts, self.size),
-            "born": nothing if self.born is None else pa.array(self.born, mask=self.born < 0),
+            "output": _decode_texts(self.outputs, self.output_texts, self.size),
+            "created_position": nothing if created is None else pa.array(created, mask=created < 0),
             "live_from": _or_full(self.live_from, self.size, TIME_MIN),
             "live_until": _or_full(self.live_until, self.size, TIME_MAX),
         }
@@ -237,9 +247,10 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         shape_postings = build_shapes(shapes, grid, lonlat=lonlat)
 
     predicate, texts = _encode_texts(queries["predicate"])
-    wants, wants_texts = _encode_texts(queries["wants"])
-    known = queries["born"].null_count < queries.num_rows
-    born = _one_chunk(queries["born"].fill_null(-1)) if known else None
+    outputs, output_texts = _encode_texts(queries["output"])
+    positions = queries["created_position"]
+    known = positions.null_count < queries.num_rows
+    created = _one_chunk(positions.fill_null(-1)) if known else None
     keys = hash_ids(ids)
     order = np.argsort(keys, kind="stable")
     return Segment(
@@ -257,9 +268,11 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         live_until=_unless_all(_numpy(queries, "live_until"), TIME_MAX),
         predicate=predicate,
         predicate_texts=texts,
-        wants=wants,
-        wants_texts=wants_texts,
-        born=None if born is None else np.asarray(born.to_numpy(zero_copy_only=False)),
+        outputs=outputs,
+        output_texts=output_texts,
+        created_position=(
+            None if created is None else np.asarray(created.to_numpy(zero_copy_only=False))
+        ),
         wkb=wkb if POLYGON in kinds else None,
     )
 
@@ -293,7 +306,7 @@ def _unpack_text(prefix: str, arrays: Mapping[str, NDArray[Any]], to: pa.DataTyp
 
 
 def pack(segment: Segment) -> Arrays:
-    """All arrays of a segment by name."""
+    """Return all arrays of a segment by the names that its file uses."""
     arrays: Arrays = {
         "kinds": segment.kinds,
         "boxes": segment.boxes,
@@ -307,30 +320,29 @@ def pack(segment: Segment) -> Arrays:
     users = pc.dictionary_encode(segment.users)
     arrays["user_codes"] = users.indices.to_numpy(zero_copy_only=False)
     _pack_text("users", users.dictionary, arrays)
-    for name in ("radius", "live_from", "live_until", "predicate", "wants", "born"):
-        values = getattr(segment, name)
+    for name, attribute in _OPTIONAL.items():
+        values = getattr(segment, attribute)
         if values is not None:
             arrays[name] = values
     _pack_text("predicates", pa.array(segment.predicate_texts, pa.string()), arrays)
-    if segment.wants is not None:
-        _pack_text("wants_texts", pa.array(segment.wants_texts, pa.string()), arrays)
+    if segment.outputs is not None:
+        _pack_text("wants_texts", pa.array(segment.output_texts, pa.string()), arrays)
     if segment.wkb is not None:
         _pack_text("wkb", segment.wkb, arrays)
     for prefix, postings in (("box", segment.box_postings), ("shape", segment.shape_postings)):
         if postings is not None:
-            for field in fields(postings):
-                arrays[f"{prefix}.{field.name}"] = getattr(postings, field.name)
+            arrays |= {f"{prefix}.{name}": array for name, array in postings._asdict().items()}
     return arrays
 
 
 def _group(prefix: str, kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
     if f"{prefix}.cells" not in arrays:
         return None
-    return kind(**{field.name: arrays[f"{prefix}.{field.name}"] for field in fields(kind)})
+    return kind(**{name: arrays[f"{prefix}.{name}"] for name in kind._fields})
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
-    """Inverse of :func:`pack`; arrays are used as they are, mapped or in memory."""
+    """Invert :func:`pack`, without copying the arrays, which may be memory-mapped."""
     plain = arrays.get("ids")
     ids = _unpack_text("ids", arrays, pa.string()) if plain is None else as_arrow(plain)
     users = _unpack_text("users", arrays, pa.string())
@@ -344,17 +356,12 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
         key_slots=arrays["key_slots"],
         box_postings=_group("box", BoxPostings, arrays),
         shape_postings=_group("shape", ShapePostings, arrays),
-        radius=arrays.get("radius"),
-        live_from=arrays.get("live_from"),
-        live_until=arrays.get("live_until"),
-        predicate=arrays.get("predicate"),
         predicate_texts=tuple(_unpack_text("predicates", arrays, pa.string()).to_pylist()),
-        wants=arrays.get("wants"),
-        wants_texts=(
+        output_texts=(
             tuple(_unpack_text("wants_texts", arrays, pa.string()).to_pylist())
             if "wants" in arrays
             else ()
         ),
-        born=arrays.get("born"),
         wkb=_unpack_text("wkb", arrays, pa.binary()) if "wkb.offsets" in arrays else None,
+        **{attribute: arrays.get(name) for name, attribute in _OPTIONAL.items()},
     )

@@ -1,26 +1,26 @@
-"""Circles and polygons: cells wholly inside, cells on the border, and exact tests for the latter.
+"""Circles and polygons: posting lists of interior and border cells, with exact tests.
 
-A shape is cut along the cells of one level. Most of its area is in cells that lie wholly inside:
-a point there matches without a test. In a border cell a circle is tested by distance, a polygon
-by counting the crossings of a ray with the few edges in that cell's band of rows.
+A shape is divided into the cells of one level. Most of its area is in interior cells, where a
+point matches without a test. In a border cell, a circle is tested by distance, and a polygon by
+counting the crossings of a ray with the few edges in the cell's band of rows.
 
-Crossing tests are filtered: where rounding could change the answer, or the point touches an
-edge's end, the pair comes back marked *unsure* and the caller asks GEOS, whose predicates are
-exact. So the answer is always that of ``shapely.intersects``, at a fraction of its price.
+Crossing tests are filtered: where rounding could change the result, or the point touches the end
+of an edge, the pair is marked *unsure* and the caller evaluates it with GEOS, whose predicates are
+exact. The result always equals that of ``shapely.intersects``, at a fraction of its cost.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.boxes import directory
-from roost.kernel.cells import LEVELS, IndexGrid, find_cell, locate, morton, squeeze
-from roost.space import EARTH_RADIUS_M
+from roost.kernel.boxes import PairBuffers, directory, longest_list
+from roost.kernel.cells import LEVELS, IndexGrid, SortedPoints, find_cell, locate, morton, squeeze
+from roost.model.space import EARTH_RADIUS_M
 
 CIRCLE = 1
 POLYGON = 2
@@ -31,17 +31,16 @@ OUTSIDE, BORDER, INSIDE = 0, 1, 2
 
 # Half the unit round-off times the operations of an orientation determinant, rounded up.
 ORIENT_ERROR = 4.0e-16
-# Wider than the rounding of the haversine formula; inside this band the formula itself decides.
+# Wider than the rounding error of the haversine formula; within it the formula itself decides.
 ARC_MARGIN = 1.0e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
+class Shapes(NamedTuple):
     """Shapes to index. A circle across the antimeridian has several rows (images).
 
     ``circles`` holds centre and radius (zeros for polygons); polygon ``j`` has the edges
-    ``edges[edge_start[j]:edge_start[j + 1]]`` (a circle none); ``bounds`` is what each
-    row may cover.
+    ``edges[edge_start[j]:edge_start[j + 1]]`` (circles have none); ``bounds`` is the bounding box
+    of each row.
     """
 
     slots: NDArray[np.int32]
@@ -52,9 +51,16 @@ class Shapes:
     edges: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapePostings:
-    """Shapes of one segment by level and cell; a posting is ``shape * 2 + wholly inside``."""
+class ShapeCells(NamedTuple):
+    """Level, first row and number of rows of the cells of each shape."""
+
+    levels: NDArray[np.int8]
+    first_row: NDArray[np.int32]
+    bands: NDArray[np.int64]
+
+
+class ShapePostings(NamedTuple):
+    """Posting lists of shapes by level and cell; a posting is ``shape * 2 + is interior``."""
 
     level_start: NDArray[np.int64]
     cells: NDArray[np.uint32]
@@ -71,14 +77,14 @@ class ShapePostings:
     @property
     def longest(self) -> int:
         """Length of the longest posting list."""
-        return int(np.diff(self.starts).max()) if self.cells.size else 0
+        return longest_list(self.starts)
 
 
 @njit(cache=True, nogil=True)
 def half_arc(
     lon0: float, lat0: float, lon1: float, lat1: float
 ) -> float:  # pragma: no cover - compiled
-    """Square of the sine of half the angle between two places (the haversine)."""
+    """Return the haversine: the squared sine of half the angle between two points."""
     phi0 = math.radians(lat0)
     phi1 = math.radians(lat1)
     half_lat = math.sin((phi1 - phi0) / 2.0)
@@ -90,7 +96,7 @@ def half_arc(
 def in_circle(
     x: float, y: float, cx: float, cy: float, radius: float, lonlat: bool
 ) -> bool:  # pragma: no cover - compiled
-    """Whether a point is in a closed circle."""
+    """Return whether a closed circle contains a point."""
     if lonlat:
         arc = half_arc(cx, cy, x, y)
         return 2.0 * EARTH_RADIUS_M * math.asin(math.sqrt(min(arc, 1.0))) <= radius
@@ -103,14 +109,14 @@ def in_circle(
 def _circle_holds_cell(
     x0: float, y0: float, x1: float, y1: float, cx: float, cy: float, radius: float, lonlat: bool
 ) -> bool:  # pragma: no cover - compiled
-    """Whether a whole cell is certainly inside a circle."""
+    """Return whether a cell is certainly inside a circle."""
     far_x = max(abs(x0 - cx), abs(x1 - cx))
     far_y = max(abs(y0 - cy), abs(y1 - cy))
     if not lonlat:
         return far_x * far_x + far_y * far_y < radius * radius * (1.0 - ARC_MARGIN)
     if far_x > 180.0:
         return False
-    # Bounds each term of the haversine on its own: never too small.
+    # Each term of the haversine is bounded separately, so the bound is never too small.
     widest = 1.0 if y0 <= 0.0 <= y1 else math.cos(math.radians(min(abs(y0), abs(y1))))
     half_lat = math.sin(math.radians(min(far_y, 180.0)) / 2.0)
     half_lon = math.sin(math.radians(far_x) / 2.0)
@@ -123,7 +129,7 @@ def _circle_holds_cell(
 def _crossings(
     x: float, y: float, edges: NDArray[np.float64], start: int, stop: int
 ) -> int:  # pragma: no cover - compiled
-    """INSIDE or OUTSIDE by the parity of crossings to the right, BORDER where rounding decides."""
+    """Return INSIDE or OUTSIDE by the parity of crossings, BORDER where rounding decides."""
     inside = False
     for k in range(start, stop):
         ax, ay, bx, by = edges[k, 0], edges[k, 1], edges[k, 2], edges[k, 3]
@@ -148,18 +154,16 @@ def _crossings(
 @njit(cache=True, nogil=True)
 def _mark_edges(
     edges: NDArray[np.float64],
-    start: int,
-    stop: int,
     level: int,
-    column0: int,
-    row0: int,
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
+    span: NDArray[np.int64],
+    grid: IndexGrid,
     marks: NDArray[np.int8],
 ) -> None:  # pragma: no cover - compiled
-    """Mark as BORDER every cell that an edge may touch, erring on the side of marking."""
+    """Mark as BORDER every cell that an edge may touch; may mark too many, never too few."""
+    edges_x, edges_y = grid
+    column0, row0 = span[0], span[1]
     width = edges_x[1 << level] - edges_x[0]
-    for k in range(start, stop):
+    for k in range(edges.shape[0]):
         ax, ay, bx, by = edges[k, 0], edges[k, 1], edges[k, 2], edges[k, 3]
         if ay > by:
             ax, ay, bx, by = bx, by, ax, ay
@@ -183,22 +187,21 @@ def _mark_edges(
 @njit(cache=True, nogil=True)
 def _cut_polygon(
     edges: NDArray[np.float64],
-    start: int,
-    stop: int,
     level: int,
     span: NDArray[np.int64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
+    grid: IndexGrid,
     marks: NDArray[np.int8],
 ) -> None:  # pragma: no cover - compiled
-    _mark_edges(edges, start, stop, level, span[0], span[1], edges_x, edges_y, marks)
+    edges_x, edges_y = grid
+    _mark_edges(edges, level, span, grid, marks)
     for row in range(span[1], span[3] + 1):
         y = (edges_y[row << level] + edges_y[(row + 1) << level]) / 2.0
         for column in range(span[0], span[2] + 1):
             if marks[row - span[1], column - span[0]] != BORDER:
                 x = (edges_x[column << level] + edges_x[(column + 1) << level]) / 2.0
-                # No edge comes near this cell: one point of it speaks for all.
-                marks[row - span[1], column - span[0]] = _crossings(x, y, edges, start, stop)
+                # No edge touches this cell, so one point decides for all of it.
+                crossed = _crossings(x, y, edges, 0, edges.shape[0])
+                marks[row - span[1], column - span[0]] = crossed
 
 
 @njit(cache=True, nogil=True)
@@ -206,16 +209,16 @@ def _cut_circle(
     circle: NDArray[np.float64],
     level: int,
     span: NDArray[np.int64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
+    grid: IndexGrid,
     lonlat: bool,
     marks: NDArray[np.int8],
 ) -> None:  # pragma: no cover - compiled
+    edges_x, edges_y = grid
     last = (edges_x.size - 2) >> level
     for row in range(span[1], span[3] + 1):
         for column in range(span[0], span[2] + 1):
             mark = BORDER
-            # Cells on the edge of the grid have no end, so no circle holds them.
+            # Cells on the edge of the grid are unbounded, so no circle contains them.
             if 0 < column < last and 0 < row < last:
                 x0, x1 = edges_x[column << level], edges_x[(column + 1) << level]
                 y0, y1 = edges_y[row << level], edges_y[(row + 1) << level]
@@ -226,15 +229,11 @@ def _cut_circle(
 
 @njit(cache=True, nogil=True)
 def _level_of(
-    bounds: NDArray[np.float64],
-    side: int,
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-    span: NDArray[np.int64],
+    bounds: NDArray[np.float64], side: int, grid: IndexGrid, span: NDArray[np.int64]
 ) -> int:  # pragma: no cover - compiled
-    """Finest level where the shape is at most ``side`` cells wide and high; fills its span."""
-    column0, row0 = locate(bounds[0], edges_x), locate(bounds[1], edges_y)
-    column1, row1 = locate(bounds[2], edges_x), locate(bounds[3], edges_y)
+    """Return the finest level where a shape has at most ``side`` cells per axis; fill its span."""
+    column0, row0 = locate(bounds[0], grid.edges_x), locate(bounds[1], grid.edges_y)
+    column1, row1 = locate(bounds[2], grid.edges_x), locate(bounds[3], grid.edges_y)
     level = 0
     while level < LEVELS - 1 and (
         (column1 >> level) - (column0 >> level) >= side or (row1 >> level) - (row0 >> level) >= side
@@ -247,39 +246,29 @@ def _level_of(
 
 @njit(cache=True, nogil=True)
 def _cut_shapes(
-    kinds: NDArray[np.int8],
-    bounds: NDArray[np.float64],
-    circles: NDArray[np.float64],
-    edge_start: NDArray[np.int64],
-    edges: NDArray[np.float64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-    lonlat: bool,
-    levels: NDArray[np.int8],
-    first_row: NDArray[np.int32],
-    bands: NDArray[np.int64],
-    keys: NDArray[np.uint64],
+    shapes: Shapes, grid: IndexGrid, lonlat: bool, out: ShapeCells, keys: NDArray[np.uint64]
 ) -> int:  # pragma: no cover - compiled
-    """Cut every shape; with room in ``keys`` also write the posting keys. Returns their number."""
+    """Divide every shape into cells; return the number of postings.
+
+    The posting keys are written if ``keys`` is not empty.
+    """
     marks = np.zeros((SIDE_MAX + 1, SIDE_MAX + 1), np.int8)
     span = np.zeros(4, np.int64)
     total = 0
-    for j in range(kinds.size):
-        count = edge_start[j + 1] - edge_start[j]
+    for j in range(shapes.kinds.size):
+        edges = shapes.edges[shapes.edge_start[j] : shapes.edge_start[j + 1]]
         side = CIRCLE_SIDE
-        if kinds[j] == POLYGON:
-            side = min(max(int(math.sqrt(count)), 3), SIDE_MAX)
-        level = _level_of(bounds[j], side, edges_x, edges_y, span)
-        levels[j] = level
-        first_row[j] = span[1]
-        bands[j] = span[3] - span[1] + 1
+        if shapes.kinds[j] == POLYGON:
+            side = min(max(int(math.sqrt(edges.shape[0])), 3), SIDE_MAX)
+        level = _level_of(shapes.bounds[j], side, grid, span)
+        out.levels[j] = level
+        out.first_row[j] = span[1]
+        out.bands[j] = span[3] - span[1] + 1
         marks[:] = OUTSIDE
-        if kinds[j] == POLYGON:
-            _cut_polygon(
-                edges, edge_start[j], edge_start[j + 1], level, span, edges_x, edges_y, marks
-            )
+        if shapes.kinds[j] == POLYGON:
+            _cut_polygon(edges, level, span, grid, marks)
         else:
-            _cut_circle(circles[j], level, span, edges_x, edges_y, lonlat, marks)
+            _cut_circle(shapes.circles[j], level, span, grid, lonlat, marks)
         for row in range(span[1], span[3] + 1):
             for column in range(span[0], span[2] + 1):
                 mark = marks[row - span[1], column - span[0]]
@@ -297,16 +286,20 @@ def _cut_shapes(
 
 @njit(cache=True, nogil=True)
 def _band_polygons(
-    edge_start: NDArray[np.int64],
-    edges: NDArray[np.float64],
+    shapes: Shapes,
     edges_y: NDArray[np.float64],
-    levels: NDArray[np.int8],
-    first_row: NDArray[np.int32],
+    cut: ShapeCells,
     band_at: NDArray[np.int64],
     band_start: NDArray[np.int64],
     band_edges: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Count (with no room in ``band_edges``) or copy the edges of each band of rows."""
+    """Count the edges of each band of rows, or copy them if ``band_edges`` is not empty."""
+    edge_start, edges, levels, first_row = (
+        shapes.edge_start,
+        shapes.edges,
+        cut.levels,
+        cut.first_row,
+    )
     fill = band_edges.shape[0] > 0
     for j in range(levels.size):
         for k in range(edge_start[j], edge_start[j + 1]):
@@ -325,37 +318,21 @@ def _band_polygons(
 def build_shapes(shapes: Shapes, grid: IndexGrid, *, lonlat: bool) -> ShapePostings:
     """Index circles and polygons."""
     count = shapes.kinds.size
-    levels = np.zeros(count, np.int8)
-    first_row = np.zeros(count, np.int32)
-    bands = np.zeros(count, np.int64)
-    arguments = (
-        shapes.kinds,
-        shapes.bounds,
-        shapes.circles,
-        shapes.edge_start,
-        shapes.edges,
-        grid.edges_x,
-        grid.edges_y,
-        lonlat,
-        levels,
-        first_row,
-        bands,
-    )
-    total = _cut_shapes(*arguments, np.empty(0, np.uint64))
+    cut = ShapeCells(np.zeros(count, np.int8), np.zeros(count, np.int32), np.zeros(count, np.int64))
+    total = _cut_shapes(shapes, grid, lonlat, cut, np.empty(0, np.uint64))
     keys = np.empty(total, np.uint64)
     if total:
-        _cut_shapes(*arguments, keys)
+        _cut_shapes(shapes, grid, lonlat, cut, keys)
     keys.sort()
     level_start, cells, starts = directory(keys)
 
-    band_at = np.concatenate([[0], np.cumsum(bands)]).astype(np.int64)
+    band_at = np.concatenate([[0], np.cumsum(cut.bands)]).astype(np.int64)
     counts = np.zeros(band_at[-1] + 1, np.int64)
-    polygon_arguments = (shapes.edge_start, shapes.edges, grid.edges_y, levels, first_row, band_at)
-    _band_polygons(*polygon_arguments, counts, np.empty((0, 4)))
+    _band_polygons(shapes, grid.edges_y, cut, band_at, counts, np.empty((0, 4)))
     band_start = np.cumsum(counts)
     band_edges = np.empty((int(band_start[-1]), 4))
     if band_edges.size:
-        _band_polygons(*polygon_arguments, band_start.copy(), band_edges)
+        _band_polygons(shapes, grid.edges_y, cut, band_at, band_start.copy(), band_edges)
     return ShapePostings(
         level_start,
         cells,
@@ -364,7 +341,7 @@ def build_shapes(shapes: Shapes, grid: IndexGrid, *, lonlat: bool) -> ShapePosti
         shapes.slots,
         shapes.kinds,
         shapes.circles,
-        first_row,
+        cut.first_row,
         band_at,
         band_start,
         band_edges,
@@ -374,32 +351,23 @@ def build_shapes(shapes: Shapes, grid: IndexGrid, *, lonlat: bool) -> ShapePosti
 @njit(cache=True, nogil=True, boundscheck=False)
 def match_shapes(
     level: int,
-    first_cell: int,
     last_cell: int,
-    cells: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    postings: NDArray[np.uint32],
-    slots: NDArray[np.int32],
-    kinds: NDArray[np.int8],
-    circles: NDArray[np.float64],
-    first_row: NDArray[np.int32],
-    band_at: NDArray[np.int64],
-    band_start: NDArray[np.int64],
-    band_edges: NDArray[np.float64],
+    lists: ShapePostings,
     lonlat: bool,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    codes: NDArray[np.uint32],
-    order: NDArray[np.int32],
+    points: SortedPoints,
     cursor: NDArray[np.int64],
-    out_slots: NDArray[np.int32],
-    out_rows: NDArray[np.int32],
+    out: PairBuffers,
 ) -> int:  # pragma: no cover - compiled
     """Match sorted points with one level's shapes until done or the buffers are full.
 
-    ``cursor`` is ``[next point, next cell, checks so far, unsure pairs so far]``. An unsure pair
-    has its slot written as ``-1 - slot``.
+    ``cursor`` is ``[next point, next cell, checks so far, unsure pairs so far]``. The slot of an
+    unsure pair is written as ``-1 - slot``.
     """
+    cells, starts, postings, slots = lists.cells, lists.starts, lists.postings, lists.slots
+    kinds, circles, first_row = lists.kinds, lists.circles, lists.first_row
+    band_at, band_start, band_edges = lists.band_at, lists.band_start, lists.band_edges
+    x, y, codes, order = points
+    out_slots, out_rows, _ = out
     n = x.size
     point = cursor[0]
     cell_at = cursor[1]

@@ -1,16 +1,15 @@
-"""A small, safe language of conditions on a point's attributes.
+"""A small, safe language for conditions on the attributes of points.
 
-People who send queries may say which points they want: ``fare > 50 and base in ('B02617',
-'B02682')``. Their text must never be run as code, must cost little to read, and must be decided
-for millions of (query, point) pairs a second. So a text becomes a small tree of values
-(`parse`), the tree is held against the points' schema (`check`), and a `PredicateSet` decides
-whole arrays of pairs at once: predicates that differ only in their constants are one template
-with an array of constants.
+A query may restrict the points it matches: ``fare > 50 and base in ('B02617', 'B02682')``. The
+text is untrusted: it is never executed, and parsing it has a bounded cost. `parse` turns a text
+into a tree of immutable values, `check` validates the tree against the schema of the points, and
+a `PredicateSet` evaluates arrays of (predicate, point) pairs, millions per second: predicates that
+differ only in their constants share one compiled template with an array of constants.
 
 The language has comparisons of an attribute with a literal, ``in``, ``between``, ``is null``,
-``and``, ``or``, ``not``, bare boolean attributes, and word search in text (``note has any ('a',
-'b')``). Nulls follow SQL's three-valued logic. It has no arithmetic, no functions, and no
-comparison of two attributes.
+``and``, ``or``, ``not``, bare boolean attributes, and word search in strings (``note has any
+('a', 'b')``). Nulls follow SQL's three-valued logic. There is no arithmetic, there are no
+functions, and two attributes cannot be compared with each other.
 """
 
 from __future__ import annotations

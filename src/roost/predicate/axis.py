@@ -1,15 +1,15 @@
-"""Exact comparisons: where a literal stands among the values that a column can hold.
+"""Exact comparison of literals with the values of a column.
 
 Comparing an int64 column with the float ``9007199254740992.0`` through float64 gives wrong
-answers, and so does a float column against a long integer. But a column's possible values form
-an ordered axis, and every comparison with a real number is membership of a closed interval of
-that axis: ``x > 2.5`` on integers is ``x`` in [3, highest]. The intervals are found once, with
-Python's exact numbers, when predicates are compiled; rows are then compared in the column's own
-type. Which columns exist and how rows are read is not known here.
+results, and so does comparing a float column with a long integer. But the possible values of a
+column form an ordered axis, and every comparison with a real number is membership of a closed
+interval of that axis: ``x > 2.5`` on integers is ``x`` in [3, highest]. The intervals are computed
+once, with Python's exact numbers, when predicates are compiled; rows are then compared in the
+type of the column.
 
-A literal with a point or an exponent is the nearest float64, and is compared as that number with
-integers and floats. With a decimal column it is the shortest decimal text of that float64, so that
-``price = 1.10`` finds 1.10.
+A literal with a decimal point or an exponent is the nearest float64 when it is compared with
+integers and floats. When it is compared with decimals, it is the shortest decimal representation
+of that float64, so that ``price = 1.10`` finds 1.10.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from roost.predicate.kinds import read_time_ns
 
 Array = npt.NDArray[Any]
 
-#: Beyond every decimal that Arrow holds (76 digits).
+#: Exceeds every decimal of Arrow (76 digits).
 _WIDE_LIMIT = 10**80
-#: Digits of a decimal whose unscaled value always fits in 64 bits.
+#: A decimal with this many digits has an unscaled value that fits in 64 bits.
 NARROW_DIGITS = 18
 _NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NS_PER_DAY = 86_400 * 10**9
@@ -53,12 +53,12 @@ class Axis(Protocol):
 
 
 class IntegerAxis:
-    """Integers that stand for ``integer * unit``: ints, booleans, times, decimals.
+    """Integers that count a unit: integers, booleans, times and decimals.
 
     Parameters
     ----------
     dtype
-        How rows are held: int64, uint64, or object for Python integers.
+        Type of the stored values: int64, uint64, or object for Python integers.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -68,7 +68,7 @@ class IntegerAxis:
         self.highest = _WIDE_LIMIT if limits is None else int(limits.max)
 
     def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the integer part of a number, and whether there is no other part."""
+        """Return the greatest integer not above a number, and whether they are equal."""
         whole = math.floor(value)
         return whole, whole == value
 
@@ -82,20 +82,20 @@ class IntegerAxis:
 
 
 class TimeAxis(IntegerAxis):
-    """Times since 1970 UTC, counted in a unit of so many nanoseconds."""
+    """Times since 1970 UTC, counted in a unit given in nanoseconds."""
 
     def __init__(self, unit_ns: int) -> None:
         super().__init__(np.int64)
         self._unit_ns = unit_ns
 
     def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the whole units of an ISO time, and whether nothing is left over."""
+        """Return the whole units of an ISO time, and whether they are exact."""
         whole, rest = divmod(read_time_ns(value), self._unit_ns)
         return whole, rest == 0
 
 
 class DecimalAxis(IntegerAxis):
-    """Decimals as their unscaled integers."""
+    """Decimals, counted by their unscaled integers."""
 
     def __init__(self, precision: int, scale: int) -> None:
         super().__init__(np.int64 if precision <= NARROW_DIGITS else object)
@@ -103,7 +103,7 @@ class DecimalAxis(IntegerAxis):
         self._down = 10 ** max(-scale, 0)
 
     def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the unscaled integer of a number, and whether no digit was lost."""
+        """Return the unscaled integer of a number, and whether it is exact."""
         exact = Decimal(repr(value)) if isinstance(value, float) else value
         numerator, denominator = exact.as_integer_ratio()
         whole, rest = divmod(numerator * self._up, denominator * self._down)
@@ -134,7 +134,7 @@ class FloatAxis:
 
 
 class RankAxis(IntegerAxis):
-    """Texts by their rank among some constants: constant ``k`` is ``2k + 1``, gaps are even."""
+    """Strings by rank among sorted constants: constant ``k`` is ``2k + 1``, gaps are even."""
 
     def __init__(self, constants: Sequence[bytes]) -> None:
         super().__init__(np.int64)
@@ -163,12 +163,12 @@ def axis_of(type_: pa.DataType) -> Axis:
 
 
 def interval(axis: Axis, operator: str, value: Any) -> tuple[Any, Any]:
-    """Return the closed interval of the points that stand in a relation to a literal.
+    """Return the closed interval of the points that satisfy a comparison with a literal.
 
     Parameters
     ----------
     axis
-        Where the points are.
+        The axis of the points.
     operator
         ``=``, ``<``, ``<=``, ``>`` or ``>=``.
     value
@@ -177,7 +177,7 @@ def interval(axis: Axis, operator: str, value: Any) -> tuple[Any, Any]:
     Returns
     -------
     low, high
-        Both within the axis; ``low > high`` where no point qualifies.
+        Both within the axis; ``low > high`` if no point qualifies.
     """
     floor, exact = axis.floor(value)
     ceiling = floor if exact else axis.after(floor)
@@ -198,6 +198,6 @@ def interval(axis: Axis, operator: str, value: Any) -> tuple[Any, Any]:
 
 
 def points(axis: Axis, values: Sequence[Any]) -> list[Any]:
-    """Return the points that equal some of the literals; literals between points have none."""
+    """Return the points that equal a literal; a literal between two points has none."""
     spans = [interval(axis, "=", value) for value in values]
     return [low for low, high in spans if low == high]

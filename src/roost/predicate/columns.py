@@ -1,10 +1,10 @@
-"""From Arrow columns to the arrays that conditions are decided on, once per block.
+"""Conversion of Arrow columns to the arrays that conditions read, once per block.
 
-Numbers, times and booleans become one numpy array of their stored values, mostly without a copy.
-Text becomes codes into the block's distinct values, held as UTF-8 bytes: their order is the order
-of code points, and a value that is not valid UTF-8 can still be compared. Nulls become a mask.
-A column may be chunked, sliced or dictionary-encoded; dictionaries may hold nulls and repeats.
-Nothing here knows predicates.
+Numbers, times and booleans become one numpy array of stored values, usually without a copy.
+Strings become codes into the distinct values of the block, stored as UTF-8 bytes: byte order is
+the order of code points, and a value that is not valid UTF-8 can still be compared. Nulls become
+a mask. A column may be chunked, sliced or dictionary-encoded; dictionaries may have nulls and
+duplicates.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Index = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """Stored values by row, and which rows have one; no mask where all have."""
+    """Stored values by row, and a mask of the rows that are not null; none if all are."""
 
     values: Array
     valid: Mask | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextColumn:
-    """Codes by row into distinct (or nearly distinct) values, and which rows have one."""
+class StringColumn:
+    """Codes by row into (nearly) distinct values, and a mask of the rows that are not null."""
 
     codes: Index
     dictionary: pa.Array
@@ -43,12 +43,12 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordIndex:
-    """The case-folded words of a text column's distinct values.
+    """The case-folded words of the distinct values of a string column.
 
     Parameters
     ----------
     numbers
-        Number of each word.
+        The number of each word.
     starts, members
         Sorted word numbers of the value with code ``k``: ``members[starts[k]:starts[k + 1]]``.
     """
@@ -59,7 +59,7 @@ class WordIndex:
 
     @classmethod
     def build(cls, dictionary: pa.Array) -> WordIndex:
-        """Split every value at what is neither letter nor digit."""
+        """Split every value at characters that are neither letters nor digits."""
         numbers: dict[str, int] = {}
         counts = [0]
         members: list[int] = []
@@ -74,21 +74,21 @@ class WordIndex:
 def _split(text: str) -> list[str]:
     if text.isascii():
         return WORD.findall(text.lower())
-    # Folding can change what is a letter, so words are found first.
+    # Case folding can turn a letter into another character, so split first.
     return [word.casefold() for word in WORD.findall(text)]
 
 
 class Block:
-    """The columns of one block of points, prepared when first asked for.
+    """The columns of one block of points, converted on first use.
 
     Parameters
     ----------
     columns
-        By attribute name, all of one length.
+        By attribute name, all of the same length.
     schema
-        The types that predicates were compiled for; a column of another type is cast.
+        The types that the predicates were compiled for; a column of another type is cast.
     rows
-        The rows that will be asked for; where they are few, the others are not prepared.
+        The rows that will be read; if they are few, other strings are not encoded.
     """
 
     def __init__(
@@ -97,61 +97,61 @@ class Block:
         self._columns = columns
         self._schema = schema
         self._rows = rows
-        self._kept: dict[object, Any] = {}
+        self._cache: dict[object, Any] = {}
 
-    def keep(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return what was made under a key in this block, making it the first time."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
+    def cached(self, key: object, compute: Callable[[], Any]) -> Any:
+        """Return the value of a key, computed once per block."""
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
 
     def numbers(self, name: str) -> Column:
         """Return a column of numbers, times or booleans."""
-        return self.keep(("numbers", name), lambda: self._read_numbers(name))  # type: ignore[no-any-return]
+        return self.cached(("numbers", name), lambda: self._read_numbers(name))  # type: ignore[no-any-return]
 
-    def text(self, name: str) -> TextColumn:
-        """Return a column of text."""
-        return self.keep(("text", name), lambda: self._read_text(name))  # type: ignore[no-any-return]
+    def strings(self, name: str) -> StringColumn:
+        """Return a column of strings."""
+        return self.cached(("strings", name), lambda: self._read_strings(name))  # type: ignore[no-any-return]
 
     def words(self, name: str) -> WordIndex:
-        """Return the words of a column of text."""
-        return self.keep(("words", name), lambda: WordIndex.build(self.text(name).dictionary))  # type: ignore[no-any-return]
+        """Return the words of a column of strings."""
+        return self.cached(("words", name), lambda: WordIndex.build(self.strings(name).dictionary))  # type: ignore[no-any-return]
 
     def valid(self, name: str) -> Mask | None:
-        """Return which rows of a column have a value; none where all have."""
-        return self.keep(("valid", name), lambda: _validity(self._columns[name]))  # type: ignore[no-any-return]
+        """Return a mask of the rows that are not null; none if all are."""
+        return self.cached(("valid", name), lambda: _validity(self._columns[name]))  # type: ignore[no-any-return]
 
     def _read_numbers(self, name: str) -> Column:
-        wanted = self._schema.field(name).type
-        if pa.types.is_dictionary(wanted):
-            wanted = wanted.value_type
-        array = _join(self._columns[name], wanted)
+        type_ = self._schema.field(name).type
+        if pa.types.is_dictionary(type_):
+            type_ = type_.value_type
+        array = _join(self._columns[name], type_)
         return Column(_stored_values(array), self.valid(name))
 
-    def _read_text(self, name: str) -> TextColumn:
+    def _read_strings(self, name: str) -> StringColumn:
         column = self._columns[name]
         if 2 * len(self._rows) >= len(column):
             codes, dictionary = _encode(column)
-            return TextColumn(codes, dictionary, self.valid(name))
+            return StringColumn(codes, dictionary, self.valid(name))
         codes = np.zeros(len(column), dtype=np.intp)
         if not pa.types.is_dictionary(column.type):
-            # Arrow cannot take rows of every text type, but of binary it can.
+            # Arrow does not implement `take` for every string type, but it does for binary.
             column = column.cast(pa.large_binary())
         codes[self._rows], dictionary = _encode(column.take(pa.array(self._rows)))
-        return TextColumn(codes, dictionary, self.valid(name))
+        return StringColumn(codes, dictionary, self.valid(name))
 
 
 def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _decode(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _join(column: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
-    """Return one plain array of a type."""
-    parts = [_plain(chunk) for chunk in _chunks(column)]
+    """Return one array of a type, not dictionary-encoded."""
+    parts = [_decode(chunk) for chunk in _chunks(column)]
     parts = [part if part.type == type_ else part.cast(type_) for part in parts]
     if len(parts) == 1:
         return parts[0]
@@ -166,7 +166,7 @@ def _validity(column: pa.Array | pa.ChunkedArray) -> Mask | None:
 
 def _chunk_validity(array: pa.Array) -> Mask:
     if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
-        array = _plain(array)
+        array = _decode(array)
     if array.null_count == 0:
         return np.ones(len(array), dtype=np.bool_)
     return np.asarray(array.is_valid())
@@ -188,7 +188,7 @@ def _is_native(type_: pa.DataType) -> bool:
 
 
 def _read_buffer(array: pa.Array, dtype: npt.DTypeLike, per_value: int) -> Array:
-    """Return an array's values as they lie in memory; what null slots hold is undefined."""
+    """Return the values of an array as stored; the values of null slots are undefined."""
     if len(array) == 0:
         return np.empty(0, dtype=dtype)
     skip = array.offset * np.dtype(dtype).itemsize * per_value
@@ -197,7 +197,7 @@ def _read_buffer(array: pa.Array, dtype: npt.DTypeLike, per_value: int) -> Array
 
 
 def _unscaled(array: pa.Array) -> Array:
-    """Return the unscaled integers of wide decimals: int64 where they fit, else Python's."""
+    """Return the unscaled integers of decimals: int64 if all fit, otherwise Python integers."""
     limbs = array.type.bit_width // 64
     parts = _read_buffer(array, np.uint64, limbs).reshape(len(array), limbs)
     if array.type.precision <= NARROW_DIGITS:
@@ -209,7 +209,7 @@ def _unscaled(array: pa.Array) -> Array:
 
 
 def _encode(column: pa.Array | pa.ChunkedArray) -> tuple[Index, pa.Array]:
-    """Return the codes and the dictionary of a text column; what null rows hold is undefined."""
+    """Return the codes and the dictionary of a string column; codes of nulls are undefined."""
     chunks = _chunks(column)
     if len(chunks) != 1 or not pa.types.is_dictionary(chunks[0].type):
         chunks = [_join(column, pa.large_binary()).dictionary_encode()]

@@ -1,18 +1,18 @@
-"""Deciding one condition for many (predicate, row) pairs at once, each with its own constants.
+"""Compiled conditions, evaluated for arrays of (predicate, row) pairs.
 
-A compiled condition stands for the same condition of a whole group of predicates, with arrays of
-their constants. `decide` takes, for each pair, the row and the predicate's place in the group.
-Negations have been pushed down to the conditions, so each answers only where it is *certainly*
-true (or, if negated, certainly false): a null row never qualifies, and ``and``/``or`` of such
-answers is SQL's three-valued logic without a third value.
+A compiled condition represents one condition of a whole group of predicates, with arrays of their
+constants. Its `evaluate` reads, for each pair, the row and the position of the predicate in the
+group. Negations have been pushed down to the conditions, so a result is true only
+if the condition is *certainly* true (or, if negated, certainly false): a null row never
+qualifies, and ``and``/``or`` of such results is SQL's three-valued logic without a third value.
 
-Text costs per distinct value of the block, not per pair: values are first placed among the
-constants of the group, and pairs compare integers.
+Strings cost per distinct value of the block, not per pair: distinct values are first mapped to
+their ranks among the constants of the group, and pairs compare integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,44 +23,44 @@ import pyarrow.compute as pc
 
 from roost.predicate.ast import is_word
 from roost.predicate.axis import Array
-from roost.predicate.columns import Block, Index, Mask, TextColumn, WordIndex
+from roost.predicate.columns import Block, Index, Mask, WordIndex
 
-#: So many (pair, word) combinations are looked up at a time.
+#: (Pair, word) combinations looked up at a time; bounds memory.
 _WORDS_AT_ONCE = 1 << 22
 
 
 class Node(Protocol):
-    """Something that can be decided for pairs."""
+    """A compiled expression."""
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
-        """Return for which pairs of row and place in the group the answer is certainly yes."""
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+        """Return a mask of the pairs for which the expression is certainly true."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllOf:
-    """Certainly all."""
+    """A conjunction."""
 
     nodes: tuple[Node, ...]
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
-        """Return where every node says yes."""
-        mask = self.nodes[0].decide(block, rows, places)
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+        """Return where all nodes are true."""
+        mask = self.nodes[0].evaluate(block, rows, positions)
         for node in self.nodes[1:]:
-            mask &= node.decide(block, rows, places)
+            mask &= node.evaluate(block, rows, positions)
         return mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnyOf:
-    """Certainly any."""
+    """A disjunction."""
 
     nodes: tuple[Node, ...]
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
-        """Return where some node says yes."""
-        mask = self.nodes[0].decide(block, rows, places)
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+        """Return where at least one node is true."""
+        mask = self.nodes[0].evaluate(block, rows, positions)
         for node in self.nodes[1:]:
-            mask |= node.decide(block, rows, places)
+            mask |= node.evaluate(block, rows, positions)
         return mask
 
 
@@ -71,8 +71,8 @@ class Null:
     attribute: str
     negated: bool
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
-        """Return where the row has no value, or has one."""
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+        """Return where the row is null, or is not null."""
         valid = block.valid(self.attribute)
         if valid is None:
             return np.full(len(rows), self.negated)
@@ -81,16 +81,16 @@ class Null:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
-    """The value lies in each predicate's closed interval, or does not.
+    """Whether the value is in the closed interval of the predicate, or its negation.
 
     Parameters
     ----------
     attribute, negated
-        What is tested, and whether for the contrary.
+        The attribute, and whether the condition is negated.
     low, high
-        Ends by place in the group; one number where all agree; none where it excludes nothing.
+        Ends by position in the group; a scalar if all are equal; none if unbounded.
     constants
-        For text, the sorted constants whose ranks the ends are.
+        For strings, the sorted constants; the ends are their ranks.
     """
 
     attribute: str
@@ -99,36 +99,31 @@ class Within:
     high: Array | None
     constants: pa.Array | None = None
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
         """Return where the value is inside, or outside."""
-        if self.constants is None:
-            column = block.numbers(self.attribute)
-            values, valid = column.values[rows], column.valid
-        else:
-            text = block.text(self.attribute)
-            values, valid = _by_code(block, self, text, rows, self._ranks), text.valid
-        return _settle(self._inside(values, places), self.negated, valid, rows)
+        values, valid = _read_values(block, self, rows)
+        return _resolve(self._inside(values, positions), self.negated, valid, rows)
 
-    def _inside(self, values: Array, places: Index) -> Mask:
+    def _inside(self, values: Array, positions: Index) -> Mask:
         if self.low is not None and self.low is self.high:
-            return np.asarray(values == _pick(self.low, places))
+            return np.asarray(values == _pick(self.low, positions))
         if self.low is not None:
-            mask = np.asarray(values >= _pick(self.low, places))
+            mask = np.asarray(values >= _pick(self.low, positions))
             if self.high is not None:
-                mask &= values <= _pick(self.high, places)
+                mask &= values <= _pick(self.high, positions)
             return mask
         if self.high is not None:
-            return np.asarray(values <= _pick(self.high, places))
-        # Literals are finite, so every interval of floats excludes NaN: these are integers.
+            return np.asarray(values <= _pick(self.high, positions))
+        # Literals are finite, so every interval of floats excludes NaN: the values are integers.
         return np.ones(len(values), dtype=np.bool_)
 
-    def _ranks(self, texts: pa.Array) -> Array:
-        """Return the texts' points on the axis of the constants' ranks."""
+    def encode(self, strings: pa.Array) -> Array:
+        """Return the points of the strings on the axis of the constants' ranks."""
         if self.low is not None and self.low is self.high:
-            # For equality alone the order of the others does not matter, and hashing is faster.
-            return 2 * _find(texts, self.constants) + 1
+            # Equality does not depend on the order of other strings, and hashing is faster.
+            return 2 * _find(strings, self.constants) + 1
         constants = _objects(self.constants)
-        found = _objects(texts.fill_null(b""))
+        found = _objects(strings.fill_null(b""))
         ranks = np.searchsorted(constants, found)
         equal = constants[np.minimum(ranks, len(constants) - 1)] == found
         return np.asarray(2 * ranks + equal)
@@ -136,16 +131,16 @@ class Within:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """The value is in each predicate's list, or is not.
+    """Whether the value is in the list of the predicate, or its negation.
 
     Parameters
     ----------
     attribute, negated
-        What is tested, and whether for the contrary.
+        The attribute, and whether the condition is negated.
     starts, members
-        Sorted list of the predicate at place ``k``: ``members[starts[k]:starts[k + 1]]``.
+        Sorted list of the predicate at position ``k``: ``members[starts[k]:starts[k + 1]]``.
     constants
-        For text, the constants whose numbers the members are.
+        For strings, the constants; the members are their indexes.
     """
 
     attribute: str
@@ -158,48 +153,44 @@ class Member:
     def of_points(
         cls, attribute: str, negated: bool, lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]
     ) -> Member:
-        """Build from one list of stored values per place."""
+        """Build from one list of stored values per predicate."""
         members = [point for points in lists for point in sorted(points)]
         return cls(attribute, negated, _starts(lists), np.array(members, dtype=dtype))
 
     @classmethod
-    def of_texts(cls, attribute: str, negated: bool, lists: Sequence[Sequence[Any]]) -> Member:
-        """Build from one list of texts per place."""
+    def of_strings(cls, attribute: str, negated: bool, lists: Sequence[Sequence[Any]]) -> Member:
+        """Build from one list of strings per predicate."""
         numbers: dict[str, int] = {}
-        numbered = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in lists]
-        constants = pa.array([text.encode() for text in numbers], pa.large_binary())
+        numbered = [[numbers.setdefault(x, len(numbers)) for x in strings] for strings in lists]
+        constants = pa.array([string.encode() for string in numbers], pa.large_binary())
         members = np.array([number for part in numbered for number in sorted(part)], np.int64)
         return cls(attribute, negated, _starts(lists), members, constants)
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
         """Return where the value is in the list, or is not."""
-        if self.constants is None:
-            column = block.numbers(self.attribute)
-            values, valid = column.values[rows], column.valid
-        else:
-            text = block.text(self.attribute)
-            values, valid = _by_code(block, self, text, rows, self._find), text.valid
-        listed = _contains(self.members, self.starts, places, values)
-        return _settle(listed, self.negated, valid, rows)
+        values, valid = _read_values(block, self, rows)
+        listed = _contains(self.members, self.starts, positions, values)
+        return _resolve(listed, self.negated, valid, rows)
 
-    def _find(self, texts: pa.Array) -> Index:
-        return _find(texts, self.constants)
+    def encode(self, strings: pa.Array) -> Index:
+        """Return the index of the constant that equals each string; -1 if none does."""
+        return _find(strings, self.constants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """The text contains all, or any, of each predicate's words; or does not.
+    """Whether the string contains all, or any, of the predicate's words, or its negation.
 
     Parameters
     ----------
     attribute, negated
-        What is tested, and whether for the contrary.
+        The attribute, and whether the condition is negated.
     every
-        Whether all words must be there.
+        Whether all words are required.
     vocabulary
         The distinct case-folded words, in the order of their numbers.
     starts, members
-        Words of the predicate at place ``k``: ``members[starts[k]:starts[k + 1]]``.
+        Words of the predicate at position ``k``: ``members[starts[k]:starts[k + 1]]``.
     """
 
     attribute: str
@@ -213,7 +204,7 @@ class Words:
     def build(
         cls, attribute: str, negated: bool, every: bool, lists: Sequence[Sequence[Any]]
     ) -> Words:
-        """Build from one list per place; raises ValueError for what is not a single word."""
+        """Build from one list per predicate; raises ValueError for anything but single words."""
         if not all(is_word(word) for words in lists for word in words):
             raise ValueError("only single words can be searched for")
         numbers: dict[str, int] = {}
@@ -223,34 +214,34 @@ class Words:
         starts, ids = _starts(lists), np.array(members, dtype=np.int64)
         return cls(attribute, negated, every, tuple(numbers), starts, ids)
 
-    def decide(self, block: Block, rows: Index, places: Index) -> Mask:
-        """Return where the words are in the text, or are not."""
-        text, index = block.text(self.attribute), block.words(self.attribute)
-        wanted = block.keep(self, lambda: self._wanted(index))
-        counts = np.diff(self.starts)[places]
+    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+        """Return where the words are in the string, or are not."""
+        column, index = block.strings(self.attribute), block.words(self.attribute)
+        words = block.cached(self, lambda: self._number_words(index))
+        counts = np.diff(self.starts)[positions]
         ends = np.cumsum(counts)
-        found = np.empty(len(places), dtype=np.bool_)
+        found = np.empty(len(positions), dtype=np.bool_)
         begin = 0
-        while begin < len(places):
+        while begin < len(positions):
             done = ends[begin] - counts[begin]
             end = max(int(np.searchsorted(ends, done + _WORDS_AT_ONCE, "right")), begin + 1)
-            codes = text.codes[rows[begin:end]]
-            found[begin:end] = self._search(index, wanted, codes, places[begin:end])
+            codes = column.codes[rows[begin:end]]
+            found[begin:end] = self._search(index, words, codes, positions[begin:end])
             begin = end
-        return _settle(found, self.negated, text.valid, rows)
+        return _resolve(found, self.negated, column.valid, rows)
 
-    def _wanted(self, index: WordIndex) -> npt.NDArray[np.int64]:
-        """Return the members as numbers of the block's words; -1 where the block has none."""
+    def _number_words(self, index: WordIndex) -> npt.NDArray[np.int64]:
+        """Return the numbers of the members in the block; -1 for words not in the block."""
         numbers = np.array([index.numbers.get(word, -1) for word in self.vocabulary])
         return np.asarray(numbers[self.members])
 
     def _search(
-        self, index: WordIndex, wanted: npt.NDArray[np.int64], codes: Index, places: Index
+        self, index: WordIndex, words: npt.NDArray[np.int64], codes: Index, positions: Index
     ) -> Mask:
-        counts = self.starts[places + 1] - self.starts[places]
+        counts = self.starts[positions + 1] - self.starts[positions]
         firsts = np.cumsum(counts) - counts
-        at = np.arange(counts.sum()) + np.repeat(self.starts[places] - firsts, counts)
-        present = _contains(index.members, index.starts, np.repeat(codes, counts), wanted[at])
+        at = np.arange(counts.sum()) + np.repeat(self.starts[positions] - firsts, counts)
+        present = _contains(index.members, index.starts, np.repeat(codes, counts), words[at])
         hits = np.add.reduceat(present.astype(np.int64), firsts)
         return np.asarray(hits == counts if self.every else hits > 0)
 
@@ -262,8 +253,8 @@ def _starts(lists: Sequence[Sequence[Any]]) -> npt.NDArray[np.int64]:
 def _contains(members: Array, starts: npt.NDArray[np.int64], lists: Index, values: Array) -> Mask:
     """Return for each pair of list and value whether the list contains the value.
 
-    All pairs search their own sorted list ``members[starts[k]:starts[k + 1]]`` at once, in as many
-    steps as the longest list needs.
+    A binary search of all pairs at once, each in its own sorted list
+    ``members[starts[k]:starts[k + 1]]``; the longest list determines the number of steps.
     """
     if len(members) == 0:
         return np.zeros(len(values), dtype=np.bool_)
@@ -275,35 +266,38 @@ def _contains(members: Array, starts: npt.NDArray[np.int64], lists: Index, value
     return np.asarray((at < end) & (members[np.minimum(at, len(members) - 1)] == values))
 
 
-def _pick(bounds: Array, places: Index) -> Array:
-    return bounds[places] if bounds.ndim else bounds
+def _read_values(block: Block, node: Within | Member, rows: Index) -> tuple[Array, Mask | None]:
+    """Return the value of each pair and the mask of valid rows; encodes distinct strings once."""
+    if node.constants is None:
+        numbers = block.numbers(node.attribute)
+        return numbers.values[rows], numbers.valid
+    strings = block.strings(node.attribute)
+    codes, dictionary = strings.codes[rows], strings.dictionary
+    if len(codes) < len(dictionary):
+        used, codes = np.unique(codes, return_inverse=True)
+        by_code = node.encode(dictionary.take(pa.array(used)))
+    else:
+        by_code = block.cached(node, lambda: node.encode(dictionary))
+    return by_code[codes], strings.valid
 
 
-def _settle(mask: Mask, negated: bool, valid: Mask | None, rows: Index) -> Mask:
-    """Return the certain answers: of the contrary if negated, and never for null rows."""
+def _pick(bounds: Array, positions: Index) -> Array:
+    return bounds[positions] if bounds.ndim else bounds
+
+
+def _resolve(mask: Mask, negated: bool, valid: Mask | None, rows: Index) -> Mask:
+    """Return the certain results: negated if requested, and never true for null rows."""
     if negated:
         mask = ~mask
     return mask if valid is None else mask & valid[rows]
 
 
-def _find(texts: pa.Array, constants: pa.Array) -> Index:
-    """Return which constant each text is; -1 where it is none."""
-    return np.asarray(pc.index_in(texts, constants).fill_null(-1)).astype(np.int64)
+def _find(strings: pa.Array, constants: pa.Array) -> Index:
+    """Return the index of the constant that equals each string; -1 if none does."""
+    return np.asarray(pc.index_in(strings, constants).fill_null(-1)).astype(np.int64)
 
 
-def _objects(texts: pa.Array) -> Array:
-    objects = np.empty(len(texts), dtype=object)
-    objects[:] = texts.to_pylist()
+def _objects(strings: pa.Array) -> Array:
+    objects = np.empty(len(strings), dtype=object)
+    objects[:] = strings.to_pylist()
     return objects
-
-
-def _by_code(
-    block: Block, key: object, text: TextColumn, rows: Index, place: Callable[[pa.Array], Array]
-) -> Array:
-    """Return what a function gives for each pair's text, calling it once per distinct text."""
-    codes = text.codes[rows]
-    if len(codes) < len(text.dictionary):
-        used, texts = np.unique(codes, return_inverse=True)
-        return place(text.dictionary.take(pa.array(used)))[texts]
-    by_code: Array = block.keep(key, lambda: place(text.dictionary))
-    return by_code[codes]

@@ -1,12 +1,12 @@
-"""Many predicates, decided for whole arrays of (predicate, point) pairs.
+"""Evaluation of many predicates for arrays of (predicate, point) pairs.
 
-A hundred thousand queries carry a hundred thousand predicates, but people write few *sentences*:
-``fare > 50``, ``fare > 60``, ``base = 'B02617'``. Predicates with the same tree but for their
-constants form a group, compiled once into conditions with arrays of constants. To decide pairs,
-they are sorted by group and each group is a handful of numpy expressions. Negations are pushed
-down to the conditions when compiling (see `roost.predicate.conditions`).
+A hundred thousand queries carry a hundred thousand predicates, but these have few distinct forms:
+``fare > 50``, ``fare > 60``, ``base = 'B02617'``. Predicates whose trees differ only in their
+constants form a group, compiled once into conditions with arrays of constants. To evaluate pairs,
+they are sorted by group, and each group costs a few numpy expressions. Compilation pushes
+negations down to the conditions (see `roost.predicate.conditions`).
 
-A set is built for one schema and does not change; it holds no rows and no caches of rows.
+A set is built for one schema and is immutable; it stores and caches no rows.
 """
 
 from __future__ import annotations
@@ -20,61 +20,46 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import (
-    And,
-    Between,
-    Comparison,
-    Condition,
-    Constant,
-    Expression,
-    Has,
-    In,
-    IsNull,
-    Kind,
-    Not,
-    Or,
-    Truth,
-    members_of,
-)
+from roost.predicate.ast import Condition, Constant, Expression, Kind, members_of
 from roost.predicate.axis import Array, Axis, RankAxis, axis_of, interval, points
 from roost.predicate.columns import Block, Index
 from roost.predicate.conditions import AllOf, AnyOf, Member, Node, Null, Within, Words
 from roost.predicate.kinds import check, check_kinds, kind_of
-from roost.predicate.lexer import DEFAULT_LIMITS, Key, Limits, check_text, scan
-from roost.predicate.parser import lists_fit, parse
+from roost.predicate.lexer import DEFAULT_LIMITS, Key, Limits, check_text, lists_fit, scan
+from roost.predicate.parser import parse
 
-#: Pairs decided at a time: bounds memory, and keeps the arrays in the caches.
+#: Pairs evaluated at a time: bounds memory, and the arrays fit in the CPU caches.
 _PAIRS_AT_ONCE = 1 << 18
 
-#: One literal, or one list, of every predicate of a group.
+#: The constants that the predicates of a group have at one place of their template.
 _Slot = Sequence[Constant]
 
 
 @dataclass(slots=True)
 class _Group:
-    """Predicates that differ only in their constants, while they are collected."""
+    """Predicates that differ only in their constants, while the set is built."""
 
-    pattern: Expression
+    template: Expression
     slots: list[list[Constant]]
     ids: list[int] = field(default_factory=list)
 
 
 class PredicateSet:
-    """Predicates with their numbers, ready to be decided for pairs.
+    """Predicates compiled for evaluation, identified by their index.
 
     Parameters
     ----------
     texts
-        The predicates; a predicate's id is its index.
+        The predicates; the id of a predicate is its index.
     schema
-        The points' attributes.
+        The attributes of the points.
     limits
-        How large a predicate may be.
+        Maximum size of a predicate.
 
     Raises
     ------
     PredicateError
-        Where a text does not parse or does not fit the schema; names its id.
+        If a text does not parse or is not valid for the schema; the message gives its id.
 
     Examples
     --------
@@ -91,21 +76,21 @@ class PredicateSet:
         groups = _collect(texts, schema, limits)
         self._schema = schema
         self._nodes = [_compile_group(group, texts, schema, limits) for group in groups]
-        self._attributes = frozenset().union(*(group.pattern.attributes() for group in groups))
-        # numpy sorts 16-bit numbers in linear time.
+        self._attributes = frozenset().union(*(group.template.attributes() for group in groups))
+        # numpy sorts 16-bit integers in linear time.
         self._group_of = np.zeros(len(texts), np.uint16 if len(groups) < 2**16 else np.int64)
-        self._place_of = np.zeros(len(texts), np.int32)
+        self._position_of = np.zeros(len(texts), np.int32)
         for number, group in enumerate(groups):
             self._group_of[group.ids] = number
-            self._place_of[group.ids] = np.arange(len(group.ids))
+            self._position_of[group.ids] = np.arange(len(group.ids))
 
     def __len__(self) -> int:
-        """Return how many predicates there are."""
+        """Return the number of predicates."""
         return len(self._group_of)
 
     @property
     def attributes(self) -> frozenset[str]:
-        """The names of the columns that `evaluate` needs."""
+        """The names of the columns that `evaluate` requires."""
         return self._attributes
 
     def evaluate(
@@ -114,65 +99,65 @@ class PredicateSet:
         rows: npt.NDArray[np.integer[Any]],
         columns: Mapping[str, pa.Array | pa.ChunkedArray],
     ) -> npt.NDArray[np.bool_]:
-        """Tell for each pair whether the point satisfies the predicate.
+        """Return for each pair whether the point satisfies the predicate.
 
         Parameters
         ----------
         predicate_ids, rows
             The pairs: predicate ``predicate_ids[k]`` and the point at row ``rows[k]``.
         columns
-            The points' attributes, at least those in `attributes`.
+            The attributes of the points, at least those in `attributes`.
 
         Returns
         -------
         numpy.ndarray
-            True where the predicate is true; false where it is false or unknown.
+            True if the predicate is true; false if it is false or unknown.
         """
         if len(predicate_ids) != len(rows):
             raise ValueError(f"{len(predicate_ids)} predicates for {len(rows)} rows")
-        answers = np.zeros(len(rows), dtype=np.bool_)
+        results = np.zeros(len(rows), dtype=np.bool_)
         if len(rows) == 0:
-            return answers
+            return results
         if min(predicate_ids.min(), rows.min()) < 0:
             raise IndexError("predicate ids and rows start at 0")
         block = Block(columns, self._schema, rows)
         for begin in range(0, len(rows), _PAIRS_AT_ONCE):
             part = slice(begin, begin + _PAIRS_AT_ONCE)
-            answers[part] = self._evaluate_part(block, predicate_ids[part], rows[part])
-        return answers
+            results[part] = self._evaluate_part(block, predicate_ids[part], rows[part])
+        return results
 
     def _evaluate_part(self, block: Block, ids: Index, rows: Index) -> npt.NDArray[np.bool_]:
-        places = self._place_of[ids]
+        positions = self._position_of[ids]
         if len(self._nodes) == 1:
-            return self._nodes[0].decide(block, rows, places)
+            return self._nodes[0].evaluate(block, rows, positions)
         groups = self._group_of[ids]
         order = np.argsort(groups, kind="stable")
         present, starts = np.unique(groups[order], return_index=True)
-        answers = np.empty(len(ids), dtype=np.bool_)
+        results = np.empty(len(ids), dtype=np.bool_)
         for number, pairs in zip(present, np.split(order, starts[1:]), strict=True):
-            answers[pairs] = self._nodes[number].decide(block, rows[pairs], places[pairs])
-        return answers
+            results[pairs] = self._nodes[number].evaluate(block, rows[pairs], positions[pairs])
+        return results
 
 
 def _collect(texts: Sequence[str], schema: pa.Schema, limits: Limits) -> list[_Group]:
     by_key: dict[Key, _Group] = {}
-    by_pattern: dict[Expression, _Group] = {}
+    by_template: dict[Expression, _Group] = {}
     for number, text in enumerate(texts):
         try:
             check_text(text, limits)
             key, constants = scan(text)
             group = by_key.get(key)
             if group is None:
-                group = _find_group(text, len(constants), schema, limits, by_pattern)
+                group = _find_group(text, len(constants), schema, limits, by_template)
                 by_key[key] = group
             elif not lists_fit(constants, limits):
                 parse(text, limits)
         except PredicateError as error:
-            raise _name(number, text, error) from None
+            raise _add_id(error, number, text) from None
         group.ids.append(number)
         for slot, constant in zip(group.slots, constants, strict=True):
             slot.append(constant)
-    return list(by_pattern.values())
+    return list(by_template.values())
 
 
 def _find_group(
@@ -180,110 +165,112 @@ def _find_group(
     slots: int,
     schema: pa.Schema,
     limits: Limits,
-    by_pattern: dict[Expression, _Group],
+    by_template: dict[Expression, _Group],
 ) -> _Group:
-    pattern = parse(text, limits).erased
-    group = by_pattern.get(pattern)
+    template = parse(text, limits).erased
+    group = by_template.get(template)
     if group is None:
-        check_kinds(pattern, schema)
-        group = by_pattern[pattern] = _Group(pattern, [[] for _ in range(slots)])
+        check_kinds(template, schema)
+        group = by_template[template] = _Group(template, [[] for _ in range(slots)])
     return group
 
 
-def _name(number: int, text: object, error: PredicateError) -> PredicateError:
+def _add_id(error: PredicateError, number: int, text: object) -> PredicateError:
     shown = text if isinstance(text, str) and len(text) <= 80 else str(text)[:77] + "..."
     return PredicateError(f"predicate {number} ({shown}): {error}")
 
 
 def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema, limits: Limits) -> Node:
     try:
-        return _compile(group.pattern, False, iter(group.slots), schema)
+        return _compile(group.template, False, iter(group.slots), schema)
     except (PredicateError, ValueError):
-        _blame(group.ids, texts, schema, limits)
+        _raise_for_invalid(group.ids, texts, schema, limits)
         raise
 
 
-def _blame(ids: Sequence[int], texts: Sequence[str], schema: pa.Schema, limits: Limits) -> None:
-    """Raise for the first predicate whose constants are at fault."""
+def _raise_for_invalid(
+    ids: Sequence[int], texts: Sequence[str], schema: pa.Schema, limits: Limits
+) -> None:
+    """Raise for the first predicate with an invalid constant."""
     for number in ids:
         try:
             check(parse(texts[number], limits), schema)
         except PredicateError as error:
-            raise _name(number, texts[number], error) from None
+            raise _add_id(error, number, texts[number]) from None
 
 
 def _compile(
     expression: Expression, negated: bool, slots: Iterator[_Slot], schema: pa.Schema
 ) -> Node:
-    """Compile a tree or its negation; takes the slots of its constants in the text's order."""
-    if isinstance(expression, Not):
-        return _compile(expression.operand, not negated, slots, schema)
-    if isinstance(expression, And | Or):
-        nodes = tuple([_compile(x, negated, slots, schema) for x in expression.operands])
-        return AllOf(nodes) if isinstance(expression, And) is not negated else AnyOf(nodes)
-    assert isinstance(expression, Condition), expression
-    return _compile_condition(expression, negated, slots, schema)
+    """Compile a tree or its negation; consumes the slots of its constants in text order."""
+    if isinstance(expression, Condition):
+        return _compile_condition(expression, negated, slots, schema)
+    if expression.operator == "not":
+        return _compile(expression.operands[0], not negated, slots, schema)
+    nodes = tuple([_compile(x, negated, slots, schema) for x in expression.operands])
+    return AllOf(nodes) if (expression.operator == "and") is not negated else AnyOf(nodes)
 
 
 def _compile_condition(
     condition: Condition, negated: bool, slots: Iterator[_Slot], schema: pa.Schema
 ) -> Node:
-    name = condition.attribute
-    if isinstance(condition, IsNull):
+    name, operator = condition.attribute, condition.operator
+    if operator == "is null":
         return Null(name, negated)
-    if isinstance(condition, Truth):
+    if operator == "is true":
         true = np.array(1)
         return Within(name, negated, true, true)
-    if isinstance(condition, Has):
-        return Words.build(name, negated, condition.every, [*map(members_of, next(slots))])
+    if operator in ("has any", "has all"):
+        lists = [*map(members_of, next(slots))]
+        return Words.build(name, negated, operator == "has all", lists)
     type_ = schema.field(name).type
-    if isinstance(condition, In):
+    if operator == "in":
         return _compile_in(name, negated, next(slots), type_)
-    if isinstance(condition, Between):
+    if operator == "between":
         return _compile_interval(name, negated, [(">=", next(slots)), ("<=", next(slots))], type_)
-    assert isinstance(condition, Comparison), condition
-    if condition.operator == "!=":
+    if operator == "!=":
         return _compile_interval(name, not negated, [("=", next(slots))], type_)
-    return _compile_interval(name, negated, [(condition.operator, next(slots))], type_)
+    return _compile_interval(name, negated, [(operator, next(slots))], type_)
 
 
 def _compile_in(name: str, negated: bool, slot: _Slot, type_: pa.DataType) -> Member:
     lists = [members_of(constant) for constant in slot]
-    if kind_of(type_) is Kind.TEXT:
-        return Member.of_texts(name, negated, lists)
+    if kind_of(type_) is Kind.STRING:
+        return Member.of_strings(name, negated, lists)
     axis = axis_of(type_)
-    placed = [points(axis, values) for values in lists]
-    return Member.of_points(name, negated, placed, axis.dtype)
+    return Member.of_points(name, negated, [points(axis, x) for x in lists], axis.dtype)
 
 
 def _compile_interval(
     name: str, negated: bool, bounds: Sequence[tuple[str, _Slot]], type_: pa.DataType
 ) -> Within:
-    if kind_of(type_) is not Kind.TEXT:
-        low, high = _ends(axis_of(type_), bounds)
+    if kind_of(type_) is not Kind.STRING:
+        low, high = _intersect(axis_of(type_), bounds)
         return Within(name, negated, low, high)
     constants = sorted({str(value).encode() for _, slot in bounds for value in slot})
-    low, high = _ends(RankAxis(constants), bounds)
+    low, high = _intersect(RankAxis(constants), bounds)
     return Within(name, negated, low, high, pa.array(constants, pa.large_binary()))
 
 
-def _ends(axis: Axis, bounds: Sequence[tuple[str, _Slot]]) -> tuple[Array | None, Array | None]:
-    """Return the ends of the predicates' intervals, each the intersection of some bounds."""
+def _intersect(
+    axis: Axis, bounds: Sequence[tuple[str, _Slot]]
+) -> tuple[Array | None, Array | None]:
+    """Return the ends of each predicate's interval, the intersection of its bounds."""
     lows: list[Array] = []
     highs: list[Array] = []
     for operator, slot in bounds:
         spans = [interval(axis, operator, value) for value in slot]
         lows.append(np.array([low for low, _ in spans], dtype=axis.dtype))
         highs.append(np.array([high for _, high in spans], dtype=axis.dtype))
-    low = _shrink(np.maximum.reduce(lows), axis.lowest)
-    high = _shrink(np.minimum.reduce(highs), axis.highest)
+    low = _collapse(np.maximum.reduce(lows), axis.lowest)
+    high = _collapse(np.minimum.reduce(highs), axis.highest)
     if low is not None and high is not None and np.array_equal(low, high):
         return low, low
     return low, high
 
 
-def _shrink(ends: Array, excludes_nothing: Any) -> Array | None:
-    """Return one number for ends that all agree, and none for ends that exclude nothing."""
+def _collapse(ends: Array, unbounded: Any) -> Array | None:
+    """Return a scalar if all ends are equal, and none if they exclude nothing."""
     if not (ends == ends[0]).all():
         return ends
-    return None if ends[0] == excludes_nothing else np.array(ends[0], dtype=ends.dtype)
+    return None if ends[0] == unbounded else np.array(ends[0], dtype=ends.dtype)

@@ -1,8 +1,8 @@
-"""Does a predicate fit the points? What kind of value an Arrow column has, and what it takes.
+"""Kinds of values of Arrow columns, and whether a predicate is valid for a schema.
 
-Numbers are compared with numbers, text with text, booleans with booleans, and times (dates and
-timestamps) with ISO 8601 text. ``is null`` takes any column. A time without an offset, in a
-predicate or in a column, is UTC. Dictionary-encoded columns count as what they encode.
+Numbers are compared with numbers, strings with strings, booleans with booleans, and times (dates
+and timestamps) with ISO 8601 strings. ``is null`` accepts any column. A time without an offset, in
+a predicate or in a column, is UTC. A dictionary-encoded column has the kind of its values.
 """
 
 from __future__ import annotations
@@ -14,19 +14,7 @@ import re
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import (
-    Between,
-    Comparison,
-    Condition,
-    Expression,
-    Has,
-    In,
-    IsNull,
-    Kind,
-    Literal,
-    Truth,
-    quote_name,
-)
+from roost.predicate.ast import Condition, Expression, Kind, quote_name
 
 _NS_PER_S = 1_000_000_000
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
@@ -44,19 +32,14 @@ def kind_of(type_: pa.DataType) -> Kind:
         return kind_of(type_.value_type)
     if pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_):
         return Kind.NUMBER
-    if is_text(type_):
-        return Kind.TEXT
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if any(test(type_) for test in tests):
+        return Kind.STRING
     if pa.types.is_boolean(type_):
         return Kind.BOOLEAN
     if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
         return Kind.TIME
     return Kind.OTHER
-
-
-def is_text(type_: pa.DataType) -> bool:
-    """Tell whether an Arrow type holds text, not counting dictionaries."""
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(type_) for test in tests)
 
 
 def read_time_ns(text: str) -> int:
@@ -65,13 +48,13 @@ def read_time_ns(text: str) -> int:
     Raises
     ------
     PredicateError
-        Where the text is not one, or names a moment that no calendar has.
+        If the text has another form, or the calendar has no such day.
     """
     match = _ISO.fullmatch(text)
     days = None if match is None else _days_since_epoch(match[1])
     if match is None or days is None:
         example = "'2014-04-01' or '2014-04-01T09:30:00Z'"
-        raise PredicateError(f"expected an ISO time such as {example}, got {text[:40]!r}")
+        raise PredicateError(f"expected an ISO 8601 time such as {example}, got {text[:40]!r}")
     seconds = days * 86_400
     if match[2]:
         seconds += int(match[2]) * 3_600 + int(match[3]) * 60 + int(match[4] or 0)
@@ -84,7 +67,7 @@ def read_time_ns(text: str) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _days_since_epoch(day: str) -> int | None:
-    """Return the number of a day; none where the calendar does not have it."""
+    """Return the number of a day; none if the calendar has no such day."""
     try:
         return dt.date.fromisoformat(day).toordinal() - _EPOCH_DAY
     except ValueError:
@@ -92,74 +75,59 @@ def _days_since_epoch(day: str) -> int | None:
 
 
 def check(expression: Expression, schema: pa.Schema) -> None:
-    """Refuse a predicate that does not fit the points' attributes.
+    """Validate a predicate against the attributes of the points.
 
     Parameters
     ----------
     expression
-        What `roost.predicate.parse` returned.
+        A tree returned by `roost.predicate.parse`.
     schema
         The attributes and their types.
 
     Raises
     ------
     PredicateError
-        Names the attribute that is unknown (and those that are known), or whose type does not go
-        with what the predicate does to it.
+        If an attribute is unknown (the message lists the known ones), its type does not support
+        the condition, or a time is not in ISO form.
     """
     check_kinds(expression, schema)
-    _check_times(expression, schema)
+    for condition in expression.conditions():
+        if kind_of(_find_type(condition.attribute, schema)) is Kind.TIME:
+            for value in condition.values:
+                read_time_ns(str(value))
 
 
 def check_kinds(expression: Expression, schema: pa.Schema) -> None:
-    """Do the part of `check` that does not depend on the constants' values."""
-    if isinstance(expression, Condition):
-        _check_test(expression, _find_type(expression.attribute, schema))
-    for child in expression.children():
-        check_kinds(child, schema)
-
-
-def literals_of(test: Condition) -> tuple[Literal, ...]:
-    """Return the literals that a test compares its attribute with."""
-    if isinstance(test, Comparison):
-        return (test.literal,)
-    if isinstance(test, Between):
-        return (test.low, test.high)
-    return test.members if isinstance(test, In) else ()
+    """Validate the part of a predicate that does not depend on its constants' values."""
+    for condition in expression.conditions():
+        _check_condition(condition, _find_type(condition.attribute, schema))
 
 
 def _find_type(attribute: str, schema: pa.Schema) -> pa.DataType:
     found = schema.get_all_field_indices(attribute)
     if len(found) == 1:
         return schema.field(found[0]).type
+    name = quote_name(attribute)
     if found:
-        raise PredicateError(f"attribute {quote_name(attribute)} is there {len(found)} times")
+        raise PredicateError(f"attribute {name} is ambiguous: {len(found)} columns have this name")
     known = ", ".join(map(quote_name, schema.names)) or "none"
-    raise PredicateError(f"unknown attribute {quote_name(attribute)} (known: {known})")
+    raise PredicateError(f"unknown attribute {name} (known: {known})")
 
 
-def _check_test(test: Condition, type_: pa.DataType) -> None:
+def _check_condition(condition: Condition, type_: pa.DataType) -> None:
     kind = kind_of(type_)
-    name = f"attribute {quote_name(test.attribute)} is of kind {kind.value} ({type_})"
-    if isinstance(test, IsNull):
+    accepts = Kind.STRING if kind is Kind.TIME else kind
+    operator = condition.operator
+    if operator == "is true" and kind is not Kind.BOOLEAN:
+        problem = "expected a comparison; only a boolean can stand alone"
+    elif operator.startswith("has") and kind is not Kind.STRING:
+        problem = "'has' requires a string attribute"
+    elif condition.kind in (None, accepts):
         return
-    if isinstance(test, Truth) and kind is not Kind.BOOLEAN:
-        raise PredicateError(f"{name}: expected a comparison, only a boolean stands alone")
-    if isinstance(test, Has) and kind is not Kind.TEXT:
-        raise PredicateError(f"{name}: 'has' takes text")
-    takes = Kind.TEXT if kind is Kind.TIME else kind
-    for literal in literals_of(test)[:1]:
-        if literal.kind is not takes:
-            hint = " in ISO form" if kind is Kind.TIME else ""
-            wanted = "only 'is null'" if kind is Kind.OTHER else f"a {takes.value}{hint}"
-            raise PredicateError(f"{name}: expected {wanted}, got a {literal.kind.value}")
-
-
-def _check_times(expression: Expression, schema: pa.Schema) -> None:
-    for child in expression.children():
-        _check_times(child, schema)
-    if not isinstance(expression, Condition):
-        return
-    if kind_of(_find_type(expression.attribute, schema)) is Kind.TIME:
-        for literal in literals_of(expression):
-            read_time_ns(str(literal.value))
+    elif kind is Kind.OTHER:
+        problem = f"expected 'is null', got a {condition.kind.value}"
+    else:
+        hint = " in ISO form" if kind is Kind.TIME else ""
+        problem = f"expected a {accepts.value}{hint}, got a {condition.kind.value}"
+    name = quote_name(condition.attribute)
+    raise PredicateError(f"attribute {name} has type {type_} ({kind.value}): {problem}")

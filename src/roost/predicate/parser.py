@@ -1,11 +1,11 @@
-"""From text to tree: recursive descent over a grammar of one screen.
+"""Recursive-descent parser for predicates.
 
 ::
 
     expression  = conjunction { "or" conjunction }
     conjunction = negation { "and" negation }
-    negation    = "not" negation | "(" expression ")" | test
-    test        = attribute [ comparison literal
+    negation    = "not" negation | "(" expression ")" | condition
+    condition   = attribute [ comparison literal
                             | [ "not" ] "in" list
                             | [ "not" ] "between" literal "and" literal
                             | "is" [ "not" ] "null"
@@ -13,51 +13,51 @@
                 | literal comparison attribute
     list        = "(" literal { "," literal } ")"
 
-A text is untrusted: its length, nesting and lists are bounded, and every refusal says where and
-what was expected. Trees are kept by the text's key (see `roost.predicate.lexer`), so a text that
-differs from an earlier one only in its constants is not parsed again.
+A text is untrusted: its length, nesting and lists are bounded, and every error gives the position,
+what was found and what is accepted. Trees are cached by the key of the text (see
+`roost.predicate.lexer`), so a text that differs from an earlier one only in its constants is not
+parsed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import lru_cache
 
 from roost.errors import PredicateError
-from roost.predicate.ast import (
-    And,
-    Between,
-    Comparison,
-    Constant,
-    Expression,
-    Has,
-    In,
-    IsNull,
-    Kind,
-    Literal,
-    Not,
-    Or,
-    Truth,
-    Value,
-    is_word,
-    members_of,
+from roost.predicate.ast import Condition, Connective, Expression, Kind, Value, is_word
+from roost.predicate.lexer import (
+    DEFAULT_LIMITS,
+    Key,
+    Limits,
+    Token,
+    check_text,
+    error_at,
+    lists_fit,
+    scan,
+    tokenise,
+    tokenise_key,
 )
-from roost.predicate.lexer import DEFAULT_LIMITS, Key, Limits, check_text, fail, scan, tokenise
 
-_OPERATORS = {
-    "=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=",
+#: From the weakest to the strongest.
+_CONNECTIVES = ("or", "and")
+#: Each comparison as stored, and as stored if the literal is on its left.
+_COMPARISONS = {
+    "=": ("=", "="), "==": ("=", "="), "!=": ("!=", "!="), "<>": ("!=", "!="),
+    "<": ("<", ">"), "<=": ("<=", ">="), ">": (">", "<"), ">=": (">=", "<="),
 }  # fmt: skip
-_FLIPPED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_NAMES = {
+_KIND_OF = {bool: Kind.BOOLEAN, int: Kind.NUMBER, float: Kind.NUMBER, str: Kind.STRING}
+_LITERALS = {
     Kind.NUMBER: "a number",
-    Kind.TEXT: "a text in quotes",
+    Kind.STRING: "a string in quotes",
     Kind.BOOLEAN: "true or false",
 }
+_ANY_LITERAL = "a number, a string in quotes, true or false"
 _AFTER_ATTRIBUTE = "a comparison, 'in', 'between', 'is', 'has', 'and', 'or' or the end"
 
-#: Keys are kept while they are short and few, so that no sender can fill the memory with them.
-_KEPT_TOKENS = 64
-_KEPT_KEYS = 1024
-_kept: dict[Key, tuple[Expression, int]] = {}
+#: Only short keys are cached: the cache of an untrusted text must not exhaust the memory.
+_CACHED_TOKENS = 64
+_CACHED_KEYS = 1024
 
 
 def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Expression:
@@ -68,12 +68,13 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Expression:
     text
         The predicate, such as ``fare > 50 and not shared``.
     limits
-        How large it may be.
+        Maximum size of the predicate.
 
     Raises
     ------
     PredicateError
-        Where the text is not a predicate or is too large; says where and what was expected.
+        If the text is not a predicate or is too large. The message gives the position, what was
+        found and what is accepted.
 
     Examples
     --------
@@ -85,35 +86,28 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Expression:
     """
     check_text(text, limits)
     key, constants = scan(text)
-    pattern, depth = _kept.get(key, (None, 0))
-    if pattern is not None and depth <= limits.depth and lists_fit(constants, limits):
+    if len(key) <= _CACHED_TOKENS and lists_fit(constants, limits):
         try:
-            return pattern.bind(iter(constants))
-        except ValueError:
-            pass  # The parser below says what is wrong with the constant, and where.
-    parser = _Parser(text, limits)
-    expression = parser.parse()
-    if len(key) <= _KEPT_TOKENS:
-        if len(_kept) >= _KEPT_KEYS:
-            _kept.clear()
-        _kept[key] = expression.erased, parser.deepest
-    return expression
+            return _parse_key(key, limits.depth).bind(iter(constants))
+        except (PredicateError, ValueError):
+            pass  # A key has no positions: the parser below reports the error.
+    return _Parser(tokenise(text), limits).parse()
 
 
-def lists_fit(constants: Sequence[Constant], limits: Limits) -> bool:
-    """Tell whether no list is longer than allowed; a text's key does not say that."""
-    return all([len(members_of(constant)) <= limits.list_length for constant in constants])
+@lru_cache(maxsize=_CACHED_KEYS)
+def _parse_key(key: Key, depth: int) -> Expression:
+    """Return the tree that all texts with a key share, without their constants."""
+    return _Parser(tokenise_key(key), Limits(depth=depth)).parse().erased
 
 
 class _Parser:
-    """One pass over the tokens of one text, always looking at the next token."""
+    """One pass over the tokens of one text, with one token of lookahead."""
 
-    def __init__(self, text: str, limits: Limits) -> None:
-        self._tokens = tokenise(text)
+    def __init__(self, tokens: Iterator[Token], limits: Limits) -> None:
+        self._tokens = tokens
         self._limits = limits
         self._depth = 0
-        self.deepest = 0
-        self._next = next(self._tokens)
+        self._next = next(tokens)
 
     def parse(self) -> Expression:
         expression = self._expression()
@@ -121,103 +115,98 @@ class _Parser:
             raise self._expected("'and', 'or' or the end")
         return expression
 
-    def _expression(self) -> Expression:
-        operands = [self._conjunction()]
-        while self._accept("or"):
-            operands.append(self._conjunction())
-        return Or(tuple(operands)) if len(operands) > 1 else operands[0]
-
-    def _conjunction(self) -> Expression:
-        operands = [self._negation()]
-        while self._accept("and"):
-            operands.append(self._negation())
-        return And(tuple(operands)) if len(operands) > 1 else operands[0]
+    def _expression(self, level: int = 0) -> Expression:
+        """Parse the connective of a level of precedence, and those that bind stronger."""
+        if level == len(_CONNECTIVES):
+            return self._negation()
+        operator = _CONNECTIVES[level]
+        operands = [self._expression(level + 1)]
+        while self._accept(operator):
+            operands.append(self._expression(level + 1))
+        return Connective(operator, tuple(operands)) if len(operands) > 1 else operands[0]
 
     def _negation(self) -> Expression:
         start = self._next
         if not (self._accept("not") or self._accept("(")):
-            return self._test()
+            return self._condition()
         self._depth += 1
-        self.deepest = max(self.deepest, self._depth)
         if self._depth > self._limits.depth:
-            raise fail(start.place, f"expected at most {self._limits.depth} levels of nesting")
+            problem = f"expected at most {self._limits.depth} levels of nesting"
+            raise error_at(start.place, problem)
         if start.text == "not":
-            inner: Expression = Not(self._negation())
+            inner: Expression = Connective("not", (self._negation(),))
         else:
             inner = self._expression()
             self._require(")", "'and', 'or' or ')'")
         self._depth -= 1
         return inner
 
-    def _test(self) -> Expression:
+    def _condition(self) -> Expression:
         if self._next.kind == "literal":
-            return self._flipped_comparison()
+            values = [self._literal()]
+            operator = self._comparison()[1]
+            return _build(self._attribute("an attribute"), operator, values)
         attribute = self._attribute("an attribute, a literal, 'not' or '('")
-        if self._next.text in _OPERATORS and self._next.kind == "operator":
-            return Comparison(attribute, self._operator(), self._literal())
+        if self._next.text in _COMPARISONS and self._next.kind == "operator":
+            return _build(attribute, self._comparison()[0], [self._literal()])
         if self._accept("is"):
             negated = self._accept("not")
             self._require("null", "'null'" if negated else "'null' or 'not null'")
-            return self._negate(IsNull(attribute), negated)
-        if self._accept("has"):
+            condition = Condition(attribute, "is null")
+        elif self._accept("has"):
             return self._has(attribute)
-        if self._accept("not"):
-            return Not(self._in_or_between(attribute, "'in' or 'between'"))
-        if self._next.text in ("in", "between") and self._next.kind == "keyword":
-            return self._in_or_between(attribute, "")
-        if self._next.kind in ("name", "literal"):
-            raise self._expected(_AFTER_ATTRIBUTE)
-        return Truth(attribute)
-
-    def _flipped_comparison(self) -> Expression:
-        literal = self._literal()
-        operator = _FLIPPED[self._operator()]
-        return Comparison(self._attribute("an attribute"), operator, literal)
-
-    def _in_or_between(self, attribute: str, expected: str) -> Expression:
-        if self._accept("in"):
-            return In(attribute, self._list())
-        self._require("between", expected)
-        low = self._literal()
-        self._require("and", "'and' and the upper end")
-        return Between(attribute, low, self._literal(low.kind))
+        else:
+            negated = self._accept("not")
+            if self._accept("in"):
+                condition = _build(attribute, "in", self._list())
+            elif self._accept("between"):
+                low = self._literal()
+                self._require("and", "'and' and the upper bound")
+                condition = _build(attribute, "between", [low, self._literal(low)])
+            elif negated:
+                raise self._expected("'in' or 'between'")
+            elif self._next.kind in ("name", "literal"):
+                raise self._expected(_AFTER_ATTRIBUTE)
+            else:
+                return Condition(attribute, "is true")
+        return Connective("not", (condition,)) if negated else condition
 
     def _has(self, attribute: str) -> Expression:
-        if self._accept("any"):
-            return Has(attribute, False, self._list(words=True))
-        if self._accept("all"):
-            return Has(attribute, True, self._list(words=True))
+        for quantifier in ("any", "all"):
+            if self._accept(quantifier):
+                return _build(attribute, f"has {quantifier}", self._list(words=True))
         if self._next.kind != "literal":
             raise self._expected("a word in quotes, 'any' or 'all'")
-        return Has(attribute, True, (self._word(),))
+        return _build(attribute, "has all", [self._word()])
 
-    def _list(self, words: bool = False) -> tuple[Literal, ...]:
+    def _list(self, words: bool = False) -> list[Value]:
         self._require("(", "'(' and a list of literals")
         members = [self._word() if words else self._literal()]
         while self._accept(","):
             if len(members) == self._limits.list_length:
                 problem = f"expected at most {self._limits.list_length} members in a list"
-                raise fail(self._next.place, problem)
-            members.append(self._word() if words else self._literal(members[0].kind))
+                raise error_at(self._next.place, problem)
+            members.append(self._word() if words else self._literal(members[0]))
         self._require(")", "',' or ')'")
-        return tuple(members)
+        return members
 
-    def _word(self) -> Literal:
+    def _word(self) -> Value:
         if not is_word(self._next.value) or self._next.kind != "literal":
             raise self._expected("one word of letters and digits, in quotes")
-        return self._literal(Kind.TEXT)
+        return self._literal()
 
-    def _literal(self, kind: Kind | None = None) -> Literal:
+    def _literal(self, first: Value | None = None) -> Value:
+        """Consume a literal, of the same kind as the first of a list or range."""
         token = self._next
+        kind = None if first is None else _KIND_OF[type(first)]
+        accepted = _ANY_LITERAL if kind is None else _LITERALS[kind]
         if token.kind != "literal":
-            wanted = "a number, a text in quotes, true or false" if kind is None else _NAMES[kind]
-            hint = " (for null: 'is null')" if token.text == "null" else ""
-            raise self._expected(wanted + hint)
-        literal = Literal(_kind(token.value), token.value)
-        if kind is not None and literal.kind is not kind:
-            raise self._expected(f"{_NAMES[kind]}, as before")
+            hint = " (to test for null, use 'is null')" if token.text == "null" else ""
+            raise self._expected(accepted + hint)
+        if kind is not None and _KIND_OF[type(token.value)] is not kind:
+            raise self._expected(f"{accepted}, like the first literal")
         self._advance()
-        return literal
+        return token.value
 
     def _attribute(self, expected: str) -> str:
         token = self._next
@@ -226,15 +215,15 @@ class _Parser:
         self._advance()
         return str(token.value)
 
-    def _operator(self) -> str:
-        operator = _OPERATORS.get(self._next.text)
-        if operator is None or self._next.kind != "operator":
+    def _comparison(self) -> tuple[str, str]:
+        operators = _COMPARISONS.get(self._next.text)
+        if operators is None or self._next.kind != "operator":
             raise self._expected("a comparison (= != < <= > >=)")
         self._advance()
-        return operator
+        return operators
 
     def _accept(self, text: str) -> bool:
-        """Step over the next token if it is this keyword or operator."""
+        """Consume the next token if it is this keyword or operator."""
         if self._next.text != text or self._next.kind not in ("keyword", "operator"):
             return False
         self._advance()
@@ -250,14 +239,8 @@ class _Parser:
     def _expected(self, what: str) -> PredicateError:
         token = self._next
         hint = " (backquote a keyword to use it as a name)" if token.kind == "keyword" else ""
-        return fail(token.place, f"expected {what}, got {token}{hint}")
-
-    @staticmethod
-    def _negate(expression: Expression, negated: bool) -> Expression:
-        return Not(expression) if negated else expression
+        return error_at(token.place, f"expected {what}, got {token}{hint}")
 
 
-def _kind(value: Value) -> Kind:
-    if isinstance(value, bool):
-        return Kind.BOOLEAN
-    return Kind.TEXT if isinstance(value, str) else Kind.NUMBER
+def _build(attribute: str, operator: str, values: list[Value]) -> Condition:
+    return Condition(attribute, operator, _KIND_OF[type(values[0])], tuple(values))

@@ -1,14 +1,7 @@
-"""Made-up worlds: points that are drawn, not observed, and clusters that are numbers.
+"""Deterministic simulation of a cluster under load, faults and attacks.
 
-Benchmarks and tests need streams whose truth is known in advance (where the load is, when it moves)
-and that any process can make without reading a file: ``generators.py`` has them. Policies need
-more machines and more faults than there are at hand: ``cluster.py`` plays them, round by round,
-with load from ``workloads.py`` and faults from ``faults.py``. Everything is the same every time for
-the same seed. This package knows nothing of Spark, and reads no clock.
+Policies must be tested with more machines and more faults than a test host has: ``cluster.py``
+simulates both, round by round, with load from ``workloads.py`` and faults from ``faults.py``;
+``guarded.py`` adds users, some of them malicious. A seed determines every result. This package
+does not use Spark and reads no clock.
 """
-
-from __future__ import annotations
-
-from roost.sim.generators import Hotspot, Places, PointGenerator, load_places
-
-__all__ = ["Hotspot", "Places", "PointGenerator", "load_places"]

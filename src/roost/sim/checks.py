@@ -1,16 +1,16 @@
-"""Invariants 1, 2, 5 and 6 of a simulated cluster, by brute force, after every step.
+"""Brute-force checks of invariants 1, 2, 5 and 6 of a simulated cluster, after every step.
 
-The checks know definitions only. They look at every cell, every query and every cut, and use
-nothing of the code that they check beyond its answers:
+The checks are written from the definitions. They inspect every cell, every query and every cut, and
+use only the results of the code under test:
 
 1. Every cell is in exactly one partition, every partition has machines; each point went to one.
-2. Every machine knows exactly the queries that overlap its partitions. A query gets there the way
-   it would in the engine: by the router when it is registered, by ``arrivals`` when a plan
-   changes, and otherwise only from what the machine held already.
-5. The statistics of every partition and of every cut of it are the true counts.
-6. A plan change touches what it names and nothing else, a machine loads a partition only if it did
-   not hold all its cells, and data stored under an earlier plan is reached through parents: a
-   snapshot of a window of some rounds, over the partitions that lineage names, has all its points.
+2. Every machine has exactly the queries that overlap its partitions. A query arrives as in the
+   engine: through the index on registration, through ``arrivals`` when a plan changes, and
+   otherwise only from partitions that the machine had before.
+5. The statistics of every partition and of every cut are the true counts.
+6. A plan change affects only the partitions it names, a machine loads a partition only if it did
+   not own all its cells, and data stored under an earlier plan is found through parents: a snapshot
+   of a window of some rounds, over the partitions of the lineage, has all its points.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Merge, Move, Replan, Split, arrivals
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
-from roost.sim.policies import Driver, Seen
-from roost.sim.workloads import Ids, QueryBook, Ranges
+from roost.sim.policies import Driver, RoundView
+from roost.sim.workloads import Ids, QueryTable, Ranges
 from roost.window import Lineage
 from roost.workload.trio import PartitionStats, Trio
 
-# Rounds for which stored data is looked for.
+# Rounds of stored data that snapshots must find.
 _WINDOW_ROUNDS = 6
 _TOLERANCE = 1e-9
 
 
 class InvariantError(AssertionError):
-    """An invariant does not hold; the message says which, in which round, and with which seed."""
+    """An invariant is violated; the message has its number, the round and the seed."""
 
 
 class Checker:
-    """Follows a cluster and raises :class:`InvariantError` when something is wrong."""
+    """Observes a cluster and raises :class:`InvariantError` if an invariant is violated."""
 
-    def __init__(self, seed: int, plan: Plan, book: QueryBook, fade: float) -> None:
+    def __init__(self, seed: int, plan: Plan, query_table: QueryTable, fade: float) -> None:
         self._seed, self._fade = seed, fade
         self._step = "start"
-        self._book = book
+        self._query_table = query_table
         self._plan = plan
         self._index = GlobalIndex(plan)
         self._held: dict[tuple[int, int], set[int]] = {}
@@ -67,28 +67,28 @@ class Checker:
             raise InvariantError(message)
 
     def _overlapping(self, p: Partition) -> set[int]:
-        """Ids of the live queries that overlap a partition, one by one."""
+        """Return the ids of the live queries that overlap a partition, one by one."""
         return {
             int(number)
-            for number in np.flatnonzero(self._book.live)
-            if _overlaps(self._book.ranges[number], p)
+            for number in np.flatnonzero(self._query_table.live)
+            if _overlaps(self._query_table.ranges[number], p)
         }
 
     # The steps of a round.
 
     def requests(self, number: int, new: Ids, gone: Ids) -> None:
-        """Follow queries that were registered and ended."""
+        """Check after queries were registered and terminated."""
         self._step = f"round {number}, requests"
         self._new, self._gone = new, gone
         for query in [*new.tolist(), *gone.tolist()]:
-            for p in self._index.query_overlap(*self._book.ranges[query].tolist()):
+            for p in self._index.query_overlap(*self._query_table.ranges[query].tolist()):
                 for machine in p.machines:
                     held = self._held[machine, p.partition_id]
                     held.add(query) if query in new else held.discard(query)
         self._check_queries()
 
-    def before_close(self, number: int, seen: Seen, driver: Driver) -> None:
-        """Look at the points of a round, dealt and not yet counted."""
+    def before_close(self, number: int, seen: RoundView, driver: Driver) -> None:
+        """Check the points of a round, distributed and not yet counted."""
         self._step = f"round {number}, points"
         dealt, plan = seen.dealt, seen.plan
         table = _table_of_numbers(plan).reshape(-1)
@@ -102,8 +102,8 @@ class Checker:
             for key, stats in _statistics(driver)
         }
 
-    def after_close(self, number: int, seen: Seen, driver: Driver) -> None:
-        """Compare the statistics of a closed round, and remember where its data is."""
+    def after_close(self, number: int, seen: RoundView, driver: Driver) -> None:
+        """Check the statistics of a closed round, and record where its data is stored."""
         self._step = f"round {number}, statistics"
         plan, dealt = seen.plan, seen.dealt
         slots = zip(dealt.machine.tolist(), dealt.partition.tolist(), strict=True)
@@ -128,7 +128,7 @@ class Checker:
     def changed(
         self, number: int, before: Plan, after: Plan, changes: Sequence[Change], moved: int
     ) -> None:
-        """Follow a change of the plan."""
+        """Check after a plan change."""
         self._step = f"round {number}, change to epoch {after.epoch}"
         self._plan = after
         self._check_plan(after)
@@ -140,7 +140,7 @@ class Checker:
         self._check_queries()
 
     def _check_snapshot(self, plan: Plan) -> None:
-        """Ask for the points of a range through the lineage, and count them in all cells."""
+        """Check that a snapshot of a random range finds all points through the lineage."""
         rounds = list(zip(self._tables, self._stored, strict=True))
         held = {int(number) for table, points in rounds for number in np.unique(table[points > 0])}
         self._lineage.add(plan)
@@ -166,9 +166,9 @@ class Checker:
             once = len(set(p.machines)) == len(p.machines) > 0
             self._require(known and once, 1, f"machines {p.machines} of {p.partition_id}")
             self._require(p.partition_id < plan.next_id, 1, f"id {p.partition_id} comes again")
-        self._require(bool((covered == 1).all()), 1, "a cell with no partition, or with two")
+        self._require(bool((covered == 1).all()), 1, "a cell is in no partition or in two")
         ids = {p.partition_id for p in plan.partitions}
-        self._require(len(ids) == len(plan.partitions), 1, "a partition id twice")
+        self._require(len(ids) == len(plan.partitions), 1, "a partition id occurs twice")
 
     def _check_index(self) -> None:
         table = _table_of_numbers(self._plan)
@@ -192,7 +192,7 @@ class Checker:
                 self._require(held == right, 2, text)
 
     def _move_queries(self, before: Plan, after: Plan, moved: int) -> None:
-        """Let every machine load what arrives, and make the rest from what it holds."""
+        """Load arriving partitions, and derive the others from what each machine has."""
         loads = arrivals(before, after)
         was = self._held
         self._held = {}
@@ -209,7 +209,10 @@ class Checker:
                     continue
                 own = [ids for (m, _), ids in was.items() if m == machine]
                 self._held[machine, p.partition_id] = {
-                    query for ids in own for query in ids if _overlaps(self._book.ranges[query], p)
+                    query
+                    for ids in own
+                    for query in ids
+                    if _overlaps(self._query_table.ranges[query], p)
                 }
         owners = {(m, p.partition_id) for p in after.partitions for m in p.machines}
         named = {(m, k) for m, ids in loads.items() for k in ids}
@@ -236,7 +239,7 @@ class Checker:
     def _true_trio(
         self, before: float, points: float, side: tuple[int, int, int, int]
     ) -> tuple[float, float, float]:
-        ranges, live = self._book.ranges, self._book.live
+        ranges, live = self._query_table.ranges, self._query_table.live
         queries = _count(ranges[live], side)
         net = _count(ranges[self._new], side) - _count(ranges[self._gone], side)
         return before * self._fade + points, float(queries), max(points + net, 0.0)
@@ -296,7 +299,7 @@ def _overlaps(query: Ranges, p: Partition) -> bool:
 
 
 def _common(a: Partition, b: Partition) -> int:
-    """Cells of both."""
+    """Count the common cells."""
     columns = set(range(a.column0, a.column1)) & set(range(b.column0, b.column1))
     rows = set(range(a.row0, a.row1)) & set(range(b.row0, b.row1))
     return len(columns) * len(rows)
@@ -310,7 +313,7 @@ def _count(ranges: Ranges, side: tuple[int, int, int, int]) -> int:
 
 
 def _table_of_numbers(plan: Plan) -> NDArray[np.int64]:
-    """Position in the plan of each cell's partition."""
+    """Return the index in the plan of each cell's partition."""
     table = np.full((plan.rows, plan.columns), -1)
     for number, p in enumerate(plan.partitions):
         table[p.row0 : p.row1, p.column0 : p.column1] = number
@@ -318,7 +321,7 @@ def _table_of_numbers(plan: Plan) -> NDArray[np.int64]:
 
 
 def _statistics(driver: Any) -> Iterator[tuple[tuple[int, int], PartitionStats]]:
-    """Statistics by machine and partition, of drivers that have any."""
+    """Yield statistics by machine and partition, if the driver has any."""
     statistics = getattr(driver, "statistics", None)
     for machine, stats in enumerate(statistics.machines if statistics else ()):
         for number, partition in stats.partitions.items():
@@ -326,7 +329,7 @@ def _statistics(driver: Any) -> Iterator[tuple[tuple[int, int], PartitionStats]]
 
 
 def _cuts(stats: PartitionStats) -> Iterator[tuple[tuple[int, int, int, int], tuple[Trio, ...]]]:
-    """Give the whole, then both sides of every cut; with the rectangle that the first side is."""
+    """Yield the whole, then both sides of every cut, with the rectangle of the first side."""
     column0, row0, column1, row1 = _bounds(stats)
     yield (column0, row0, column1, row1), (stats.total(),)
     for at in range(column0 + 1, column1):
@@ -338,7 +341,7 @@ def _cuts(stats: PartitionStats) -> Iterator[tuple[tuple[int, int, int, int], tu
 def _sides(
     stats: PartitionStats, column0: int, row0: int, column1: int, row1: int
 ) -> list[tuple[int, int, int, int]]:
-    """Give the first side, and what it leaves of the partition if anything."""
+    """Return the first side, and the rest of the partition if any."""
     first = (column0, row0, column1, row1)
     if column1 < stats.column1:
         return [first, (column1, row0, stats.column1, row1)]
@@ -348,7 +351,7 @@ def _sides(
 
 
 def _named(change: Change, before: Plan) -> set[int]:
-    """Ids of the partitions that a change may touch."""
+    """Return the ids of the partitions that a change may affect."""
     if isinstance(change, Move):
         return {change.partition_id}
     if isinstance(change, Split):

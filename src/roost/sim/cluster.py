@@ -1,18 +1,17 @@
-"""A simulated cluster: what a load does to a strategy, with these machines and those faults.
+"""Simulated cluster: runs a strategy under a load, with given machines and faults.
 
-The problem: balance is a matter of many machines and many rounds, and a laptop has neither. The
-policies are pure, so they need not know: here they run unchanged against machines that are a few
-numbers each.
+Problem: balancing needs many machines and many rounds, which a test host does not have. Policies
+are pure functions, so they run here unchanged against machines that are a few numbers each.
 
-The model of a machine: the work of a round is what its points cost, ``per_point + per_check *
-queries over the cell`` each, plus ``per_partition`` for each of its partitions, times noise, over
-its capacity. Work that does not fit into a round waits in its queue. A queue that is full stops
-the source, so the slowest machine decides how much comes in; what has to wait outside is the
-backlog. A machine that is given a partition first loads its queries, which is work too.
+Model of a machine: the work of a round is the cost of its points, ``per_point + per_check * queries
+over the cell`` each, plus ``per_partition`` for each partition, times noise, over its capacity.
+Work that exceeds a round waits in the machine's queue. A full queue stops the source, so the
+slowest machine limits the input; points that wait at the source are the backlog. A machine that
+receives a partition first loads its queries, which is work, too.
 
-The policies see measured busy seconds and statistics, never these costs. Nothing here reads a
-clock: the same scenario gives the same trace. It does not simulate single points, matches, or
-networks with a speed.
+Policies observe measured busy seconds and statistics, not these costs. The simulation reads no
+clock: a scenario determines its trace. It does not simulate single points, matches, or network
+bandwidth.
 """
 
 from __future__ import annotations
@@ -24,28 +23,29 @@ import numpy as np
 
 from roost.balance.changes import Change, Rebalance, apply_changes, arrivals
 from roost.balance.plan import Partition, Plan
-from roost.balance.strategies import History, Strategy, initial_plan
+from roost.balance.strategies import History, initial_plan
+from roost.model.choices import Strategy
+from roost.model.space import Grid, Rect
 from roost.sim.checks import Checker
 from roost.sim.faults import Moment, Network
-from roost.sim.layout import Layout
-from roost.sim.policies import Driver, GlobalDriver, Seen, StaticDriver, SwarmDriver
+from roost.sim.policies import Driver, GlobalDriver, RoundView, StaticDriver, SwarmDriver
 from roost.sim.scenario import STATIC, STRATEGIES, Row, Scenario, Trace, TrueCosts
-from roost.sim.workloads import Floats, LoadSource, QueryBook
-from roost.space import Grid, Rect
+from roost.sim.slots import PlanSlots
+from roost.sim.workloads import Floats, LoadSource, QueryTable
 
 __all__ = ["STRATEGIES", "Row", "Scenario", "Trace", "TrueCosts", "simulate"]
 
 _NOISE, _NETWORK = 11, 12
-# What a machine's queue holds beyond the round at hand before the source must stop.
+# Capacity of a machine's queue, in rounds, before the source must stop.
 _QUEUE_ROUNDS = 0.2
-# Held back, it still lets a little in: a stream that stands still tells nobody anything.
+# Minimum share of the points that is admitted, so that every round has observations.
 _TRICKLE = 0.002
 
 
 def simulate(
     scenario: Scenario,
     *,
-    driver: Callable[[Plan, QueryBook, Network], Driver] | None = None,
+    driver: Callable[[Plan, QueryTable, Network], Driver] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Trace:
     """Run a scenario.
@@ -53,16 +53,16 @@ def simulate(
     Parameters
     ----------
     scenario
-        What to run.
+        Scenario to run.
     driver
-        Makes another driver than the one that ``scenario.strategy`` names.
+        Creates a driver in place of that of ``scenario.strategy``.
     clock
-        Measures decisions, in seconds.
+        Clock that measures decisions, in seconds.
 
     Raises
     ------
     InvariantError
-        If ``scenario.check`` is set and an invariant does not hold; names seed and round.
+        If ``scenario.check`` is set and an invariant is violated; has seed and round.
 
     Examples
     --------
@@ -76,36 +76,36 @@ def simulate(
 
 
 class _Cluster:
-    """A cluster while it runs."""
+    """State of a running simulation."""
 
     def __init__(
         self,
         scenario: Scenario,
-        driver: Callable[[Plan, QueryBook, Network], Driver] | None,
+        driver: Callable[[Plan, QueryTable, Network], Driver] | None,
         clock: Callable[[], float] | None,
     ) -> None:
         s = self._scenario = scenario
         assert s.strategy in STRATEGIES, f"strategy {s.strategy} is none of {STRATEGIES}"
         self._clock = clock
         self._source = LoadSource(s.load, s.columns, s.rows, s.seed)
-        self._book = QueryBook(s.columns, s.rows)
-        self._source.requests(0, self._book)
+        self._query_table = QueryTable(s.columns, s.rows)
+        self._source.requests(0, self._query_table)
         self.plan = self._first_plan()
-        self._layout = Layout(self.plan)
+        self._slots = PlanSlots(self.plan)
         self._capacity = self._capacities()
         network = Network(s.faults, np.random.default_rng([s.seed, _NETWORK]))
         make = driver or self._make_driver
-        self._driver = make(self.plan, self._book, network)
+        self._driver = make(self.plan, self._query_table, network)
         self._queue_s = np.zeros(s.machines)
         self._backlog = 0
         self._moved = 0
-        self._checker = Checker(s.seed, self.plan, self._book, s.fade) if s.check else None
+        self._checker = Checker(s.seed, self.plan, self._query_table, s.fade) if s.check else None
 
-    def _make_driver(self, plan: Plan, book: QueryBook, network: Network) -> Driver:
+    def _make_driver(self, plan: Plan, query_table: QueryTable, network: Network) -> Driver:
         if self._scenario.strategy == "swarm":
-            return SwarmDriver(plan, book, network, self._scenario.fade)
+            return SwarmDriver(plan, query_table, network, self._scenario.fade)
         if self._scenario.strategy == "global":
-            return GlobalDriver(plan, book, network)
+            return GlobalDriver(plan, query_table, network)
         return StaticDriver()
 
     def _first_plan(self) -> Plan:
@@ -118,7 +118,7 @@ class _Cluster:
         """Return the true cost of each cell in a round without hotspots, ``(rows, columns)``."""
         s = self._scenario
         points = self._source.usual_weights() * s.load.points_per_round
-        return points * (s.costs.per_point + s.costs.per_check * self._book.over)
+        return points * (s.costs.per_point + s.costs.per_check * self._query_table.over)
 
     def _capacities(self) -> Floats:
         s = self._scenario
@@ -128,11 +128,11 @@ class _Cluster:
         return np.full(s.machines, work_s / (s.machines * s.round_s * s.utilisation))
 
     def round(self, number: int) -> Row:
-        """Play one round: requests, points, decision, plan."""
+        """Simulate one round: requests, points, decision, plan."""
         s, driver = self._scenario, self._driver
         for machine in s.faults.machines_lost(number):
             self._lose_machine(machine)
-        self._take_requests(number)
+        self._apply_requests(number)
         offered = s.load.points_per_round
         admitted = self._admit(number, offered)
         seen, true_s = self._work(number, admitted)
@@ -149,7 +149,7 @@ class _Cluster:
             offered=offered,
             admitted=admitted,
             backlog=self._backlog,
-            units_per_s=admitted * len(self._book.live_ids()) / s.round_s,
+            units_per_s=admitted * len(self._query_table.live_ids()) / s.round_s,
             busiest_s=float(true_s.max()),
             mean_s=mean_s,
             imbalance=float(true_s.max()) / mean_s if mean_s else 1.0,
@@ -164,38 +164,38 @@ class _Cluster:
             decision_s=decision_s,
         )
 
-    def _take_requests(self, number: int) -> None:
+    def _apply_requests(self, number: int) -> None:
         if number == 0:
             return
-        new, gone = self._source.requests(number, self._book)
+        new, gone = self._source.requests(number, self._query_table)
         self._driver.requests(self.plan, new, gone)
         if self._checker:
             self._checker.requests(number, new, gone)
 
     def _lose_machine(self, machine: int) -> None:
-        """Empty it: the work in its queue is given up, and its queries are loaded again."""
+        """Restart a machine: it drops its queue and loads its queries again."""
         self._driver.lose_machine(machine)
         held = [p for p in self.plan.partitions if machine in p.machines]
         self._queue_s[machine] = 0.0
         self._load([machine] * len(held), held)
 
     def _load(self, machines: Sequence[int], partitions: Sequence[Partition]) -> int:
-        """Make machines load the queries of partitions, pair by pair; returns how many."""
+        """Load the queries of partitions on machines, pair by pair; return their number."""
         rects = [(p.column0, p.row0, p.column1, p.row1) for p in partitions]
-        counts = self._book.counts(np.array(rects, np.int64).reshape(-1, 4))
+        counts = self._query_table.counts(np.array(rects, np.int64).reshape(-1, 4))
         owners = np.array(machines, np.int64)
         seconds = counts * self._scenario.costs.per_query_moved / self._capacity[owners]
         np.add.at(self._queue_s, owners, seconds)
         return int(counts.sum())
 
     def _admit(self, number: int, offered: int) -> int:
-        """Let in what the fullest queue takes: it stops the source for all."""
+        """Admit as many points as the fullest queue allows: it stops the source."""
         s = self._scenario
-        unit_s = s.costs.per_point + s.costs.per_check * self._book.over
+        unit_s = s.costs.per_point + s.costs.per_check * self._query_table.over
         weighed_s = (self._source.weights(number) * unit_s).reshape(-1)
         slowness = s.faults.slowness(number, s.machines) / self._capacity
-        per_point_s = self._layout.shares(weighed_s, s.machines) * slowness
-        fixed_s = s.costs.per_partition * self._layout.partitions_held(s.machines) * slowness
+        per_point_s = self._slots.shares(weighed_s, s.machines) * slowness
+        fixed_s = s.costs.per_partition * self._slots.partitions_held(s.machines) * slowness
         free_s = s.round_s * (1.0 + _QUEUE_ROUNDS) - self._queue_s - fixed_s
         wanted = offered + self._backlog
         loaded = per_point_s > 0
@@ -204,12 +204,12 @@ class _Cluster:
         self._backlog = wanted - admitted
         return admitted
 
-    def _work(self, number: int, admitted: int) -> tuple[Seen, Floats]:
-        """Deal the points and do the work; returns what is seen, and the truth."""
+    def _work(self, number: int, admitted: int) -> tuple[RoundView, Floats]:
+        """Distribute the points and do the work; return observations and true seconds."""
         s = self._scenario
-        dealt = self._layout.deal(self._source.points(number, admitted), number)
-        held = self._layout.partitions_held(s.machines)
-        over = self._book.over.reshape(-1)[dealt.cells]
+        dealt = self._slots.distribute(self._source.points(number, admitted), number)
+        held = self._slots.partitions_held(s.machines)
+        over = self._query_table.over.reshape(-1)[dealt.cells]
         cost = dealt.counts * (s.costs.per_point + s.costs.per_check * over)
         work = dealt.by_machine(cost, s.machines) + s.costs.per_partition * held
         true_s = work * s.faults.slowness(number, s.machines) / self._capacity
@@ -218,10 +218,10 @@ class _Cluster:
         self._queue_s = np.maximum(self._queue_s + busy_s - s.round_s, 0.0)
         slowest_s = float(busy_s.max())
         rate = admitted / slowest_s if slowest_s else 0.0
-        return Seen(number, self.plan, dealt, held, busy_s, rate), true_s
+        return RoundView(number, self.plan, dealt, held, busy_s, rate), true_s
 
-    def _decide(self, number: int, seen: Seen) -> tuple[float, int, str]:
-        """Decide and change the plan, with the coordinator lost on the way or not."""
+    def _decide(self, number: int, seen: RoundView) -> tuple[float, int, str]:
+        """Decide and change the plan, with a crash of the coordinator if the scenario has one."""
         lost = self._scenario.faults.coordinator_lost(number)
         if lost is Moment.BEFORE_DECISION:
             self._lose_coordinator()
@@ -240,13 +240,13 @@ class _Cluster:
         return decision_s, len(changes), decision.reason
 
     def _lose_coordinator(self) -> None:
-        """Read the plan from the state directory again, as plain data."""
+        """Restore the plan from its JSON data."""
         self.plan = Plan.from_json(json.loads(json.dumps(self.plan.to_json())))
         self._driver.lose_coordinator(self.plan)
 
     def _change(self, number: int, changes: tuple[Change, ...]) -> None:
         before, self.plan = self.plan, apply_changes(self.plan, changes)
-        self._layout = Layout(self.plan)
+        self._slots = PlanSlots(self.plan)
         by_id = {p.partition_id: p for p in self.plan.partitions}
         loads = [(m, by_id[k]) for m, ids in arrivals(before, self.plan).items() for k in ids]
         self._moved = self._load([m for m, _ in loads], [p for _, p in loads])

@@ -1,8 +1,8 @@
-"""What goes wrong in a simulated cluster, and when: slow machines, crashes, a poor network.
+"""Faults of a simulated cluster: slow machines, crashes, an unreliable network.
 
-Crashes and slowness are given by round, so that a scenario can say exactly what it means; messages
-are lost or repeated by chance, from the scenario's seed. A lost plan is not among the faults: a
-plan is one row in the state directory, there wholly or not at all, which is the engine's to prove.
+Crashes and stragglers are given by round; messages are lost or repeated at random, from the
+scenario's seed. A lost plan is not among the faults: a plan is recorded in one transaction, which
+the tests of the engine check.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrash:
-    """A machine is lost in a round, and comes back empty: it loads its queries again."""
+    """A machine crashes in a round and restarts empty: it loads its queries again."""
 
     machine: int
     round: int
@@ -46,7 +46,7 @@ class MachineCrash:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCrash:
-    """The coordinator is lost in a round; the next one knows the last plan and nothing else."""
+    """The coordinator crashes in a round; its successor has only the last plan."""
 
     round: int
     moment: Moment = Moment.BEFORE_DECISION
@@ -61,7 +61,7 @@ class Faults:
     stragglers, machine_crashes, coordinator_crashes
         By round.
     loss, repeat
-        Chance of each message (report, request to shed, answer) to be lost, or to come twice.
+        Probability that a message (report, request, response) is lost, or arrives twice.
     """
 
     stragglers: tuple[Straggler, ...] = ()
@@ -71,7 +71,7 @@ class Faults:
     repeat: float = 0.0
 
     def slowness(self, number: int, machines: int) -> NDArray[np.float64]:
-        """How many times as long each machine takes in a round."""
+        """Return the slowdown factor of each machine in a round."""
         factors = np.ones(machines)
         for straggler in self.stragglers:
             if straggler.start <= number < straggler.stop:
@@ -79,46 +79,19 @@ class Faults:
         return factors
 
     def machines_lost(self, number: int) -> list[int]:
-        """Machines that crash in a round."""
+        """Return the machines that crash in a round."""
         return sorted({crash.machine for crash in self.machine_crashes if crash.round == number})
 
     def coordinator_lost(self, number: int) -> Moment | None:
-        """When the coordinator crashes in a round, if it does."""
+        """Return when the coordinator crashes in a round, or None."""
         for crash in self.coordinator_crashes:
             if crash.round == number:
                 return crash.moment
         return None
 
-    @classmethod
-    def drawn(cls, random: np.random.Generator, machines: int, rounds: int) -> Faults:
-        """Draw a little of everything, as fuzzing wants it."""
-
-        def some() -> Iterable[int]:
-            return range(int(random.integers(0, 3)))
-
-        def moment() -> Moment:
-            return list(Moment)[int(random.integers(3))]
-
-        def straggler() -> Straggler:
-            start = int(random.integers(rounds))
-            length = int(random.integers(1, rounds))
-            factor = 1.0 + 4.0 * float(random.random())
-            return Straggler(int(random.integers(machines)), start, start + length, factor)
-
-        return cls(
-            tuple(straggler() for _ in some()),
-            tuple(
-                MachineCrash(int(random.integers(machines)), int(random.integers(rounds)))
-                for _ in some()
-            ),
-            tuple(CoordinatorCrash(int(random.integers(rounds)), moment()) for _ in some()),
-            float(random.choice([0.0, 0.1, 0.4])),
-            float(random.choice([0.0, 0.1, 0.4])),
-        )
-
 
 class Network:
-    """Carries messages: once as a rule, never or twice by chance."""
+    """Delivers messages: usually once, at random never or twice."""
 
     def __init__(self, faults: Faults, random: np.random.Generator) -> None:
         self._loss, self._repeat = faults.loss, faults.repeat
@@ -126,7 +99,7 @@ class Network:
         self.sent = self.lost = self.repeated = 0
 
     def copies(self) -> int:
-        """How often one message arrives: 0, 1 or 2 times."""
+        """Return how often a message arrives: 0, 1 or 2 times."""
         self.sent += 1
         if not self._loss and not self._repeat:
             return 1
@@ -139,7 +112,7 @@ class Network:
         return 1
 
     def carry(self, messages: Iterable[T]) -> list[T]:
-        """Give what arrives of some messages, in the order in which it arrives."""
+        """Return the messages that arrive, in order of arrival."""
         arrived = [message for message in messages for _ in range(self.copies())]
         if not self._loss and not self._repeat:
             return arrived

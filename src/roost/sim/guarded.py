@@ -1,19 +1,19 @@
-"""A simulated cluster whose queries come from users, some of them malicious, with a guard or not.
+"""Simulated cluster whose queries come from users, some of them malicious, with or without guard.
 
-The cluster and the policies are those of ``cluster.py`` and ``policies.py``, unchanged. A driver
-around the strategy's own plays the users: before each round of the balancer it lets a world of
-parties (``guard/attack.py``) make requests, takes those that the guard admits into the book of
-queries, and passes them on. When the strategy changes the plan it shows the guard the hot
-partition; every ``detection_rounds`` rounds it closes a round of detection.
+The cluster and the policies are those of ``cluster.py`` and ``policies.py``. A driver wraps the
+strategy's own and simulates the users: before each round of the balancer it generates requests of a
+world of parties (``attack.py``), applies those that the guard admits, and passes them on. When the
+strategy changes the plan, it reports the hot partition to the guard; every ``detection_rounds``
+rounds it closes a round of detection.
 
-Under quarantine the strategy decides as if what suspicious users registered since they were found
-were not there, although machines have to work for it all the same; they report it, too, so that
-costs are learnt from everything. Where the rest of the load is reason enough to rebalance, the plan
-is made for all of it. A machine that is far busier than the others shows that there is a hotspot
-which makes nobody rebalance; the guard is shown that, too.
+Under quarantine the strategy decides as if the queries that suspicious users registered since they
+were found did not exist. Machines still match and report them, so that costs are calibrated with
+the complete load. If the rest of the load is a reason to rebalance, the plan is made for all of it.
+A machine that is far busier than the others indicates a hotspot that causes no rebalancing; it is
+reported to the guard, too.
 
-The hot partition is the costliest one of the machine that is relieved, by points times queries over
-their cells. A real driver knows as much. Nothing here decides anything.
+The hot partition is the costliest one of the relieved machine, by points times queries over their
+cells, which a real driver knows as well.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, Rebalance
 from roost.balance.plan import Partition, Plan
-from roost.guard import Decision as Judgement
-from roost.guard import Guard, LiveQueries, Settings
-from roost.guard.attack import Party, Requests, World
+from roost.guard import DetectorSettings, Guard, GuardDecision, LiveQueries
 from roost.guard.hotspot import relieved_machine
-from roost.sim.cluster import Scenario, simulate
+from roost.sim.attack import Requests, World
+from roost.sim.cluster import simulate
 from roost.sim.faults import Network
-from roost.sim.guarded_outcome import Outcome
-from roost.sim.policies import Driver, GlobalDriver, Seen, SwarmDriver
-from roost.sim.workloads import Floats, Ids, LoadSource, QueryBook
+from roost.sim.guarded_result import GuardedResult
+from roost.sim.parties import Party
+from roost.sim.policies import Driver, GlobalDriver, RoundView, SwarmDriver
+from roost.sim.scenario import Scenario
+from roost.sim.workloads import Floats, Ids, LoadSource, QueryTable
 
 _SAMPLE = 21
 _SAMPLE_SIZE = 20_000
@@ -47,24 +48,24 @@ NEAR = 0.02
 
 @dataclass(frozen=True)
 class Defence:
-    """What is done against attacks.
+    """Defence against attacks.
 
     Parameters
     ----------
     guard
-        Whether anybody is looked for at all.
+        Whether the guard is active.
     quarantine
         Whether new queries of suspicious users are no reason to rebalance.
     evict
-        Whether queries of blocked users are ended.
+        Whether queries of blocked users are terminated.
     settings
-        How the detector judges.
+        Settings of the detector.
     """
 
     guard: bool = True
     quarantine: bool = False
     evict: bool = True
-    settings: Settings = field(default_factory=Settings)
+    settings: DetectorSettings = field(default_factory=DetectorSettings)
 
 
 def simulate_guarded(
@@ -76,27 +77,26 @@ def simulate_guarded(
     clock: Callable[[], float] | None = None,
     restart_at: int | None = None,
     users_seed: int | None = None,
-) -> Outcome:
+) -> GuardedResult:
     """Run a scenario whose queries come from users.
 
     Parameters
     ----------
     scenario
-        The cluster and its points. Its load's queries are those that parties begin with; it must
-        have no churn and no hotspots with queries of its own.
+        The cluster and its points. The queries of its load are the parties' initial ones; it must
+        have no churn and no hotspots with queries.
     parties
-        Who requests.
+        Groups of users that send requests.
     defence
-        What is done about it.
+        Defence against attacks.
     detection_rounds
         Balancer's rounds in a round of detection.
     clock
-        Measures detections, in seconds.
+        Clock that measures detections, in seconds.
     restart_at
-        Balancer's round before which the guard is saved and made again.
+        Balancer's round before which the guard is serialised and restored.
     users_seed
-        Where the chance of the users and of the guard comes from, if not from the scenario's seed:
-        other users on the same cluster.
+        Seed of the users and the guard, if not the scenario's: other users on the same cluster.
     """
     assert scenario.load.churn == 0, "requests come from parties"
     source = LoadSource(scenario.load, scenario.columns, scenario.rows, scenario.seed)
@@ -106,9 +106,9 @@ def simulate_guarded(
     world = World(fresh, data, seed, scenario.round_s, scenario.load.query_side)
     drivers: list[_GuardedDriver] = []
 
-    def make(plan: Plan, book: QueryBook, network: Network) -> Driver:
-        users = _Users(world, book, scenario.load.queries)
-        inner = _strategy(scenario, plan, book, network)
+    def make(plan: Plan, query_table: QueryTable, network: Network) -> Driver:
+        users = _Users(world, query_table, scenario.load.queries)
+        inner = _strategy(scenario, plan, query_table, network)
         drivers.append(
             _GuardedDriver(seed, users, inner, defence, detection_rounds, clock, restart_at)
         )
@@ -117,9 +117,9 @@ def simulate_guarded(
     trace = simulate(scenario, driver=make)
     (driver,) = drivers
     names = np.array(world.names)
-    return Outcome(
+    return GuardedResult(
         trace,
-        tuple(driver.judgements),
+        tuple(driver.decisions),
         tuple(driver.hotspots),
         frozenset(names[world.malicious].tolist()),
         driver.guard.blocked,
@@ -128,11 +128,11 @@ def simulate_guarded(
     )
 
 
-def _strategy(scenario: Scenario, plan: Plan, book: QueryBook, network: Network) -> Driver:
+def _strategy(scenario: Scenario, plan: Plan, query_table: QueryTable, network: Network) -> Driver:
     if scenario.strategy == "swarm":
-        return SwarmDriver(plan, book, network, scenario.fade)
+        return SwarmDriver(plan, query_table, network, scenario.fade)
     assert scenario.strategy == "global", "an attack needs a strategy that rebalances"
-    return GlobalDriver(plan, book, network)
+    return GlobalDriver(plan, query_table, network)
 
 
 def _sample(weights: Floats, seed: int) -> Floats:
@@ -147,28 +147,32 @@ def _sample(weights: Floats, seed: int) -> Floats:
 
 
 class _Users:
-    """Whose each query of the book is, and since when; carries requests into the book."""
+    """User and round of each query; applies requests to the query table."""
 
-    def __init__(self, world: World, book: QueryBook, scattered: int) -> None:
+    def __init__(self, world: World, query_table: QueryTable, scattered: int) -> None:
         self.world = world
-        self.book = book
+        self.query_table = query_table
         self.names = pa.array(world.names)
         begun = world.begin()
-        # The first parties' queries are those that the cluster was laid out for.
+        # The initial plan of the cluster was made for the first parties' queries.
         placed = begun.boxes[scattered:]
-        assert len(begun) >= scattered == book.size, "the load's queries are the first parties'"
-        self._id_of = np.concatenate([np.arange(scattered), book.register(self._cells(placed))])
+        assert len(begun) >= scattered == query_table.size, (
+            "the load's queries are the first parties'"
+        )
+        self._id_of = np.concatenate(
+            [np.arange(scattered), query_table.register(self._cells(placed))]
+        )
         self.codes = begun.codes.copy()
         # Before the first round, and long ago.
         self.rounds = np.full(len(begun), -100, np.int64)
 
     def _cells(self, boxes: Floats) -> NDArray[np.int32]:
-        """Cells of boxes: on average as many as their sides have, and one at least.
+        """Return the cells of boxes: on average as many as their sides have, and at least one.
 
-        That is how the load draws the queries that the cluster is laid out for. If those that come
-        later covered more cells, the cluster would be overloaded after a while without any attack.
+        The initial load has the same sizes. If later queries covered more cells, the cluster would
+        become overloaded without any attack.
         """
-        sides = np.array([self.book.columns, self.book.rows])
+        sides = np.array([self.query_table.columns, self.query_table.rows])
         low, high = boxes[:, :2] * sides, boxes[:, 2:] * sides
         middle, reach = (low + high) / 2, np.maximum(high - low - 1.0, 0.0) / 2
         corners = np.hstack([middle - reach, middle + reach])
@@ -176,39 +180,41 @@ class _Users:
         return cells
 
     def take(self, requests: Requests, admitted: NDArray[np.bool_], number: int) -> tuple[Ids, Ids]:
-        """Do what is admitted of a block; returns the ids that begin and that end."""
+        """Apply the admitted requests of a block; return the ids registered and terminated."""
         new = requests.registers & admitted
-        ids = self.book.register(self._cells(requests.boxes[new]))
+        ids = self.query_table.register(self._cells(requests.boxes[new]))
         known = np.full(int(requests.queries.max(initial=-1)) + 1, -1)
         known[: len(self._id_of)] = self._id_of[: len(known)]
         self._id_of = known if len(known) > len(self._id_of) else self._id_of
         self._id_of[requests.queries[new]] = ids
         self.codes = np.append(self.codes, requests.codes[new])
         self.rounds = np.append(self.rounds, np.full(len(ids), number))
-        # Queries that were refused never came to be, and evicted ones are gone.
+        # Refused queries do not exist, and evicted ones are terminated.
         gone = self._id_of[requests.queries[~requests.registers & admitted]]
         gone = gone[gone >= 0]
-        gone = gone[self.book.live[gone]]
-        self.book.end(gone)
+        gone = gone[self.query_table.live[gone]]
+        self.query_table.end(gone)
         return ids, gone
 
     def of(self, names: frozenset[str]) -> NDArray[np.bool_]:
-        """Whether each query ever registered is one of these users'."""
+        """Return whether each query belongs to one of these users."""
         return np.isin(self.world.names, list(names))[self.codes]
 
     def since(self, rounds: Mapping[str, int]) -> Ids:
-        """Ids of live queries that users registered after a round, which is given by name."""
+        """Return the ids of live queries that users registered after a round, given by name."""
         after = np.array([rounds.get(name, _NEVER) for name in self.world.names])
-        return np.flatnonzero(self.book.live & (self.rounds > after[self.codes]))
+        return np.flatnonzero(self.query_table.live & (self.rounds > after[self.codes]))
 
     def live(self) -> LiveQueries:
-        """All live queries, for the sensor."""
-        ids = self.book.live_ids()
-        return LiveQueries(self.names, self.codes[ids], self.rounds[ids], self.book.ranges[ids])
+        """Return all live queries, for the sensor."""
+        ids = self.query_table.live_ids()
+        return LiveQueries(
+            self.names, self.codes[ids], self.rounds[ids], self.query_table.ranges[ids]
+        )
 
 
 class _GuardedDriver:
-    """A strategy's own driver, with users and a guard before it."""
+    """Wraps a strategy's driver with users and a guard."""
 
     def __init__(
         self,
@@ -230,29 +236,29 @@ class _GuardedDriver:
         self._tick = 0
         self.bytes_sent = 0
         self.guard = Guard(seed, defence.settings)
-        self.judgements: list[Judgement] = []
+        self.decisions: list[GuardDecision] = []
         self.hotspots: list[tuple[int, int | None]] = []
         self.detection_s: list[float] = []
 
     @property
     def error(self) -> float:
-        """Of the strategy's model."""
+        """Relative error of the strategy's model."""
         return self._inner.error
 
     def lose_machine(self, machine: int) -> None:
-        """Pass on."""
+        """Delegate to the strategy."""
         self._inner.lose_machine(machine)
 
     def lose_coordinator(self, plan: Plan) -> None:
-        """Pass on; the guard's state is in the state directory."""
+        """Delegate to the strategy; the guard's state is durable."""
         self._inner.lose_coordinator(plan)
 
     def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Pass on."""
+        """Delegate to the strategy."""
         self._inner.changed(after, changes, per_query_s)
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Let the users make their requests, and pass on what the strategy may see of them."""
+        """Generate the users' requests, and pass the admitted ones to the strategy."""
         assert len(new) == len(gone) == 0, "requests come from parties"
         self._tick += 1
         if self._tick == self._restart_at:
@@ -267,25 +273,25 @@ class _GuardedDriver:
         self._inner.requests(plan, begun, np.concatenate([ended, self._evicted()]))
 
     def _evicted(self) -> Ids:
-        """End the queries of blocked users."""
+        """Terminate the queries of blocked users."""
         if not (self._defence.evict and self.guard.blocked):
             return np.empty(0, np.int64)
-        ids = np.flatnonzero(self._users.of(self.guard.blocked) & self._users.book.live)
-        self._users.book.end(ids)
+        ids = np.flatnonzero(self._users.of(self.guard.blocked) & self._users.query_table.live)
+        self._users.query_table.end(ids)
         return ids
 
     def _hidden(self) -> Ids:
-        """Ids of queries that are no reason to rebalance."""
+        """Return the ids of queries that are no reason to rebalance."""
         if not (self._defence.quarantine and self.guard.quarantine):
             return np.empty(0, np.int64)
         return self._users.since(self.guard.quarantine)
 
-    def collect(self, seen: Seen) -> None:
-        """Pass on."""
+    def collect(self, seen: RoundView) -> None:
+        """Delegate to the strategy."""
         self._inner.collect(seen)
 
-    def decide(self, seen: Seen) -> Decision:
-        """Pass on; show hotspots to the guard, and close its round when it is time."""
+    def decide(self, seen: RoundView) -> Decision:
+        """Delegate; report hotspots to the guard, and close its round when due."""
         hidden = self._hidden()
         decision = self._decided(seen, hidden)
         self.bytes_sent = self._inner.bytes_sent
@@ -297,22 +303,22 @@ class _GuardedDriver:
                 self._detect()
         return decision
 
-    def _decided(self, seen: Seen, hidden: Ids) -> Decision:
-        """Let the strategy decide without some queries, but make a plan for all of them."""
+    def _decided(self, seen: RoundView, hidden: Ids) -> Decision:
+        """Decide whether to rebalance without hidden queries, but plan for all queries."""
         if not len(hidden):
             return self._inner.decide(seen)
         none = np.empty(0, np.int64)
         self._inner.requests(seen.plan, none, hidden)
         decision = self._inner.decide(seen)
         self._inner.requests(seen.plan, hidden, none)
-        # Asking twice is for strategies that keep nothing between rounds.
+        # Only a strategy without state between rounds can decide twice.
         again = isinstance(decision, Rebalance) and isinstance(self._inner, GlobalDriver)
         return self._inner.decide(seen) if again else decision
 
-    def _show(self, seen: Seen, machine: int) -> None:
-        """Show the guard the costliest partition of a machine."""
-        dealt, book = seen.dealt, self._users.book
-        checks = dealt.counts * book.over.reshape(-1)[dealt.cells]
+    def _show(self, seen: RoundView, machine: int) -> None:
+        """Report the costliest partition of a machine to the guard."""
+        dealt, query_table = seen.dealt, self._users.query_table
+        checks = dealt.counts * query_table.over.reshape(-1)[dealt.cells]
         slots = np.repeat(np.arange(len(dealt.machine)), np.diff(dealt.starts))
         costs = np.bincount(slots, weights=checks, minlength=len(dealt.machine))
         slot = int(np.where(dealt.machine == machine, costs, -1.0).argmax())
@@ -322,15 +328,15 @@ class _GuardedDriver:
         self.hotspots.append((self._tick, self._maker(p)))
 
     def _maker(self, p: Partition) -> int | None:
-        """Tell the target of the attack in a partition, if malicious users made it hot."""
-        book, world = self._users.book, self._users.world
-        within = book.within(p.column0, p.row0, p.column1, p.row1)
+        """Return the target of the attack in a partition, if malicious users made it hot."""
+        query_table, world = self._users.query_table, self._users.world
+        within = query_table.within(p.column0, p.row0, p.column1, p.row1)
         recent = within[self._users.rounds[within] == self.guard.round]
         theirs = world.malicious[self._users.codes[recent]]
         if not len(recent) or float(theirs.mean()) < MADE_BY:
             return None
-        # Queries lie around a target, so that it may be in the partition beside.
-        sides = np.array([book.columns, book.rows])
+        # Queries surround a target, which may be in the adjacent partition.
+        sides = np.array([query_table.columns, query_table.rows])
         low, high = np.array([p.column0, p.row0]), np.array([p.column1, p.row1])
         near = NEAR * sides
         for number, place in reversed(list(enumerate(world.targets))):
@@ -340,6 +346,6 @@ class _GuardedDriver:
 
     def _detect(self) -> None:
         start_s = self._clock() if self._clock else 0.0
-        self.judgements += self.guard.close_round(self.guard.round, self._position)
+        self.decisions += self.guard.close_round(self.guard.round, self._position)
         if self._clock:
             self.detection_s.append(self._clock() - start_s)

@@ -1,9 +1,9 @@
-"""The cases that a guard is measured by: a cluster under attack, and crowds that are none.
+"""Cases of the guard's benchmarks: a cluster under attack, and crowds that are no attacks.
 
 Sizes are the dissertation's (section 6.4) times ``scale``: a million queries, 100 normal users with
-600 queries a second, attacks of 10 users with 100 thousand queries; 22 machines, a balancing round
-of 15 seconds, four of them in a round of detection. Three natural hotspots come and go, so
-that there is rebalancing that nobody is to blame for.
+600 queries per second, attacks of 10 users with 100 thousand queries; 22 machines, balancing rounds
+of 15 seconds, four of them in a round of detection. Three natural hotspots cause rebalancing
+without an attack.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from zlib import crc32
 
 import numpy as np
 
-from roost.guard.attack import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
+from roost.sim.parties import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
 from roost.sim.scenario import Scenario
-from roost.sim.workloads import CellHotspot, Load
+from roost.sim.workloads import CellHotspot, LoadSpec
 
 QUERIES = 1_000_000
 ATTACK_QUERIES = 100_000
@@ -39,8 +39,7 @@ def cluster(
 ) -> Scenario:
     """Return the cluster and its points.
 
-    With a ``utilisation`` of more than one, more comes than the machines can do, and throughput is
-    what they can do.
+    With a ``utilisation`` above one, the load exceeds the capacity, which then limits throughput.
     """
     random = np.random.default_rng([seed, _SPOTS])
     rounds = minutes * ROUNDS_PER_MINUTE
@@ -49,7 +48,7 @@ def cluster(
         CellHotspot(tuple(random.random(2).tolist()), int(start), int(start) + 20, share=0.08)
         for start in starts
     )
-    load = Load(
+    load = LoadSpec(
         points_per_round=200_000,
         queries=int(QUERIES * scale),
         query_side=0.0016,
@@ -78,7 +77,7 @@ def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:
 
 
 def departed(scale: float = SCALE) -> list[Party]:
-    """Return normal users, and those who end their queries when an attack would begin."""
+    """Return normal users, and users who terminate their queries when an attack would begin."""
     rest = Normal(queries=QUERIES - ATTACK_QUERIES)
     return [rest.scaled(scale), Leaver(queries=ATTACK_QUERIES, stop=_START).scaled(scale)]
 
@@ -91,7 +90,7 @@ def paper_attacks() -> dict[str, Attack]:
 
 
 def other_attacks() -> dict[str, Attack]:
-    """Return attacks that try to be missed."""
+    """Return attacks that try to evade detection."""
     return {
         "one user": Attack(users=1, start=_START),
         "staggered": Attack(rate=1200, start=_START, stagger=3),
@@ -101,7 +100,7 @@ def other_attacks() -> dict[str, Attack]:
 
 
 def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
-    """Return parties that look like attacks and are none, each with normal users."""
+    """Return parties that look like attacks but are not, each with normal users."""
     parties: dict[str, Party] = {
         "flash crowd": Crowd(queries_each=100, start=_START),
         "long flash crowd": Crowd(users=1000, queries_each=100, start=_START, stop=110, rise=40),
@@ -116,5 +115,5 @@ def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
 
 
 def case_seed(name: str, seed: int) -> int:
-    """Seed of a case's users: cases that share a cluster do not share their chance."""
+    """Return the seed of a case's users: cases that share a cluster have different users."""
     return crc32(f"{name} {seed}".encode())

@@ -1,9 +1,8 @@
-"""Strategies as they run in a cluster: the same policy objects, with somebody to carry messages.
+"""Drivers of the strategies: the real policy objects, with simulated messages.
 
-A driver is everything of a strategy that is not simulated: what machines count, what they send,
-what the coordinator decides from it. It sees what a real one would see (counts by cell, measured
-busy seconds, requests) and nothing of the true costs. Losing the coordinator loses all that only
-the coordinator knew.
+A driver is the part of a strategy that is not simulated: what machines count and send, and what the
+coordinator decides. It observes what a real one would (counts by cell, measured busy seconds,
+requests), not the true costs. A lost coordinator loses everything that only it knew.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, Replan
 from roost.balance.plan import Plan
 from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
-from roost.balance.swarm import Report, ShedRequest, Swarm, change_bytes, shed
+from roost.balance.swarm import LoadReport, ShedRequest, Swarm, change_bytes, shed
 from roost.sim.faults import Network
-from roost.sim.layout import Dealt
+from roost.sim.slots import SlotPoints
 from roost.sim.statistics import ClusterStatistics
-from roost.sim.workloads import Floats, Ids, QueryBook
-from roost.workload.aqwa import EulerHistogram
+from roost.sim.workloads import Floats, Ids, QueryTable
+from roost.workload.histogram import EulerHistogram
 from roost.workload.model import CostModel
 
-# A cell number and its count; and what comes with them from each machine.
+# Size of a cell number with its count, and of the rest of a machine's report.
 BYTES_PER_CELL = 12
 BYTES_PER_REPORT = 16
 ROUNDS_KEPT = 3
-# Until a move was measured, loading a query is taken to cost as much as so many points.
+# Assumed cost of loading a query, in points, until a move was measured.
 POINTS_PER_QUERY_MOVED = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What a round shows.
+class RoundView:
+    """Observations of a round.
 
     Parameters
     ----------
     number
-        Of the round.
+        Number of the round.
     plan
-        In force during the round.
+        Plan of the round.
     dealt
         Points by slot and cell.
     partitions
-        How many partitions each machine has a part in.
+        Number of partitions of each machine.
     busy_s
         Measured busy seconds of each machine.
     rate
@@ -56,39 +55,39 @@ class Seen:
 
     number: int
     plan: Plan
-    dealt: Dealt
+    dealt: SlotPoints
     partitions: Floats
     busy_s: Floats
     rate: float
 
 
 class Driver(Protocol):
-    """A strategy at work. The methods are called in this order, once a round."""
+    """A running strategy. The methods are called in this order, once per round."""
 
     bytes_sent: int
-    """Messages of the last round."""
+    """Size of the messages of the last round."""
 
     @property
     def error(self) -> float:
-        """Relative error of the calibrated model, zero where there is none."""
+        """Relative error of the calibrated model, zero without a model."""
 
     def lose_machine(self, machine: int) -> None:
-        """Forget what a machine knew that came back empty, before the round."""
+        """Drop the state of a machine that restarts empty, before the round."""
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Take note of queries that began and ended, before the points of the round."""
+        """Add registered and terminated queries, before the points of the round."""
 
-    def collect(self, seen: Seen) -> None:
-        """Count the round where its points are."""
+    def collect(self, seen: RoundView) -> None:
+        """Count the points of the round on their machines."""
 
-    def decide(self, seen: Seen) -> Decision:
-        """Decide what the next plan is."""
+    def decide(self, seen: RoundView) -> Decision:
+        """Decide about the next plan."""
 
     def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Follow a plan change that took so long for each moved query."""
+        """Apply a plan change that took ``per_query_s`` for each moved query."""
 
     def lose_coordinator(self, plan: Plan) -> None:
-        """Go on from a plan and whatever the machines and the query log still know."""
+        """Continue from a plan and the state of the machines and the query log."""
 
 
 class StaticDriver:
@@ -98,92 +97,92 @@ class StaticDriver:
     error = 0.0
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def lose_machine(self, machine: int) -> None:
-        """Know nothing that could be lost."""
+        """Do nothing."""
 
-    def collect(self, seen: Seen) -> None:
-        """Count nothing."""
+    def collect(self, seen: RoundView) -> None:
+        """Do nothing."""
 
-    def decide(self, seen: Seen) -> Decision:
-        """Leave the plan alone."""
+    def decide(self, seen: RoundView) -> Decision:
+        """Keep the plan."""
         return NoChange("static")
 
     def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Never happens."""
+        """Do nothing."""
 
     def lose_coordinator(self, plan: Plan) -> None:
-        """Know nothing that could be lost."""
+        """Do nothing."""
 
 
 class SwarmDriver:
-    """The papers' protocol: two numbers from each machine, one machine asked to shed load."""
+    """The papers' protocol: two numbers from each machine, one request to shed load."""
 
     error = 0.0
 
-    def __init__(self, plan: Plan, book: QueryBook, network: Network, fade: float) -> None:
-        self.statistics = ClusterStatistics(plan, book, fade)
+    def __init__(self, plan: Plan, query_table: QueryTable, network: Network, fade: float) -> None:
+        self.statistics = ClusterStatistics(plan, query_table, fade)
         self.swarm = Swarm()
         self.bytes_sent = 0
-        self.answers_ignored = 0
+        self.responses_ignored = 0
         self._network = network
         self._request = 0
         self._late: list[int] = []
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Tell the machines."""
+        """Send the requests to the machines."""
         self.statistics.requests(plan, new, gone)
 
     def lose_machine(self, machine: int) -> None:
-        """Start its statistics again."""
+        """Reset its statistics."""
         self.statistics.lose(machine)
 
-    def collect(self, seen: Seen) -> None:
-        """Count on each machine and close the round there."""
+    def collect(self, seen: RoundView) -> None:
+        """Count points on each machine and close the round."""
         self.statistics.collect(seen.plan, seen.dealt)
 
-    def decide(self, seen: Seen) -> Decision:
-        """Send the reports and let the coordinator decide; it asks machines over the network."""
-        # Second copies of answers come when their request is long done with.
-        self.answers_ignored += sum(number != self._request for number in self._late)
+    def decide(self, seen: RoundView) -> Decision:
+        """Send the reports and let the coordinator decide over the simulated network."""
+        # Second copies of responses arrive after their request is complete.
+        self.responses_ignored += sum(number != self._request for number in self._late)
         self._late.clear()
         reports = [
-            Report(machine, stats.numerator(), stats.received())
+            LoadReport(machine, stats.numerator(), stats.received())
             for machine, stats in enumerate(self.statistics.machines)
         ]
-        decision = self.swarm.decide(seen.plan, self._network.carry(reports), seen.rate, self._ask)
+        decision = self.swarm.decide(seen.plan, self._network.carry(reports), seen.rate, self._send)
         self.bytes_sent = self.swarm.bytes_sent
         self._request += 1
         return decision
 
-    def _ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
-        """Carry a request there and its answer back; lost on either way, it is no answer."""
+    def _send(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        """Send a request and return the response, ``()`` if either is lost."""
         self._request += 1
-        answers = [
+        responses = [
             shed(self.statistics.machines[machine], machine, request)
             for _ in range(self._network.copies())
         ]
-        assert all(answer == answers[0] for answer in answers), "a repeated request, another answer"
-        arrived = [answer for answer in answers for _ in range(self._network.copies())]
+        assert all(r == responses[0] for r in responses), "responses to a repeated request differ"
+        arrived = [response for response in responses for _ in range(self._network.copies())]
         self._late.extend(self._request for _ in arrived[1:])
         return arrived[0] if arrived else ()
 
     def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Move, cut and merge the statistics too."""
+        """Move, split and merge the statistics like the partitions."""
         self.statistics.changed(after, changes)
 
     def lose_coordinator(self, plan: Plan) -> None:
-        """Begin again at the first stage; the statistics are on the machines."""
+        """Restart at the first stage; the statistics are on the machines."""
         self.swarm = Swarm()
         self._late.clear()
 
 
 class GlobalDriver:
-    """A plan for all machines at once, from counts by cell and a model of what they cost."""
+    """The global planner, with counts by cell and a calibrated cost model."""
 
-    def __init__(self, plan: Plan, book: QueryBook, network: Network) -> None:
-        self._book = book
+    def __init__(self, plan: Plan, query_table: QueryTable, network: Network) -> None:
+        self._query_table = query_table
         self._network = network
         self._planner = GlobalPlanner()
         self._per_query_s: float | None = None
@@ -193,7 +192,7 @@ class GlobalDriver:
     def _start(self, plan: Plan) -> None:
         self.model = CostModel(3)
         self._histogram = EulerHistogram(plan.columns, plan.rows)
-        self._histogram.add(self._book.live_ranges())
+        self._histogram.add(self._query_table.live_ranges())
         self._latest: Floats = np.zeros(plan.columns * plan.rows)
         self._heard = np.zeros(plan.columns * plan.rows, np.bool_)
         self._rounds: list[CellLoad] = []
@@ -205,17 +204,17 @@ class GlobalDriver:
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
         """Count queries by cell."""
-        self._histogram.add(self._book.ranges[new])
-        self._histogram.add(self._book.ranges[gone], -1)
+        self._histogram.add(self._query_table.ranges[new])
+        self._histogram.add(self._query_table.ranges[gone], -1)
 
     def lose_machine(self, machine: int) -> None:
-        """Know nothing that only a machine knew."""
+        """Do nothing: the driver has all state."""
 
-    def collect(self, seen: Seen) -> None:
-        """Send the counts; learn from those that arrive and from their busy times."""
+    def collect(self, seen: RoundView) -> None:
+        """Send the counts; calibrate the model with those that arrive."""
         machines = seen.plan.machines
         arrived = np.zeros(machines, np.bool_)
-        # A report that comes twice is the same report.
+        # A duplicate report has no effect.
         arrived[self._network.carry(range(machines))] = True
         dealt = seen.dealt
         self.bytes_sent = BYTES_PER_REPORT * machines + BYTES_PER_CELL * len(dealt.cells)
@@ -230,8 +229,8 @@ class GlobalDriver:
         if self._heard.all():
             self._rounds = [*self._rounds, CellLoad(self._latest)][-ROUNDS_KEPT:]
 
-    def _update(self, seen: Seen, counts: Floats, arrived: NDArray[np.bool_]) -> None:
-        """Renew the points of each cell; of a machine that was not heard, the last are kept."""
+    def _update(self, seen: RoundView, counts: Floats, arrived: NDArray[np.bool_]) -> None:
+        """Update the points of each cell; cells without a report keep the last ones."""
         dealt, plan = seen.dealt, seen.plan
         points = np.bincount(dealt.cells, weights=counts, minlength=len(self._latest))
         silent = np.zeros((plan.rows, plan.columns), np.bool_)
@@ -241,8 +240,8 @@ class GlobalDriver:
         self._latest = np.where(silent.reshape(-1), self._latest, points)
         self._heard |= ~silent.reshape(-1)
 
-    def decide(self, seen: Seen) -> Decision:
-        """Ask the planner."""
+    def decide(self, seen: RoundView) -> Decision:
+        """Run the planner."""
         if not self._rounds:
             return NoChange("too few reports")
         partition, point, check = self.model.coefficients.tolist()
@@ -252,22 +251,22 @@ class GlobalDriver:
         )
         decision = self._planner.decide(seen.plan, self._rounds, self._histogram, rates)
         if isinstance(decision, Rebalance):
-            # As SWARM counts it: every machine routes, so every machine is told.
+            # As in SWARM: every machine routes, so every machine receives the change.
             self.bytes_sent += seen.plan.machines * _update_bytes(seen.plan, decision.changes)
         return decision
 
     def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Remember what moving costs."""
+        """Store the measured cost of moving a query."""
         if per_query_s:
             self._per_query_s = per_query_s
 
     def lose_coordinator(self, plan: Plan) -> None:
-        """Begin with the plan and the query log; points and times are learnt again."""
+        """Restart from the plan and the query log; points and times are observed again."""
         self._start(plan)
 
 
 def _update_bytes(plan: Plan, changes: Sequence[Change]) -> int:
-    """Size of a plan change as it would be sent: of a new layout, only what is new."""
+    """Return the message size of a plan change; of a replan, only new partitions are sent."""
     known = set(plan.partitions)
     return change_bytes(
         [

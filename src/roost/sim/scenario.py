@@ -1,4 +1,4 @@
-"""What a simulated run depends on, and what it leaves: scenarios and traces, as plain values."""
+"""Scenarios and traces: input and output of a simulation, as values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from roost.balance.plan import Plan
 from roost.sim.faults import Faults
-from roost.sim.workloads import Floats, Load
+from roost.sim.workloads import Floats, LoadSpec
 
 STATIC = ("replicated", "uniform", "history")
 STRATEGIES = (*STATIC, "swarm", "global")
@@ -17,7 +17,7 @@ STRATEGIES = (*STATIC, "swarm", "global")
 
 @dataclass(frozen=True, slots=True)
 class TrueCosts:
-    """What work really costs, in seconds on a machine of capacity 1; no policy sees this."""
+    """True costs of work, in seconds on a machine of capacity 1; hidden from policies."""
 
     per_point: float = 2e-7
     per_check: float = 1e-8
@@ -28,33 +28,32 @@ class TrueCosts:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that a run depends on.
+    """Complete input of a simulation.
 
     Parameters
     ----------
     strategy
         ``replicated``, ``uniform``, ``history``, ``swarm`` or ``global``.
     machines, columns, rows, rounds, seed
-        Sizes, and where all chance comes from.
+        Sizes, and the seed of all random numbers.
     load, faults, costs
-        What comes in, what goes wrong, what work costs.
+        Offered load, faults, and costs of work.
     initial
-        Placement that an adaptive strategy begins with; ``history`` knows the load without its
-        hotspots.
+        Initial plan of an adaptive strategy; ``history`` uses the load without hotspots.
     capacity
-        Work seconds per second, of all machines or of each. None: such that a perfect balance of
-        the first round takes ``utilisation`` of a round.
+        Work seconds per second, of all machines or of each. None: such that a perfectly balanced
+        first round takes ``utilisation`` of a round.
     utilisation
         See ``capacity``.
     noise
-        Standard deviation of a measured time's logarithm.
+        Standard deviation of the logarithm of measured times.
     round_s
         Length of a round in stream time.
     fade
-        What is left of N after a round.
+        Weight of N after a round.
     check
-        Whether invariants 1, 2, 5 and 6 are checked after every step, by brute force: for grids
-        of up to some hundred cells.
+        Whether invariants 1, 2, 5 and 6 are checked after every step by brute force, feasible for
+        grids of up to some hundred cells.
     """
 
     strategy: str = "global"
@@ -63,7 +62,7 @@ class Scenario:
     rows: int = 100
     rounds: int = 80
     seed: int = 0
-    load: Load = field(default_factory=Load)
+    load: LoadSpec = field(default_factory=LoadSpec)
     faults: Faults = field(default_factory=Faults)
     costs: TrueCosts = field(default_factory=TrueCosts)
     initial: str = "history"
@@ -82,27 +81,27 @@ class Row:
     Attributes
     ----------
     round
-        Its number.
+        Number of the round.
     offered, admitted, backlog
-        Points that came, that were let in, and that wait at the source.
+        Points offered, admitted, and waiting at the source.
     units_per_s
-        Units of work: points let in times live queries, per second.
+        Units of work per second: admitted points times live queries.
     busiest_s, mean_s, imbalance
-        True busy seconds of the busiest machine, of the mean, and their ratio, without noise.
+        True busy seconds of the busiest machine and on average, and their ratio, without noise.
     moved_queries, moved_bytes
-        What the plan made at the end of this round moved, a query once for each partition.
+        Moved by the plan change at the end of this round, a query once per partition.
     message_bytes
-        Reports, requests, answers and changes.
+        Size of reports, requests, responses and changes.
     epoch, partitions
         Of the plan after this round.
     changes
-        In the decision.
+        Number of changes in the decision.
     reason
-        Of the decision.
+        Reason of the decision.
     model_error
         Relative error of the calibrated model.
     decision_s
-        By the injected clock, zero without one.
+        Measured by the injected clock, zero without one.
     """
 
     round: int
@@ -126,29 +125,29 @@ class Row:
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened, one row a round, and the plan that was left."""
+    """Result of a simulation: one row per round, and the final plan."""
 
     scenario: Scenario
     rows: tuple[Row, ...]
     plan: Plan
 
     def column(self, name: str) -> Floats:
-        """One number of every round."""
+        """Return one number of every round."""
         return np.array([getattr(row, name) for row in self.rows], np.float64)
 
     @property
     def plan_changes(self) -> int:
-        """Rounds that ended with a new plan."""
+        """Number of rounds that ended with a new plan."""
         return self.plan.epoch
 
     def rounds_to_recover(self, start: int, limit: float = 1.2) -> int | None:
-        """Count rounds from ``start`` until the busiest machine is within ``limit`` of the mean.
+        """Return the rounds from ``start`` until the busiest machine is within ``limit``.
 
-        Zero if it never left; None if it never came back.
+        Zero if the imbalance never exceeds it; None if it stays above.
         """
         good = np.flatnonzero(self.column("imbalance")[start:] <= limit)
         return int(good[0]) if good.size else None
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain data, a row a round."""
+        """Return JSON data, one row per round."""
         return [asdict(row) for row in self.rows]

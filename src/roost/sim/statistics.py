@@ -1,9 +1,8 @@
-"""The machines' own statistics in a simulated cluster, kept right while plans and queries change.
+"""Statistics of the simulated machines, updated when plans and queries change.
 
-Each machine has TrioStat's numbers for its slots: its partitions, of a shared one only the points
-that it was dealt. When a partition moves, its statistics go with it; when it is cut or merged, so
-are they. Where that cannot be (a new sharer, a new layout, a crash) they start again from nothing,
-with the queries counted afresh.
+Each machine has TrioStat's numbers for its slots: its partitions, and of a shared partition only
+its own points. Statistics move, split and merge with their partition. Where that is impossible (a
+new sharer, a replan, a crash), they restart empty, with the queries counted again.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ import numpy as np
 from roost.balance.changes import Change, Merge, Move, Split
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
-from roost.sim.layout import Dealt
-from roost.sim.workloads import Ids, QueryBook
+from roost.sim.slots import SlotPoints
+from roost.sim.workloads import Ids, QueryTable
 from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
 
 class ClusterStatistics:
-    """One :class:`MachineStats` a machine, and the router that tells them of queries."""
+    """One :class:`MachineStats` per machine, and the index that routes queries to them."""
 
-    def __init__(self, plan: Plan, book: QueryBook, fade: float = 0.5) -> None:
-        self._book = book
+    def __init__(self, plan: Plan, query_table: QueryTable, fade: float = 0.5) -> None:
+        self._query_table = query_table
         self._fade = fade
         self._index = GlobalIndex(plan)
         self._owners = {p.partition_id: p for p in plan.partitions}
@@ -34,15 +33,15 @@ class ClusterStatistics:
             for machine in p.machines:
                 bounds = (p.column0, p.row0, p.column1, p.row1)
                 self._put(machine, PartitionStats(p.partition_id, *bounds))
-        # Queries there are at the start were not received in the first round.
-        self.requests(plan, book.live_ids(), np.empty(0, np.int64))
+        # Initial queries were not received in the first round.
+        self.requests(plan, query_table.live_ids(), np.empty(0, np.int64))
         for machine_stats in self.machines:
             machine_stats.close_round(fade)
 
     def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Tell the machines of queries that begin and end."""
+        """Add registered and terminated queries on their machines."""
         for ids, sign in ((new, 1), (gone, -1)):
-            ranges = self._book.ranges[ids]
+            ranges = self._query_table.ranges[ids]
             if len(ids) == 0:
                 continue
             query, number = self._index.overlaps_many(ranges)
@@ -55,8 +54,8 @@ class ClusterStatistics:
                         ranges[part], sign
                     )
 
-    def collect(self, plan: Plan, dealt: Dealt) -> None:
-        """Count a round's points where they were dealt to, and close the round."""
+    def collect(self, plan: Plan, dealt: SlotPoints) -> None:
+        """Count the points of a round in their slots, and close the round."""
         owners = zip(dealt.machine.tolist(), dealt.partition.tolist(), strict=True)
         for slot, (machine, number) in enumerate(owners):
             cells, counts = dealt.slot(slot)
@@ -67,12 +66,12 @@ class ClusterStatistics:
             machine_stats.close_round(self._fade)
 
     def lose(self, machine: int) -> None:
-        """Start a machine's statistics again."""
+        """Reset the statistics of a machine."""
         held = self.machines[machine].partitions
         self.machines[machine] = MachineStats(self._fresh(self._owners[number]) for number in held)
 
     def changed(self, after: Plan, changes: Sequence[Change]) -> None:
-        """Follow a plan change, made between two rounds."""
+        """Apply a plan change between two rounds."""
         for change in changes:
             if isinstance(change, Move):
                 self._move(change)
@@ -81,7 +80,7 @@ class ClusterStatistics:
             elif isinstance(change, Merge):
                 self._merge(change)
             else:
-                self._lay_out(change.partitions)
+                self._replace_all(change.partitions)
         self._index = self._index.updated(changes)
         self._owners = {p.partition_id: p for p in after.partitions}
 
@@ -89,20 +88,20 @@ class ClusterStatistics:
         self.machines[machine].partitions[stats.partition_id] = stats
 
     def _take(self, partition_id: int) -> dict[int, PartitionStats]:
-        """Take a partition's statistics from all that hold it."""
+        """Remove a partition's statistics from all its machines."""
         holders = self._owners[partition_id].machines
         return {m: self.machines[m].partitions.pop(partition_id) for m in holders}
 
     def _fresh(self, p: Partition | PartitionStats) -> PartitionStats:
-        """Statistics that know the queries as if from earlier rounds, and no point."""
+        """Return statistics with the queries, as if from earlier rounds, and no points."""
         bounds = (p.column0, p.row0, p.column1, p.row1)
         stats = PartitionStats(p.partition_id, *bounds)
-        stats.set_queries(self._book.ranges[self._book.within(*bounds)])
+        stats.set_queries(self._query_table.ranges[self._query_table.within(*bounds)])
         stats.close_round(self._fade)
         return stats
 
     def _give(self, old: dict[int, PartitionStats], machines: tuple[int, ...], sole: bool) -> None:
-        """Give to new owners: their own numbers, or those of the only owner before."""
+        """Assign statistics to new owners: their own, or those of the previous sole owner."""
         first = next(iter(old.values()))
         for machine in machines:
             if machine in old:
@@ -121,7 +120,7 @@ class ClusterStatistics:
         old = self._take(change.partition_id)
         sides: tuple[dict[int, PartitionStats], dict[int, PartitionStats]] = ({}, {})
         for machine, stats in old.items():
-            ranges = self._book.ranges[self._book.within(*stats.bounds)]
+            ranges = self._query_table.ranges[self._query_table.within(*stats.bounds)]
             ids = (change.first_id, change.second_id)
             parts = stats.cut(change.vertical, change.at, *ids, ranges)
             sides[0][machine], sides[1][machine] = parts
@@ -139,19 +138,19 @@ class ClusterStatistics:
         self._owned(change.new_id, change.machines)
 
     def _owned(self, partition_id: int, machines: tuple[int, ...]) -> None:
-        """Remember who holds a partition while a list of changes is followed."""
+        """Record the owners of a partition while changes are applied."""
         p = next(iter(self.machines[m].partitions[partition_id] for m in machines))
         self._owners[partition_id] = Partition(partition_id, *p.bounds, machines)
 
     def _joined(self, partition_id: int, parts: list[PartitionStats]) -> PartitionStats:
-        """Join pairs while there are any; what forms a rectangle without them starts again."""
+        """Merge adjacent pairs; parts that form a rectangle without such pairs restart."""
         bounds = (
             min(p.column0 for p in parts),
             min(p.row0 for p in parts),
             max(p.column1 for p in parts),
             max(p.row1 for p in parts),
         )
-        ranges = self._book.ranges[self._book.within(*bounds)]
+        ranges = self._query_table.ranges[self._query_table.within(*bounds)]
         while len(parts) > 1:
             pair = _neighbours(parts)
             if pair is None:
@@ -160,8 +159,8 @@ class ClusterStatistics:
             parts = [*rest, PartitionStats.merged(partition_id, *pair, ranges)]
         return parts[0]
 
-    def _lay_out(self, partitions: Sequence[Partition]) -> None:
-        """Keep what keeps its id and machine; everything else starts again."""
+    def _replace_all(self, partitions: Sequence[Partition]) -> None:
+        """Keep statistics of unchanged partitions and machines; the others restart."""
         before = self.machines
         self.machines = [MachineStats() for _ in before]
         for p in partitions:
@@ -171,7 +170,7 @@ class ClusterStatistics:
 
 
 def _neighbours(parts: Sequence[PartitionStats]) -> tuple[PartitionStats, PartitionStats] | None:
-    """Find two with a whole side in common, the lower one first."""
+    """Return two partitions with a common side, the lower one first."""
     for a in parts:
         for b in parts:
             beside = a.column1 == b.column0 and (a.row0, a.row1) == (b.row0, b.row1)

@@ -1,20 +1,19 @@
-"""Load on a grid of cells, drawn round by round: how many points in each cell, which queries.
+"""Simulated load on a grid of cells, round by round: points per cell, and queries.
 
-The problem: a cluster simulator needs the load that the papers describe (skewed in space, with
-hotspots that come and go, and queries that come with them) for grids and machine counts that no
-data set has. Points one by one would be far too many.
+Problem: the simulator needs the load that the papers describe (skewed in space, with temporary
+hotspots and their queries) for grids and machine counts that no data set has. Single points would
+be far too many.
 
-The idea: a round is a table of weights, one number a cell, and its points are one multinomial draw
-from it. Every draw of a round has a random generator of its own, keyed by seed, round and purpose.
-So two strategies that admit the same number of points see the very same ones, however many random
-numbers they use themselves.
+Idea: a round is a table of weights, one per cell, and its points are one multinomial draw from it.
+Every draw has its own random generator, keyed by seed, round and purpose. So two strategies that
+admit the same number of points see the same points, however many random numbers they draw.
 
-This module knows nothing of machines, and it does not draw coordinates: a cell is all there is.
+This module does not model machines and draws no coordinates, only cells.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ Ranges = NDArray[np.int32]
 
 _POINTS, _QUERIES, _TOWNS = 1, 2, 3
 _BASE_TAG = -1
-# A normal hotspot's life spans three deviations to either side, as the generators' do.
+# A normal hotspot's lifetime spans three deviations to either side, like those of the generators.
 _DEVIATIONS = 6.0
 # "All queries in a hotspot are instantiated during one minute": four rounds of 15 seconds.
 _REGISTER_ROUNDS = 4
@@ -35,24 +34,24 @@ _CAPACITY_MIN = 1024
 
 @dataclass(frozen=True, slots=True)
 class CellHotspot:
-    """A square that takes a share of all points, and brings queries, while it lives.
+    """A temporary hotspot: a square with a share of all points, and queries.
 
     Parameters
     ----------
     center
-        Column and row of its middle, as parts of the grid's sides.
+        Column and row of its centre, as fractions of the grid's sides.
     start, stop
         Rounds, the second exclusive.
     share
-        Largest share of all points that it takes.
+        Maximum share of all points.
     side
-        Side of the square as a part of the grid's side.
+        Side of the square as a fraction of the grid's side.
     spread
-        Points evenly in the square, or normal around its middle with a deviation of ``side / 5``.
+        Points uniform in the square, or normal around its centre with a deviation of ``side / 5``.
     intensity
-        Full share at once, or rising and falling as a bell over its life.
+        Full share at once, or a bell curve over its lifetime.
     queries
-        Registered in its first four rounds, ended when it stops.
+        Number of queries, registered in its first four rounds, terminated when it stops.
     """
 
     center: tuple[float, float]
@@ -65,7 +64,7 @@ class CellHotspot:
     queries: int = 0
 
     def share_at(self, number: int) -> float:
-        """Share of all points in a round."""
+        """Return its share of all points in a round."""
         if not self.start <= number < self.stop:
             return 0.0
         if self.intensity == "step":
@@ -75,7 +74,7 @@ class CellHotspot:
         return float(self.share * np.exp(-0.5 * ((number - middle) / deviation) ** 2))
 
     def weights(self, columns: int, rows: int) -> Floats:
-        """Weights of its cells, ``(rows, columns)``, that sum to one."""
+        """Return the weights of its cells, ``(rows, columns)``, which sum to one."""
         x = (np.arange(columns) + 0.5) / columns - self.center[0]
         y = (np.arange(rows) + 0.5) / rows - self.center[1]
         if self.spread == "normal":
@@ -83,7 +82,7 @@ class CellHotspot:
             along_x, along_y = (np.exp(-0.5 * (d / deviation) ** 2) for d in (x, y))
         else:
             along_x, along_y = ((np.abs(d) <= self.side / 2).astype(np.float64) for d in (x, y))
-        # A square smaller than a cell still has the cell that is nearest to its middle.
+        # A square smaller than a cell covers the cell nearest to its centre.
         along_x[np.argmin(np.abs(x))] = max(1.0, along_x.max())
         along_y[np.argmin(np.abs(y))] = max(1.0, along_y.max())
         both = np.outer(along_y, along_x)
@@ -92,26 +91,26 @@ class CellHotspot:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What comes in.
+class LoadSpec:
+    """Offered load.
 
     Parameters
     ----------
     points_per_round
-        Offered in each round; back-pressure may admit fewer.
+        Points offered in each round; back-pressure may admit fewer.
     queries
-        Live from the first round on.
+        Queries live from the first round on.
     query_side
-        Mean side of a query's range, as a part of the grid's side.
+        Mean side of a query's range, as a fraction of the grid's side.
     towns
-        Skew of the usual load: it lies around this many places whose sizes fall off as 1/rank, over
-        an even floor. Zero means an even load.
+        Skew of the base load: number of centres whose sizes are proportional to 1/rank, over a
+        uniform floor. Zero means a uniform load.
     churn
-        Queries that end, and as many that are registered, in each round.
+        Queries terminated, and as many registered, in each round.
     hotspots
-        Squares that take a share of the points for some rounds.
+        Temporary hotspots.
     swing
-        This share of all points jumps between two opposite corners every round.
+        Share of all points that alternates between two opposite corners every round.
     """
 
     points_per_round: int = 200_000
@@ -123,10 +122,10 @@ class Load:
     swing: float = 0.0
 
 
-class QueryBook:
-    """All queries that ever were, by id, and how many live ones lie over each cell (the truth).
+class QueryTable:
+    """All queries by id, and the true number of live ones over each cell.
 
-    An id is a row number of :attr:`ranges`; inclusive ``column0, row0, column1, row1``.
+    An id is a row number of :attr:`ranges`: inclusive ``column0, row0, column1, row1``.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -148,25 +147,25 @@ class QueryBook:
         return self._live[: self.size]
 
     def live_ids(self, tag: int | None = None) -> Ids:
-        """Ids of the live queries, of one hotspot (its number) if asked."""
+        """Return the ids of live queries, of one hotspot (its number) if given."""
         chosen = self.live if tag is None else self.live & (self._tags[: self.size] == tag)
         return np.flatnonzero(chosen)
 
     def live_ranges(self) -> Ranges:
-        """Ranges of the live queries."""
+        """Return the ranges of live queries."""
         return self.ranges[self.live]
 
     def within(self, column0: int, row0: int, column1: int, row1: int) -> Ids:
-        """Ids of the live queries that overlap a half-open rectangle, by comparing every one."""
+        """Return the ids of live queries that overlap a half-open rectangle, by brute force."""
         r = self.ranges
         wide = (r[:, 0] < column1) & (r[:, 2] >= column0)
         return np.flatnonzero(self.live & wide & (r[:, 1] < row1) & (r[:, 3] >= row0))
 
     def counts(self, rects: Ids) -> Ids:
-        """How many live queries overlap each of many half-open rectangles ``(k, 4)``.
+        """Count the live queries over each of many half-open rectangles ``(k, 4)``.
 
-        All, without those that end before it or begin beyond it on an axis; those that miss it on
-        both axes were then taken away twice.
+        By inclusion and exclusion: all, minus those that miss the rectangle on an axis, plus those
+        that miss it on both.
         """
         column0, row0, column1, row1 = rects.T
         r = self.live_ranges()
@@ -193,7 +192,7 @@ class QueryBook:
         return found
 
     def register(self, ranges: Ranges, tag: int = _BASE_TAG) -> Ids:
-        """Add queries; returns their ids."""
+        """Add queries and return their ids."""
         start, stop = self.size, self.size + len(ranges)
         if stop > len(self._live):
             room = max(stop, 2 * len(self._live))
@@ -208,8 +207,8 @@ class QueryBook:
         return np.arange(start, stop)
 
     def end(self, ids: Ids) -> None:
-        """End queries."""
-        assert bool(self._live[ids].all()), "a query is ended twice"
+        """Terminate queries."""
+        assert bool(self._live[ids].all()), "a query is terminated twice"
         self._live[ids] = False
         self._mark(self._ranges[ids], -1.0)
 
@@ -226,9 +225,9 @@ class QueryBook:
 
 
 class LoadSource:
-    """Draws the points and requests of each round of a :class:`Load`."""
+    """Draws the points and requests of each round of a :class:`LoadSpec`."""
 
-    def __init__(self, load: Load, columns: int, rows: int, seed: int) -> None:
+    def __init__(self, load: LoadSpec, columns: int, rows: int, seed: int) -> None:
         self.load = load
         self.columns, self.rows = columns, rows
         self._seed = seed
@@ -238,14 +237,14 @@ class LoadSource:
         self._corners = [corner.weights(columns, rows) for corner in corners]
 
     def usual_weights(self) -> Floats:
-        """Weights of the load without hotspots, ``(rows, columns)``: what a sample would show."""
+        """Return the weights of the load without hotspots, ``(rows, columns)``."""
         return self._base
 
     def weights(self, number: int) -> Floats:
-        """Weights of a round, ``(rows, columns)``, that sum to one."""
+        """Return the weights of a round, ``(rows, columns)``, which sum to one."""
         shares = [spot.share_at(number) for spot in self.load.hotspots]
         usual = 1.0 - sum(shares) - self.load.swing
-        assert usual >= -1e-9, "hotspots take more than all points"
+        assert usual >= -1e-9, "the shares of hotspots exceed 1"
         total = self._base * max(usual, 0.0)
         for share, weights in zip(shares, self._spots, strict=True):
             if share:
@@ -255,33 +254,37 @@ class LoadSource:
         return total
 
     def points(self, number: int, admitted: int) -> Ids:
-        """Points in each cell of a round, row-major."""
+        """Draw the points in each cell of a round, row-major."""
         weights = self.weights(number).reshape(-1)
         random = np.random.default_rng([self._seed, number, _POINTS])
         return random.multinomial(admitted, weights / weights.sum())
 
-    def requests(self, number: int, book: QueryBook) -> tuple[Ids, Ids]:
-        """Ids of the queries that are registered and that end before a round, done in the book."""
+    def requests(self, number: int, query_table: QueryTable) -> tuple[Ids, Ids]:
+        """Apply the requests before a round; return the ids registered and terminated."""
         random = np.random.default_rng([self._seed, number, _QUERIES])
         ended = [
-            book.live_ids(k) for k, spot in enumerate(self.load.hotspots) if spot.stop == number
+            query_table.live_ids(k)
+            for k, spot in enumerate(self.load.hotspots)
+            if spot.stop == number
         ]
-        usual = book.live_ids(_BASE_TAG)
+        usual = query_table.live_ids(_BASE_TAG)
         churn = min(self.load.churn, len(usual)) if number else 0
         ended.append(np.sort(random.choice(usual, churn, replace=False)))
         gone = np.concatenate(ended).astype(np.int64)
-        book.end(gone)
+        query_table.end(gone)
         new = [
-            book.register(self._draw(random, churn if number else self.load.queries, self._base))
+            query_table.register(
+                self._draw(random, churn if number else self.load.queries, self._base)
+            )
         ]
         for k, (spot, weights) in enumerate(zip(self.load.hotspots, self._spots, strict=True)):
             count = spot.queries // _REGISTER_ROUNDS if number < spot.stop else 0
             if spot.start <= number < spot.start + _REGISTER_ROUNDS and count:
-                new.append(book.register(self._draw(random, count, weights), k))
+                new.append(query_table.register(self._draw(random, count, weights), k))
         return np.concatenate(new), gone
 
     def _draw(self, random: np.random.Generator, count: int, weights: Floats) -> Ranges:
-        """Ranges around cells drawn by weight, with sides from a geometric distribution."""
+        """Draw ranges around cells by weight, with geometrically distributed sides."""
         sums = np.cumsum(weights.reshape(-1))
         cells = np.searchsorted(sums, random.random(count) * sums[-1], side="right")
         row, column = np.divmod(np.minimum(cells, sums.size - 1), self.columns)
@@ -295,9 +298,9 @@ class LoadSource:
 
 
 def _towns(count: int, columns: int, rows: int, random: np.random.Generator) -> Floats:
-    """Lay towns over an even floor that has a tenth of everything.
+    """Return weights of towns over a uniform floor that has a tenth of the total.
 
-    A town's area grows with its size, so that large towns are wide and not infinitely dense.
+    A town's area grows with its size, so that large towns are wide rather than dense.
     """
     even = np.full((rows, columns), 1.0 / (rows * columns))
     if not count:
@@ -309,39 +312,8 @@ def _towns(count: int, columns: int, rows: int, random: np.random.Generator) -> 
         width = 0.05 * (0.5 + random.random()) / np.sqrt(rank)
         along_x = np.exp(-0.5 * ((x - place[0]) / width) ** 2)
         along_y = np.exp(-0.5 * ((y - place[1]) / width) ** 2)
-        # In a coarse grid a town may lie between the middles of cells.
+        # In a coarse grid a town may lie between the centres of cells.
         mass = along_x.sum() * along_y.sum()
         if mass > 0:
             total += np.outer(along_y, along_x / (rank * mass))
     return 0.1 * even + 0.9 * total / total.sum() if total.any() else even
-
-
-def hotspot_loads(
-    rounds: int = 80, load: Load | None = None, queries: int = 1_000
-) -> dict[str, Load]:
-    """Return the papers' loads by name: the five hotspot figures, a steady load and a swinging one.
-
-    Hotspots live in the middle half of the rounds. The figures are 6.6 to 6.10 of the dissertation:
-    ``rise``, ``rise-normal``, ``step``, ``two-at-once`` and ``two-in-turn``.
-    """
-    usual = load or Load()
-    start, stop = rounds // 4, 3 * rounds // 4
-    middle = (start + stop) // 2
-    low, high = (0.15, 0.15), (0.85, 0.85)
-
-    def step(center: tuple[float, float], first: int, last: int, part: float) -> CellHotspot:
-        return CellHotspot(center, first, last, 0.4 * part, queries=int(queries * part))
-
-    def rise(center: tuple[float, float], first: int, last: int, part: float) -> CellHotspot:
-        return replace(step(center, first, last, part), intensity="normal")
-
-    spots: dict[str, tuple[CellHotspot, ...]] = {
-        "steady": (),
-        "rise": (rise(low, start, stop, 1.0),),
-        "rise-normal": (replace(rise(low, start, stop, 1.0), spread="normal"),),
-        "step": (step(low, start, stop, 1.0),),
-        "two-at-once": (rise(low, start, stop, 0.5), rise(high, start, stop, 0.5)),
-        "two-in-turn": (rise(low, start, middle, 0.5), rise(high, middle, stop, 0.5)),
-    }
-    loads = {name: replace(usual, hotspots=value) for name, value in spots.items()}
-    return loads | {"swing": replace(usual, swing=0.3)}

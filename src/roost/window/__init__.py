@@ -1,33 +1,33 @@
-"""Windows over the stream: which points count, where they are kept, and how they are asked.
+"""Windows over the stream: which points are live, how they are stored and queried.
 
-Points of a window stay where they were written, one immutable segment for each machine and batch,
-whatever becomes of the plan. :mod:`~roost.window.spec` says what is live,
-:mod:`~roost.window.lineage` which partitions to ask, :mod:`~roost.window.segment` holds the points,
-and the other modules ask one segment and merge the answers. Nothing here knows files, Spark or
-settings.
+The points of a window stay where they were written, one immutable segment per machine and batch,
+however the plan changes. :mod:`~roost.window.spec` decides what is live,
+:mod:`~roost.window.lineage` which partitions to read, :mod:`~roost.window.segment` stores the
+points, and the other modules query one segment and merge the results. This package is independent
+of files, Spark and settings.
 """
 
 from __future__ import annotations
 
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
-from roost.window.answers import answers
 from roost.window.evaluate import Live, live_parts, select
-from roost.window.join import JoinSpec, join_schema, join_segment
+from roost.window.join import JoinSpec, join_schema, join_segment, join_spec
 from roost.window.lineage import Lineage
 from roost.window.nearest import nearest
+from roost.window.output import RequestedOutput, parse_aggregates
 from roost.window.panes import Pane, build_pane
+from roost.window.results import standing_results
 from roost.window.segment import Alias, WindowSegment, build, row_order
 from roost.window.spec import (
     BatchFacts,
     Cut,
     Extent,
     Past,
-    WindowKind,
     WindowSpec,
     expired,
     extent,
+    window_spec,
 )
-from roost.window.wants import Wants, parse_aggregates
 
 __all__ = [
     "AggregateSpec",
@@ -40,12 +40,10 @@ __all__ = [
     "Live",
     "Pane",
     "Past",
+    "RequestedOutput",
     "State",
-    "Wants",
-    "WindowKind",
     "WindowSegment",
     "WindowSpec",
-    "answers",
     "build",
     "build_pane",
     "expired",
@@ -53,6 +51,7 @@ __all__ = [
     "finish",
     "join_schema",
     "join_segment",
+    "join_spec",
     "live_parts",
     "merge",
     "nearest",
@@ -60,4 +59,6 @@ __all__ = [
     "partial",
     "row_order",
     "select",
+    "standing_results",
+    "window_spec",
 ]

@@ -1,9 +1,9 @@
-"""Partial results of aggregates: made from a column, merged with each other, asked at the end.
+"""Accumulators: partial results of aggregates, which are merged and read at the end.
 
-Each is a small immutable value that can be written down as JSON. What they tell does not depend
-on the order of merging: counts, sums and extremes exactly, spreads up to rounding, sketches within
-their error. Columns come here without their nulls, which aggregates skip as SQL does. NaN is a
-number greater than all others, as in Spark.
+Each is a small immutable value that can be serialised as JSON. Results do not depend on the order
+of merging: counts, sums and extremes exactly, spreads up to rounding, sketches within their error.
+Columns have no nulls here; aggregates skip them as SQL does. NaN is greater than all other
+numbers, as in Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from datasketches import hll_sketch, hll_union, kll_doubles_sketch
 from numpy.typing import NDArray
 
-from roost.kernel.arrays import as_numpy
+from roost.model.arrays import as_numpy
 from roost.window.sums import SCALE, quotient, scaled_sum, whole_sum
 
 HLL_LG_K = 12  # 4096 registers: a standard error of 1.6 %
@@ -29,29 +29,29 @@ KLL_K = 400  # a rank error of 0.7 %
 
 
 class Accumulator(Protocol):
-    """What all of them can do."""
+    """Interface of all accumulators."""
 
     @classmethod
     def of(cls, column: pa.Array) -> Self:
-        """Make one from a column without nulls."""
+        """Accumulate a column without nulls."""
         ...
 
     def plus(self, other: Self) -> Self:
-        """Merge two."""
+        """Merge two accumulators."""
         ...
 
     def to_json(self) -> Any:
-        """Plain data."""
+        """Return JSON data."""
         ...
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         ...
 
 
 def numbers(column: pa.Array) -> NDArray[Any]:
-    """Values of a column of numbers: integers as they are, everything else as doubles."""
+    """Return a numeric column as numpy: integers unchanged, other types as doubles."""
     if pa.types.is_integer(column.type):
         return as_numpy(column)
     return as_numpy(column if column.type == pa.float64() else column.cast(pa.float64()))
@@ -59,7 +59,7 @@ def numbers(column: pa.Array) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many values there are."""
+    """Number of values."""
 
     n: int
 
@@ -69,16 +69,16 @@ class Count:
         return cls(len(column))
 
     def plus(self, other: Count) -> Count:
-        """Merge."""
+        """Merge two accumulators."""
         return Count(self.n + other.n)
 
     def to_json(self) -> int:
-        """Plain data."""
+        """Return JSON data."""
         return self.n
 
     @classmethod
     def from_json(cls, data: int) -> Count:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         return cls(data)
 
 
@@ -89,13 +89,13 @@ class Total:
     Parameters
     ----------
     n
-        How many values.
+        Number of values.
     scaled
-        Sum of the finite ones, times ``2**scale``.
+        Sum of the finite values, times ``2**scale``.
     scale
         0 for integers.
     others
-        Sum of those that are not finite: 0, an infinity or NaN.
+        Sum of the values that are not finite: 0, an infinity or NaN.
     """
 
     n: int
@@ -117,13 +117,13 @@ class Total:
         return cls(values.size, scaled_sum(values[finite]), SCALE, others)
 
     def plus(self, other: Total) -> Total:
-        """Merge."""
+        """Merge two accumulators."""
         scale = max(self.scale, other.scale)
         scaled = (self.scaled << (scale - self.scale)) + (other.scaled << (scale - other.scale))
         return Total(self.n + other.n, scaled, scale, self.others + other.others)
 
     def sum(self) -> int | float | None:
-        """Return the sum: whole for integers, None of nothing."""
+        """Return the sum: an integer for integers, None without values."""
         if not self.n:
             return None
         if self.scale == 0:
@@ -131,34 +131,34 @@ class Total:
         return self.others or quotient(self.scaled, self.scale)
 
     def mean(self) -> float | None:
-        """Return the mean, None of nothing."""
+        """Return the mean, None without values."""
         if not self.n:
             return None
         return self.others or quotient(self.scaled, self.scale, self.n)
 
     def to_json(self) -> Any:
-        """Plain data."""
+        """Return JSON data."""
         return [self.n, hex(self.scaled), self.scale, self.others.hex()]
 
     @classmethod
     def from_json(cls, data: Any) -> Total:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         n, scaled, scale, others = data
         return cls(n, int(scaled, 16), scale, float.fromhex(others))
 
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """The least and the greatest value, None of nothing."""
+    """Minimum and maximum, None without values."""
 
     least: Any
     greatest: Any
 
     @classmethod
     def of(cls, column: pa.Array) -> Extremes:
-        """Look through a column."""
+        """Accumulate a column."""
         if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-            # Python's own times end at microseconds.
+            # Python's datetime has microsecond resolution.
             column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
         if not len(column):
             return cls(None, None)
@@ -166,37 +166,38 @@ class Extremes:
             values = numbers(column)
             return cls(float(np.fmin.reduce(values)), float(values.max()))
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-            plain = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+            integer = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
             limits = python_limits(column.type)
-            within = np.clip(as_numpy(column.cast(plain)), *limits)
-            column = pa.array(within, plain).cast(column.type)
+            within = np.clip(as_numpy(column.cast(integer)), *limits)
+            column = pa.array(within, integer).cast(column.type)
         both = pc.min_max(column)
         return cls(both["min"].as_py(), both["max"].as_py())
 
     def plus(self, other: Extremes) -> Extremes:
-        """Merge."""
+        """Merge two accumulators."""
         if self.least is None:
             return other
         if other.least is None:
             return self
         return Extremes(
-            min(self.least, other.least, key=_place), max(self.greatest, other.greatest, key=_place)
+            min(self.least, other.least, key=_sort_key),
+            max(self.greatest, other.greatest, key=_sort_key),
         )
 
     def to_json(self) -> Any:
-        """Plain data."""
-        return [_plain(self.least), _plain(self.greatest)]
+        """Return JSON data."""
+        return [_encode(self.least), _encode(self.greatest)]
 
     @classmethod
     def from_json(cls, data: Any) -> Extremes:
-        """Inverse of :meth:`to_json`."""
-        return cls(*map(_value, data))
+        """Invert :meth:`to_json`."""
+        return cls(*map(_decode, data))
 
 
 def python_limits(kind: pa.DataType) -> tuple[int, int]:
-    """Least and greatest time that Python can tell in any zone, as numbers of a type of times.
+    """Return the range of times that Python can represent, as integers of an Arrow time type.
 
-    Arrow's times go far beyond; a source may well have one that means "never".
+    Arrow's range is far wider, and a source may use an extreme value that means "never".
 
     Examples
     --------
@@ -211,12 +212,12 @@ def python_limits(kind: pa.DataType) -> tuple[int, int]:
     return first * day, last * day
 
 
-def _place(value: Any) -> Any:
+def _sort_key(value: Any) -> Any:
     """Sort NaN after every other value."""
     return isinstance(value, float) and math.isnan(value), value
 
 
-def _plain(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, float):
         return {"float": value.hex()}
     if isinstance(value, dt.datetime):
@@ -236,7 +237,7 @@ _READERS = {
 }
 
 
-def _value(data: Any) -> Any:
+def _decode(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     ((kind, text),) = data.items()
@@ -245,7 +246,7 @@ def _value(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Number, mean, and sum of squared distances from the mean."""
+    """Count, mean, and sum of squared deviations from the mean."""
 
     n: int
     mean: float
@@ -253,7 +254,7 @@ class Spread:
 
     @classmethod
     def of(cls, column: pa.Array) -> Spread:
-        """Look through a column twice."""
+        """Accumulate a column in two passes."""
         values = numbers(column).astype(np.float64, copy=False)
         if not values.size:
             return cls(0, 0.0, 0.0)
@@ -273,25 +274,38 @@ class Spread:
         return Spread(n, mean, squares)
 
     def deviation(self) -> float | None:
-        """Return the standard deviation of a sample, None of fewer than two values."""
+        """Return the sample standard deviation, None for fewer than two values."""
         return math.sqrt(self.squares / (self.n - 1)) if self.n > 1 else None
 
     def to_json(self) -> Any:
-        """Plain data."""
+        """Return JSON data."""
         return [self.n, self.mean.hex(), self.squares.hex()]
 
     @classmethod
     def from_json(cls, data: Any) -> Spread:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         n, mean, squares = data
         return cls(n, float.fromhex(mean), float.fromhex(squares))
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
-    """How many values differ, by a HyperLogLog sketch."""
+class _Sketch:
+    """A serialised sketch."""
 
     data: bytes
+
+    def to_json(self) -> str:
+        """Return JSON data."""
+        return base64.b64encode(self.data).decode()
+
+    @classmethod
+    def from_json(cls, data: str) -> Self:
+        """Invert :meth:`to_json`."""
+        return cls(base64.b64decode(data))
+
+
+class Distinct(_Sketch):
+    """Number of distinct values, by a HyperLogLog sketch."""
 
     @classmethod
     def of(cls, column: pa.Array) -> Distinct:
@@ -302,31 +316,22 @@ class Distinct:
         return cls(sketch.serialize_compact())
 
     def plus(self, other: Distinct) -> Distinct:
-        """Merge."""
+        """Merge two accumulators."""
         union = hll_union(HLL_LG_K)
         union.update(hll_sketch.deserialize(self.data))
         union.update(hll_sketch.deserialize(other.data))
         return Distinct(union.get_result().serialize_compact())
 
     def estimate(self) -> int:
-        """Return about how many values differ."""
+        """Return the estimated number of distinct values."""
         return round(float(hll_sketch.deserialize(self.data).get_estimate()))
-
-    def to_json(self) -> str:
-        """Plain data."""
-        return base64.b64encode(self.data).decode()
-
-    @classmethod
-    def from_json(cls, data: str) -> Distinct:
-        """Inverse of :meth:`to_json`."""
-        return cls(base64.b64decode(data))
 
 
 def _hashable(column: pa.Array) -> list[Any]:
-    """Different values as integers, doubles or texts; equal ones are equal in these."""
+    """Return the distinct values as integers, doubles or texts that are equal if the values are."""
     different = column.unique()
     if pa.types.is_floating(column.type):
-        values = numbers(different) + 0.0  # both zeros become one
+        values = numbers(different) + 0.0  # turns -0.0 into 0.0
         values[np.isnan(values)] = np.nan
         return list(np.unique(values).tolist())
     if pa.types.is_integer(column.type):
@@ -336,15 +341,12 @@ def _hashable(column: pa.Array) -> list[Any]:
     if pa.types.is_temporal(column.type):
         whole = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
         return list(different.cast(whole).to_pylist())
-    # The sketch takes no notice of an empty text.
+    # The sketch ignores an empty text.
     return [f"={text}" for text in different.cast(pa.string()).to_pylist()]
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Which value has which rank, by a KLL sketch."""
-
-    data: bytes
+class Ranks(_Sketch):
+    """Quantiles, by a KLL sketch."""
 
     @classmethod
     def of(cls, column: pa.Array) -> Ranks:
@@ -355,21 +357,12 @@ class Ranks:
         return cls(sketch.serialize())
 
     def plus(self, other: Ranks) -> Ranks:
-        """Merge."""
+        """Merge two accumulators."""
         sketch = kll_doubles_sketch.deserialize(self.data)
         sketch.merge(kll_doubles_sketch.deserialize(other.data))
         return Ranks(sketch.serialize())
 
     def quantile(self, rank: float) -> float | None:
-        """Return about the least value that this share of the values does not exceed."""
+        """Return the estimated value of a rank from 0 to 1, None without values."""
         sketch = kll_doubles_sketch.deserialize(self.data)
         return None if sketch.is_empty() else float(sketch.get_quantile(rank, True))
-
-    def to_json(self) -> str:
-        """Plain data."""
-        return base64.b64encode(self.data).decode()
-
-    @classmethod
-    def from_json(cls, data: str) -> Ranks:
-        """Inverse of :meth:`to_json`."""
-        return cls(base64.b64decode(data))

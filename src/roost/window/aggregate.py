@@ -1,8 +1,8 @@
-"""Aggregates over rows of many segments: partial states that merge into one answer.
+"""Aggregates over rows of many segments: partial states that merge into one result.
 
-Each task makes a :class:`State` of the rows it finds. States are merged in any order, travel as
-bytes, and are finished once. Functions that need the same of a column share it: a sum and a mean
-are one accumulator, any number of quantiles one sketch.
+Each task computes a :class:`State` of the rows it finds. States are merged in any order,
+serialised as bytes, and finished once. Functions share accumulators: a sum and a mean of a column
+use one, any number of quantiles use one sketch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from roost.errors import ConfigError
-from roost.kernel.arrays import as_arrow
+from roost.model.arrays import as_arrow
 from roost.predicate.ast import quote_name
 from roost.window.accumulators import (
     Accumulator,
@@ -37,22 +37,22 @@ OWN_COLUMNS = ("x", "y", "time", "id")
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """How an aggregate is kept and what is asked of it; ``empty`` is the answer of no segment."""
+    """Accumulator and result of a function; ``empty`` is the result without segments."""
 
-    kept: type[Any]
+    accumulator: type[Any]
     result: Callable[[Any, Any], Any]
     empty: Any = None
 
 
 FUNCTIONS: dict[str, _Function] = {
-    "count": _Function(Count, lambda kept, _: kept.n, 0),
-    "sum": _Function(Total, lambda kept, _: kept.sum()),
-    "avg": _Function(Total, lambda kept, _: kept.mean()),
-    "min": _Function(Extremes, lambda kept, _: kept.least),
-    "max": _Function(Extremes, lambda kept, _: kept.greatest),
-    "stddev": _Function(Spread, lambda kept, _: kept.deviation()),
-    "distinct": _Function(Distinct, lambda kept, _: kept.estimate(), 0),
-    "quantile": _Function(Ranks, lambda kept, rank: kept.quantile(rank)),
+    "count": _Function(Count, lambda count, _: count.n, 0),
+    "sum": _Function(Total, lambda total, _: total.sum()),
+    "avg": _Function(Total, lambda total, _: total.mean()),
+    "min": _Function(Extremes, lambda extremes, _: extremes.least),
+    "max": _Function(Extremes, lambda extremes, _: extremes.greatest),
+    "stddev": _Function(Spread, lambda spread, _: spread.deviation()),
+    "distinct": _Function(Distinct, lambda distinct, _: distinct.estimate(), 0),
+    "quantile": _Function(Ranks, lambda ranks, rank: ranks.quantile(rank)),
 }
 NUMERIC = frozenset(["sum", "avg", "stddev", "quantile"])
 
@@ -63,20 +63,20 @@ _Key = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """Which aggregates to compute.
+    """Aggregates to compute.
 
     Parameters
     ----------
     functions
         Function, column and parameter of each. The functions are ``count``, ``sum``, ``avg``,
-        ``min``, ``max``, ``stddev``, ``distinct`` and ``quantile``; a quantile takes its rank as
-        parameter, the others take None. ``count`` without a column counts points. A column is an
-        attribute, or ``x``, ``y``, ``time`` or ``id`` where no attribute has that name.
+        ``min``, ``max``, ``stddev``, ``distinct`` and ``quantile``; the parameter of a quantile is
+        its rank, of the others None. ``count`` without a column counts points. A column is an
+        attribute, or ``x``, ``y``, ``time`` or ``id`` if no attribute has that name.
 
     Raises
     ------
     ConfigError
-        If a function is unknown, twice there, or without what it takes.
+        If a function is unknown or repeated, or its column or parameter is missing or invalid.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class AggregateSpec:
     functions: tuple[Function, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be computed from any column."""
+        """Validate functions, columns and parameters."""
         for name, column, parameter in self.functions:
             if name not in FUNCTIONS:
                 raise ConfigError(KEY, name, ", ".join(FUNCTIONS))
@@ -103,7 +103,7 @@ class AggregateSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each result; a column that is no identifier is backquoted, as in predicates."""
+        """Name of each result; columns are backquoted where predicates require it."""
         return tuple(
             name if column is None else f"{name}({quote_name(column)}{_suffix(parameter)})"
             for name, column, parameter in self.functions
@@ -111,11 +111,11 @@ class AggregateSpec:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns that are read."""
+        """Columns that the aggregates read."""
         return frozenset(column for _, column, _ in self.functions if column is not None)
 
     def result_schema(self, attributes: pa.Schema, id_type: pa.DataType) -> pa.Schema:
-        """Types of the results.
+        """Return the names and types of the results.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class AggregateSpec:
         Raises
         ------
         ConfigError
-            If a column does not exist or is of a type that the function does not take.
+            If a column does not exist or its type does not fit the function.
         """
         own = {"x": pa.float64(), "y": pa.float64(), "time": pa.int64(), "id": id_type}
         types = own | dict(zip(attributes.names, attributes.types, strict=True))
@@ -164,19 +164,19 @@ def _result_type(label: str, name: str, of: pa.DataType | None) -> pa.DataType:
 
 @dataclass(frozen=True)
 class State:
-    """A partial result; without accumulators it is that of no rows at all."""
+    """Partial result of some aggregates; without accumulators, of no segment."""
 
     spec: AggregateSpec
     parts: dict[_Key, Accumulator]
 
     def to_bytes(self) -> bytes:
-        """Write down."""
+        """Serialise the state."""
         parts = [[*key, part.to_json()] for key, part in self.parts.items()]
         return json.dumps({"functions": self.spec.functions, "parts": parts}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State:
-        """Inverse of :meth:`to_bytes`."""
+        """Invert :meth:`to_bytes`."""
         plain = json.loads(data)
         spec = AggregateSpec(tuple((name, of, rank) for name, of, rank in plain["functions"]))
         parts = {
@@ -185,7 +185,7 @@ class State:
         return cls(spec, parts)
 
 
-_KINDS: dict[str, type[Any]] = {f.kept.__name__: f.kept for f in FUNCTIONS.values()}
+_KINDS: dict[str, type[Any]] = {f.accumulator.__name__: f.accumulator for f in FUNCTIONS.values()}
 
 
 def partial(segment: WindowSegment, rows: Rows, spec: AggregateSpec) -> State:
@@ -193,8 +193,8 @@ def partial(segment: WindowSegment, rows: Rows, spec: AggregateSpec) -> State:
     columns: dict[str, pa.Array] = {}
     parts: dict[_Key, Accumulator] = {}
     for name, column, _ in spec.functions:
-        kept = FUNCTIONS[name].kept
-        key = (kept.__name__, column)
+        accumulator = FUNCTIONS[name].accumulator
+        key = (accumulator.__name__, column)
         if key in parts:
             continue
         if column is None:
@@ -202,26 +202,35 @@ def partial(segment: WindowSegment, rows: Rows, spec: AggregateSpec) -> State:
             continue
         if column not in columns:
             columns[column] = _values(segment, rows, column)
-        parts[key] = kept.of(columns[column])
+        parts[key] = accumulator.of(columns[column])
     return State(spec, parts)
 
 
 def _values(segment: WindowSegment, rows: Rows, name: str) -> pa.Array:
-    """Values of a column at some rows, without nulls."""
-    if name in segment.attributes:
-        column = segment.attributes[name]
-    elif name == "id":
-        column = segment.ids
-    elif name in OWN_COLUMNS:
-        return as_arrow(np.asarray(getattr(segment, name)[rows]))
-    else:
-        known = ", ".join([*segment.attributes, *OWN_COLUMNS])
-        raise ConfigError(KEY, name, f"columns {known}")
+    """Return the values of a column at some rows, without nulls."""
+    column = read_column(segment, name)
     if rows.size < len(column):
         column = column.take(as_arrow(rows))
     if pt.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.drop_null() if column.null_count else column
+
+
+def read_column(segment: WindowSegment, name: str) -> pa.Array:
+    """Return an attribute or, if there is none of that name, one of the points' own columns.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such column.
+    """
+    if name in segment.attributes:
+        return segment.attributes[name]
+    if name == "id":
+        return segment.ids
+    if name in OWN_COLUMNS:
+        return as_arrow(np.asarray(getattr(segment, name)))
+    raise ConfigError(KEY, name, f"columns {', '.join([*segment.attributes, *OWN_COLUMNS])}")
 
 
 def merge(states: Iterable[State]) -> State:
@@ -230,11 +239,11 @@ def merge(states: Iterable[State]) -> State:
     Raises
     ------
     ValueError
-        If there are none, or they are of different aggregates.
+        If there is no state, or the states are of different aggregates.
     """
     waiting = list(states)
     if len({state.spec for state in waiting}) != 1:
-        raise ValueError("merging takes states of one and the same aggregates, at least one")
+        raise ValueError("merge needs at least one state, and all of the same aggregates")
     return reduce(_merged, waiting)
 
 
@@ -247,14 +256,14 @@ def _merged(one: State, other: State) -> State:
 def finish(state: State) -> dict[str, Any]:
     """Return the results by name (see :attr:`AggregateSpec.names`).
 
-    Sums of integers are exact Python integers. Nothing has a sum, mean, extreme or quantile of
-    None, and fewer than two values a deviation of None.
+    Sums of integers are exact Python integers. Without values, sum, mean, extremes and quantiles
+    are None, as is the deviation of fewer than two values.
     """
     results = {}
     for label, (name, column, parameter) in zip(
         state.spec.names, state.spec.functions, strict=True
     ):
         function = FUNCTIONS[name]
-        part = state.parts.get((function.kept.__name__, column))
+        part = state.parts.get((function.accumulator.__name__, column))
         results[label] = function.empty if part is None else function.result(part, parameter)
     return results

@@ -1,4 +1,4 @@
-"""How far two places are apart, as the circle test of matching has it."""
+"""Distance between two points, with the formula of the kernel's circle test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from numba import njit
 
 from roost.kernel.shapes import half_arc
-from roost.space import EARTH_RADIUS_M
+from roost.model.space import EARTH_RADIUS_M
 
 
 @njit(cache=True, nogil=True)
 def apart(
     x0: float, y0: float, x1: float, y1: float, lonlat: bool
 ) -> float:  # pragma: no cover - compiled
-    """Metres along the sphere on lon/lat, plain units on a plane; the order does not matter."""
+    """Return the distance: metres on the sphere for lon/lat, coordinate units on a plane."""
     if lonlat:
         arc = half_arc(x0, y0, x1, y1)
         return 2.0 * EARTH_RADIUS_M * math.asin(math.sqrt(min(arc, 1.0)))

@@ -1,8 +1,8 @@
-"""Which rows of a stored segment a question wants: live in the window, in the shape, and true.
+"""Selection of the rows of a segment that are live, inside a shape, and satisfy a predicate.
 
 The tests are those of matching: closed boxes, the compiled circle test, GEOS for polygons,
-half-open lives, and the same predicates. A point that a standing query matched when it came is
-found by a snapshot of that query as long as it is in the window, and no other is.
+half-open lifetimes, and the same predicates. A snapshot query finds exactly the points of the
+window that a continuous query with the same conditions matched on arrival.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.errors import RequestError
-from roost.kernel.arrays import as_arrow
 from roost.kernel.segment import circle_images
 from roost.kernel.shapes import in_circle
-from roost.model import Box, Circle, Instant, Polygon, Query, Reason
+from roost.model.arrays import as_arrow
+from roost.model.records import Box, Circle, Instant, Polygon, Query, Reason
+from roost.model.space import Coordinates, Space
 from roost.predicate import PredicateSet
-from roost.space import Coordinates, Space
 from roost.window.segment import Bounds, Rows, WindowSegment
 from roost.window.spec import Extent
 
-KEPT = 64  # compiled questions that a process remembers
+CACHED = 64  # compiled predicates, and polygons
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 MICROSECOND = dt.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """Where a count cuts a segment.
+    """Boundary of a count window inside a segment.
 
     Rows with a greater (event time, identifier) are live, and the first ``ties`` rows of those
-    that have just this one.
+    with exactly this one.
     """
 
     time: int
@@ -49,7 +49,7 @@ class CutLine:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What of one segment is live."""
+    """Limits of the live rows of one segment."""
 
     time_after: int | None = None
     line: CutLine | None = None
@@ -59,17 +59,17 @@ ALL = Live()
 
 
 def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment]) -> list[Live]:
-    """Tell what is live of each segment of a batch.
+    """Return the live rows of each segment of a batch.
 
     Parameters
     ----------
     extent
-        What is live of the window.
+        Live part of the window.
     batch_id
-        The batch; one that the extent holds.
+        A batch within the extent.
     segments
-        All segments of the batch, always in the same order: which points a count keeps depends
-        on all of them.
+        All segments of the batch, always in the same order: a count window selects points across
+        all of them.
     """
     whole = [Live(extent.time_after)] * len(segments)
     if extent.cut is None or extent.cut.batch_id != batch_id:
@@ -94,7 +94,7 @@ def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment])
 
 
 def above_line(segment: WindowSegment, line: CutLine) -> NDArray[np.bool_]:
-    """Whether each row of a segment is on the live side of a cut."""
+    """Return whether each row of a segment is on the live side of a boundary."""
     keep: NDArray[np.bool_] = segment.time > line.time
     tied = np.flatnonzero(segment.time == line.time)
     ids = segment.ids.take(as_arrow(tied))
@@ -110,23 +110,23 @@ def select(
     live: Live = ALL,
     partition_ids: Collection[int] | None = None,
 ) -> Rows:
-    """Rows that a query matches, ascending.
+    """Return the rows that a query matches, ascending.
 
     Parameters
     ----------
     segment
-        Where to look.
+        Segment to search.
     query
-        Shape, predicate, and event times between which it holds.
+        Shape, predicate and lifetime.
     live
-        What of the segment is in the window.
+        Live rows of the segment.
     partition_ids
-        Only rows of these partitions; None takes all.
+        Only rows of these partitions; None selects all.
 
     Raises
     ------
     RequestError
-        If the shape is no polygon.
+        If the shape is not a polygon.
     PredicateError
         If the predicate does not parse or does not fit the attributes.
     """
@@ -140,14 +140,14 @@ def select(
 
 
 def on_live_side(segment: WindowSegment, rows: Rows, live: Live) -> Rows:
-    """Leave out rows that a cut has taken from the window."""
+    """Drop rows that a count window excludes."""
     if live.line is None or not rows.size:
         return rows
     return rows[above_line(segment, live.line)[rows]]
 
 
 def satisfying(segment: WindowSegment, rows: Rows, predicate: str | None) -> Rows:
-    """Leave out rows for which a predicate is not true."""
+    """Drop rows for which a predicate is not true."""
     if predicate is None:
         return rows
     compiled = _compiled(predicate, segment.schema)
@@ -156,13 +156,13 @@ def satisfying(segment: WindowSegment, rows: Rows, predicate: str | None) -> Row
     return rows[compiled.evaluate(np.zeros(rows.size, np.int32), rows, segment.attributes)]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _compiled(predicate: str, schema: pa.Schema) -> PredicateSet:
     return PredicateSet([predicate], schema)
 
 
 def time_of(instant: Instant) -> int:
-    """Event time as a number; a datetime without a zone is UTC.
+    """Return an event time as a number; a datetime without a time zone is UTC.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def time_of(instant: Instant) -> int:
 
 
 def shape_bounds(shape: Box | Circle | Polygon, space: Space) -> list[Bounds]:
-    """Boxes that together hold every point of a shape."""
+    """Return boxes that together contain every point of a shape."""
     if isinstance(shape, Box):
         return [(shape.x0, shape.y0, shape.x1, shape.y1)]
     if isinstance(shape, Circle):
@@ -185,7 +185,7 @@ def shape_bounds(shape: Box | Circle | Polygon, space: Space) -> list[Bounds]:
     return [_polygon(shape.text).bounds]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _polygon(text: str) -> shapely.Geometry:
     try:
         read = shapely.from_geojson if text.lstrip().startswith("{") else shapely.from_wkt
@@ -193,7 +193,7 @@ def _polygon(text: str) -> shapely.Geometry:
     except (shapely.errors.ShapelyError, ValueError, TypeError):
         raise RequestError(Reason.MALFORMED, "the shape is neither WKT nor GeoJSON") from None
     if geometry.geom_type not in ("Polygon", "MultiPolygon") or geometry.is_empty:
-        raise RequestError(Reason.INVALID_POLYGON, f"{geometry.geom_type} is no polygon")
+        raise RequestError(Reason.INVALID_POLYGON, f"{geometry.geom_type} is not a polygon")
     shapely.prepare(geometry)
     return geometry
 

@@ -1,30 +1,32 @@
-"""Partial results of aggregates for many groups of rows at once.
+"""Columnar accumulators: partial results of aggregates for many groups of rows at once.
 
-:mod:`roost.window.accumulators` keeps one partial result as an object, which is right for one
-question. Ten thousand standing queries would be ten thousand objects a batch. Here a whole set
-of them is a few arrays: made by one loop over the rows, stored as columns, merged by adding
-arrays. What comes out is the same: sums exact and rounded once, NaN the greatest number, nulls
-skipped. This module has counts, sums and spreads; :mod:`roost.window.grouped_extremes` has
-extremes and :mod:`roost.window.grouped_sketches` the sketches, which are made one at a time.
+:mod:`roost.window.accumulators` represents one partial result as an object, which suits a single
+query. Ten thousand standing queries would need ten thousand objects per batch. Here a set of
+partial results is a few arrays: computed by one loop over the rows, stored as columns, merged by
+adding arrays. The semantics are the same: sums exact and rounded once, NaN the greatest number,
+nulls skipped. This module has counts, sums and spreads; :mod:`roost.window.grouped_extremes` has
+extremes and :mod:`roost.window.grouped_sketches` the sketches, which are processed one by one.
 
-Answers are doubles, or texts where a column has texts or times.
+Results are doubles, or texts for columns of texts or times.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.kernel.arrays import as_arrow, as_numpy
+from roost.model.arrays import as_arrow, as_numpy
 from roost.window.grouped_loops import (
     LIMB,
     LIMBS_MORE,
+    TotalArrays,
     add_counts,
     add_spreads,
     add_totals,
@@ -38,30 +40,30 @@ from roost.window.grouped_loops import (
 )
 from roost.window.sums import SCALE, quotient
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Doubles = NDArray[np.float64]
-BASE_MAX = SCALE // LIMB  # limbs from here on are whole numbers
+BASE_MAX = SCALE // LIMB  # limbs from here on are integers
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Rows by group: group ``g`` has ``rows[starts[g]:starts[g + 1]]``."""
 
-    starts: Whole
+    starts: Integers
     rows: NDArray[np.int32]
 
     @property
-    def sizes(self) -> Whole:
+    def sizes(self) -> Integers:
         """Rows of each group."""
         return np.diff(self.starts)
 
     def where(self, keep: NDArray[np.bool_]) -> Groups:
-        """Leave out some of the rows; the groups stay."""
+        """Filter the rows; all groups remain."""
         kept = np.concatenate([[0], np.cumsum(keep)])
         return Groups(kept[self.starts], self.rows[keep])
 
-    def take(self, groups: Whole) -> Groups:
-        """Keep some of the groups, given in ascending order."""
+    def take(self, groups: Integers) -> Groups:
+        """Select groups, given in ascending order."""
         if groups.size == self.starts.size - 1:
             return self
         sizes = self.sizes[groups]
@@ -70,66 +72,68 @@ class Groups:
         return Groups(starts, self.rows[places])
 
     def without_nulls(self, column: pa.Array) -> Groups:
-        """Leave out rows where a column has no value."""
+        """Drop rows where a column is null."""
         if not column.null_count:
             return self
         return self.where(np.asarray(column.is_valid())[self.rows])
 
     @property
-    def frozen(self) -> tuple[Whole, NDArray[np.int32]]:
-        """The arrays as loops take them."""
+    def frozen(self) -> tuple[Integers, NDArray[np.int32]]:
+        """The arrays as arguments of compiled loops."""
         return frozen(self.starts), frozen(self.rows)
 
 
 class Values(NamedTuple):
-    """Answers: numbers or texts, and whether there is one at all."""
+    """Results: numbers or texts, and whether each is known."""
 
     known: NDArray[np.bool_]
     numbers: Doubles | None
     texts: list[str] | None = None
 
 
-class Part(NamedTuple):
-    """A set of partial results, which of them are meant, and to whom each belongs."""
+class Contribution(NamedTuple):
+    """Some partial results of a set (``picks``), and the slot that each is merged into."""
 
     grouped: Any
-    picks: Whole
-    slots: Whole
+    picks: Integers
+    slots: Integers
 
 
-class Grouped(Protocol):
-    """What all sets of partial results can do."""
+class Grouped(ABC):
+    """Base class of all sets of partial results."""
+
+    __slots__ = ()
 
     @classmethod
+    @abstractmethod
     def of(cls, column: pa.Array, groups: Groups) -> Self:
-        """Make one result for each group; no row of a group is null."""
-        ...
+        """Compute one partial result per group; no row of a group is null."""
 
     @classmethod
-    def merged(cls, parts: Sequence[Part], size: int) -> Self:
-        """Merge results that belong to the same of ``size`` owners."""
-        ...
+    @abstractmethod
+    def merged(cls, parts: Sequence[Contribution], size: int) -> Self:
+        """Merge partial results into ``size`` slots."""
 
+    @abstractmethod
     def columns(self) -> dict[str, pa.Array]:
-        """Columns to be stored, one row for each result."""
-        ...
+        """Return the columns to store, one row per partial result."""
 
     def facts(self) -> dict[str, Any]:
-        """Plain data to be stored with the columns."""
-        ...
+        """Return JSON data to store with the columns."""
+        return {}
 
     @classmethod
+    @abstractmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> Self:
-        """Inverse of :meth:`columns` and :meth:`facts`."""
-        ...
+        """Invert :meth:`columns` and :meth:`facts`."""
 
-    def answers(self, function: str, parameter: float | None) -> Values:
-        """Tell what the results say."""
-        ...
+    @abstractmethod
+    def results(self, function: str, parameter: float | None) -> Values:
+        """Return the results of a function."""
 
 
-def plain(column: pa.Array) -> NDArray[Any]:
-    """Values of a column of fixed width, whatever is there for nulls."""
+def raw_values(column: pa.Array) -> NDArray[Any]:
+    """Return the values of a column of fixed width; those of nulls are arbitrary."""
     if column.null_count:
         buffers = [None, column.buffers()[1]]
         column = pa.Array.from_buffers(column.type, len(column), buffers, offset=column.offset)
@@ -137,83 +141,78 @@ def plain(column: pa.Array) -> NDArray[Any]:
 
 
 def doubles(column: pa.Array) -> Doubles:
-    """Values of a column of numbers or booleans as doubles."""
+    """Return a column of numbers or booleans as doubles."""
     if pt.is_boolean(column.type):
         column = column.cast(pa.uint8())
     elif not pt.is_integer(column.type) and column.type != pa.float64():
         column = column.cast(pa.float64())
-    return plain(column).astype(np.float64, copy=False)
+    return raw_values(column).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How many values there are."""
+class Counts(Grouped):
+    """Numbers of values."""
 
-    n: Whole
+    n: Integers
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Counts:
-        """Count."""
+        """Count the rows of each group."""
         return cls(groups.sizes)
 
     @classmethod
-    def merged(cls, parts: Sequence[Part], size: int) -> Counts:
-        """Merge."""
+    def merged(cls, parts: Sequence[Contribution], size: int) -> Counts:
+        """Merge partial results."""
         n = np.zeros(size, np.int64)
         for grouped, picks, slots in parts:
             add_counts(frozen(picks), frozen(slots), frozen(grouped.n), n)
         return cls(n)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Columns to be stored."""
+        """Return the columns to store."""
         return {"n": as_arrow(self.n)}
-
-    def facts(self) -> dict[str, Any]:
-        """Plain data to be stored."""
-        return {}
 
     @classmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> Counts:
-        """Take back what was stored."""
+        """Invert :meth:`columns`."""
         return cls(as_numpy(columns["n"]))
 
-    def answers(self, function: str, parameter: float | None) -> Values:
+    def results(self, function: str, parameter: float | None) -> Values:
         """Return the counts."""
         return Values(np.ones(self.n.size, bool), self.n.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Grouped):
     """Exact sums.
 
     Parameters
     ----------
     n
-        How many values.
+        Number of values.
     others
-        Sum of those that are not finite.
+        Sum of the values that are not finite.
     limbs
-        Sum of the finite ones as a whole number, the least 32 bits first.
+        Sum of the finite values as an integer, the least significant 32 bits first.
     base
-        How many limbs lie below the first.
+        Number of limbs below the first.
     whole
-        Whether the values are integers; of doubles, the sum is that of multiples of ``2**-SCALE``.
+        Whether the values are integers; sums of doubles are multiples of ``2**-SCALE``.
     """
 
-    n: Whole
+    n: Integers
     others: Doubles
-    limbs: Whole
+    limbs: Integers
     base: int
     whole: bool
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Totals:
-        """Sum."""
+        """Sum each group."""
         size = groups.starts.size - 1
         others = np.zeros(size)
         if pt.is_integer(column.type):
-            values = plain(column)
-            low, high = _halves(values)
+            low, high = _halves(raw_values(column))
             limbs = np.zeros((size, 2), np.int64)
             sum_whole(frozen(low), frozen(high), *groups.frozen, limbs)
             carry(limbs)
@@ -229,39 +228,39 @@ class Totals:
         return cls(groups.sizes, others, limbs, base, False)
 
     @classmethod
-    def merged(cls, parts: Sequence[Part], size: int) -> Totals:
-        """Merge."""
+    def merged(cls, parts: Sequence[Contribution], size: int) -> Totals:
+        """Merge partial results."""
         sets = [part.grouped for part in parts]
         whole = sets[0].whole
         assert all(one.whole == whole for one in sets), "a column is of integers or it is not"
         base = min(one.base for one in sets)
         width = max(one.base + one.limbs.shape[1] for one in sets) - base
-        n, others = np.zeros(size, np.int64), np.zeros(size)
         limbs = np.zeros((size, width), np.int64)
+        target = TotalArrays(np.zeros(size, np.int64), np.zeros(size), limbs)
         for one, picks, slots in parts:
-            stored = (frozen(one.n), frozen(one.others), frozen(one.limbs), one.base - base)
-            add_totals(frozen(picks), frozen(slots), *stored, n, others, limbs)
+            source = TotalArrays(frozen(one.n), frozen(one.others), frozen(one.limbs))
+            add_totals(frozen(picks), frozen(slots), source, one.base - base, target)
         carry(limbs)
-        return cls(n, others, limbs, base, whole)
+        return cls(*target, base, whole)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Columns to be stored."""
+        """Return the columns to store."""
         flat = as_arrow(self.limbs.reshape(-1))
         limbs = pa.FixedSizeListArray.from_arrays(flat, self.limbs.shape[1])
         return {"n": as_arrow(self.n), "others": as_arrow(self.others), "limbs": limbs}
 
     def facts(self) -> dict[str, Any]:
-        """Plain data to be stored."""
+        """Return JSON data to store with the columns."""
         return {"base": self.base, "whole": self.whole}
 
     @classmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> Totals:
-        """Take back what was stored."""
+        """Invert :meth:`columns`."""
         n, others = as_numpy(columns["n"]), as_numpy(columns["others"])
         limbs = as_numpy(columns["limbs"].flatten()).reshape(n.size, -1)
         return cls(n, others, limbs, facts["base"], facts["whole"])
 
-    def answers(self, function: str, parameter: float | None) -> Values:
+    def results(self, function: str, parameter: float | None) -> Values:
         """Return the sums or the means, each rounded once."""
         scale = 0 if self.whole else SCALE - LIMB * self.base
         divisors = self.n.tolist() if function == "avg" else [1] * self.n.size
@@ -278,7 +277,7 @@ class Totals:
     def _exact(self) -> Iterable[int]:
         """Return the sums in units of the first limb."""
         width = self.limbs.shape[1]
-        # The last limb has the sign and may be wide: it becomes two.
+        # The last limb holds the sign and may exceed 32 bits, so it becomes two words.
         words = np.empty((self.n.size, width + 1), np.uint32)
         words[:, : width - 1] = self.limbs[:, :-1]
         words[:, width - 1] = self.limbs[:, -1] & ((1 << LIMB) - 1)
@@ -288,8 +287,8 @@ class Totals:
             yield int.from_bytes(data[begin : begin + step], "little", signed=True)
 
 
-def _halves(values: NDArray[Any]) -> tuple[Whole, Whole]:
-    """Low 32 bits and the rest of integers of any width."""
+def _halves(values: NDArray[Any]) -> tuple[Integers, Integers]:
+    """Return the low 32 bits and the rest of integers of any width."""
     if values.dtype != np.uint64:
         values = values.astype(np.int64, copy=False)
     low = values & values.dtype.type((1 << LIMB) - 1)
@@ -298,23 +297,23 @@ def _halves(values: NDArray[Any]) -> tuple[Whole, Whole]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spreads:
-    """Numbers, means, and sums of squared distances from the mean."""
+class Spreads(Grouped):
+    """Counts, means, and sums of squared deviations from the mean."""
 
-    n: Whole
+    n: Integers
     means: Doubles
     squares: Doubles
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Spreads:
-        """Look through a column twice."""
+        """Compute the spread of each group in two passes."""
         means, squares = np.zeros((2, groups.starts.size - 1))
         find_spreads(frozen(doubles(column)), *groups.frozen, means, squares)
         return cls(groups.sizes, means, squares)
 
     @classmethod
-    def merged(cls, parts: Sequence[Part], size: int) -> Spreads:
-        """Merge."""
+    def merged(cls, parts: Sequence[Contribution], size: int) -> Spreads:
+        """Merge partial results."""
         n, (means, squares) = np.zeros(size, np.int64), np.zeros((2, size))
         for one, picks, slots in parts:
             stored = (frozen(one.n), frozen(one.means), frozen(one.squares))
@@ -322,19 +321,15 @@ class Spreads:
         return cls(n, means, squares)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Columns to be stored."""
+        """Return the columns to store."""
         both = {"means": as_arrow(self.means), "squares": as_arrow(self.squares)}
         return {"n": as_arrow(self.n), **both}
 
-    def facts(self) -> dict[str, Any]:
-        """Plain data to be stored."""
-        return {}
-
     @classmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> Spreads:
-        """Take back what was stored."""
+        """Invert :meth:`columns`."""
         return cls(*(as_numpy(columns[name]) for name in ("n", "means", "squares")))
 
-    def answers(self, function: str, parameter: float | None) -> Values:
-        """Return the standard deviations of samples."""
+    def results(self, function: str, parameter: float | None) -> Values:
+        """Return the sample standard deviations."""
         return Values(self.n > 1, np.sqrt(self.squares / np.maximum(self.n - 1, 1)))

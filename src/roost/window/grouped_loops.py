@@ -1,16 +1,16 @@
-"""Compiled loops over groups of rows: one partial result for each group, and merging those.
+"""Compiled loops that aggregate groups of rows and merge the partial results.
 
-Group ``g`` is the rows ``rows[starts[g]:starts[g + 1]]``. Merging adds entry ``picks[i]`` of one
-set of partial results to entry ``slots[i]`` of another, in place. Arrays that are only read come
-in through :func:`frozen`, so each loop is compiled once, not again for mapped files.
+Group ``g`` has the rows ``rows[starts[g]:starts[g + 1]]``. Merging adds entry ``picks[i]`` of one
+set of partial results to entry ``slots[i]`` of another, in place. Callers pass read-only arrays
+through :func:`frozen`, so that each loop is compiled once and not again for mapped files.
 
-Sums are whole numbers in limbs of 32 bits, as in :mod:`roost.window.sums`, but only the limbs
-that the values of a column reach are kept: four or five for most.
+Sums are integers in limbs of 32 bits, as in :mod:`roost.window.sums`, but only the limbs that the
+values of a column reach are stored: four or five for most columns.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -23,8 +23,16 @@ LIMB = 32
 LIMBS_MORE = 4
 
 
+class TotalArrays(NamedTuple):
+    """Count, sum of values that are not finite, and limbs of the sum, per group."""
+
+    n: NDArray[np.int64]
+    others: NDArray[np.float64]
+    limbs: NDArray[np.int64]
+
+
 def frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """View an array as one that may not be written, which is another type to the compiler."""
+    """Return a read-only view, which is a different type for the compiler."""
     view = np.ascontiguousarray(values).view()
     view.flags.writeable = False
     return view
@@ -34,7 +42,7 @@ def frozen(values: NDArray[Any]) -> NDArray[Any]:
 def limb_range(
     bits: NDArray[np.int64], rows: NDArray[np.int32]
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Lowest and highest limb at which a finite double of some rows begins; (0, -1) of none."""
+    """Return the lowest and highest limb at which a finite double begins; (0, -1) without any."""
     lowest, highest = 1 << 11, -1
     for i in range(rows.size):
         exponent = (bits[rows[i]] >> 52) & 0x7FF
@@ -48,7 +56,7 @@ def limb_range(
 
 @njit(cache=True, nogil=True)
 def carry(limbs: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
-    """Bring all limbs but the last of each row between 0 and 2**32; the last has the sign."""
+    """Normalise all limbs but the last to 0 .. 2**32 - 1; the last holds the sign."""
     for g in range(limbs.shape[0]):
         for k in range(limbs.shape[1] - 1):
             over = limbs[g, k] >> LIMB
@@ -64,7 +72,7 @@ def sum_doubles(
     base: int,
     limbs: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Add the finite doubles of each group, given as their bits, to its limbs from ``base`` on."""
+    """Add the finite doubles of each group, given as bits, to its limbs from ``base`` on."""
     low_mask = (1 << LIMB) - 1
     for g in range(starts.size - 1):
         for i in range(starts[g], starts[g + 1]):
@@ -92,7 +100,7 @@ def sum_others(
     rows: NDArray[np.int32],
     others: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Add what is not finite in each group."""
+    """Add the values of each group that are not finite."""
     for g in range(starts.size - 1):
         for i in range(starts[g], starts[g + 1]):
             if not np.isfinite(values[rows[i]]):
@@ -107,7 +115,7 @@ def sum_whole(
     rows: NDArray[np.int32],
     limbs: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Add the integers of each group, given as two halves."""
+    """Add the integers of each group, given as low and high halves."""
     for g in range(starts.size - 1):
         for i in range(starts[g], starts[g + 1]):
             limbs[g, 0] += low[rows[i]]
@@ -118,15 +126,13 @@ def sum_whole(
 def add_totals(
     picks: NDArray[np.int64],
     slots: NDArray[np.int64],
-    n: NDArray[np.int64],
-    others: NDArray[np.float64],
-    limbs: NDArray[np.int64],
+    source: TotalArrays,
     shift: int,
-    n_to: NDArray[np.int64],
-    others_to: NDArray[np.float64],
-    limbs_to: NDArray[np.int64],
+    target: TotalArrays,
 ) -> None:  # pragma: no cover - compiled
-    """Merge sums; limb 0 of one is limb ``shift`` of the other."""
+    """Merge sums; limb 0 of the source is limb ``shift`` of the target."""
+    n, others, limbs = source
+    n_to, others_to, limbs_to = target
     for i in range(picks.size):
         one, to = picks[i], slots[i]
         n_to[to] += n[one]
@@ -155,7 +161,7 @@ def find_extremes(
     least: NDArray[Any],
     greatest: NDArray[Any],
 ) -> None:  # pragma: no cover - compiled
-    """Least and greatest of each group that has rows; NaN is greater than all others."""
+    """Find the minimum and maximum of each group with rows; NaN is the greatest value."""
     for g in range(starts.size - 1):
         for i in range(starts[g], starts[g + 1]):
             value = values[rows[i]]
@@ -199,7 +205,7 @@ def find_spreads(
     means: NDArray[np.float64],
     squares: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Mean, and sum of squared distances from it, of each group that has rows."""
+    """Compute mean and sum of squared deviations of each group with rows."""
     for g in range(starts.size - 1):
         n = starts[g + 1] - starts[g]
         if not n:
@@ -216,7 +222,7 @@ def find_spreads(
         means[g] = mean
         squares[g] = square
         if np.isfinite(square):
-            # The mean is rounded; what it is off by is taken out of the squares again.
+            # Correct the squares for the rounding error of the mean.
             squares[g] = max(square - drift * (drift / n), 0.0)
 
 
@@ -257,7 +263,7 @@ def group_distances(
     centres: NDArray[np.float64],
     lonlat: bool,
 ) -> NDArray[np.float64]:  # pragma: no cover - compiled
-    """Distance of each row from its group's centre."""
+    """Return the distance of each row from its group's centre."""
     distances = np.empty(rows.size)
     for g in range(starts.size - 1):
         cx, cy = centres[g, 0], centres[g, 1]
@@ -270,7 +276,7 @@ def group_distances(
 def not_farther_than_kth(
     distances: NDArray[np.float64], starts: NDArray[np.int64], k: NDArray[np.int64]
 ) -> NDArray[np.bool_]:  # pragma: no cover - compiled
-    """Whether each member of a group is at most as far as the group's k-th nearest."""
+    """Return whether each row is at most as far as the k-th nearest of its group."""
     kept = np.ones(distances.size, np.bool_)
     for g in range(starts.size - 1):
         begin, end = starts[g], starts[g + 1]

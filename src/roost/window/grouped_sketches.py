@@ -1,13 +1,13 @@
-"""Sketches of many groups of rows: which values differ, and which value has which rank.
+"""Sketches of many groups of rows: distinct counts and quantiles.
 
-The sketches are those of :mod:`roost.window.accumulators`, one for each group that has values.
-They are made and merged one at a time; a group costs some ten microseconds, not a few nanoseconds
-a row like the other aggregates.
+The sketches are those of :mod:`roost.window.accumulators`, one per group with values. They are
+built and merged one by one; a group costs about ten microseconds, whereas the other aggregates
+cost a few nanoseconds per row.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,34 +16,34 @@ import numpy as np
 import pyarrow as pa
 from datasketches import hll_sketch, hll_union, kll_doubles_sketch
 
-from roost.kernel.arrays import as_arrow
+from roost.model.arrays import as_arrow
 from roost.window.accumulators import HLL_LG_K, Distinct, Ranks
-from roost.window.grouped import Groups, Part, Values
+from roost.window.grouped import Contribution, Grouped, Groups, Values
 
 
 @dataclass(frozen=True, slots=True)
-class Sketches(ABC):
-    """Written sketches, None where there are no values."""
+class Sketches(Grouped):
+    """Serialised sketches, None without values."""
 
     data: list[bytes | None]
 
-    kept: ClassVar[type[Distinct] | type[Ranks]]
+    sketch: ClassVar[type[Distinct] | type[Ranks]]
 
     @staticmethod
     @abstractmethod
     def join(parts: list[bytes]) -> bytes:
-        """Merge some sketches, at least one."""
+        """Merge one or more sketches."""
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Sketches:
         """Sketch each group."""
         values = column.take(as_arrow(groups.rows))
-        places = zip(groups.starts.tolist(), groups.sizes.tolist(), strict=False)
-        return cls([cls.kept.of(values.slice(at, n)).data if n else None for at, n in places])
+        runs = zip(groups.starts.tolist(), groups.sizes.tolist(), strict=False)
+        return cls([cls.sketch.of(values.slice(at, n)).data if n else None for at, n in runs])
 
     @classmethod
-    def merged(cls, parts: Sequence[Part], size: int) -> Sketches:
-        """Merge."""
+    def merged(cls, parts: Sequence[Contribution], size: int) -> Sketches:
+        """Merge partial results."""
         found: list[list[bytes]] = [[] for _ in range(size)]
         for one, picks, slots in parts:
             for pick, slot in zip(picks.tolist(), slots.tolist(), strict=True):
@@ -53,53 +53,49 @@ class Sketches(ABC):
         return cls([cls.join(some) if some else None for some in found])
 
     def columns(self) -> dict[str, pa.Array]:
-        """Columns to be stored."""
+        """Return the columns to store."""
         return {"sketch": pa.array(self.data, pa.binary())}
-
-    def facts(self) -> dict[str, Any]:
-        """Plain data to be stored."""
-        return {}
 
     @classmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> Sketches:
-        """Take back what was stored."""
+        """Invert :meth:`columns`."""
         return cls(columns["sketch"].to_pylist())
 
 
 class DistinctSketches(Sketches):
-    """How many values differ."""
+    """Numbers of distinct values."""
 
-    kept = Distinct
+    sketch = Distinct
 
     @staticmethod
     def join(parts: list[bytes]) -> bytes:
-        """Merge some sketches."""
+        """Merge one or more sketches."""
         union = hll_union(HLL_LG_K)
         for part in parts:
             union.update(hll_sketch.deserialize(part))
         return bytes(union.get_result().serialize_compact())
 
-    def answers(self, function: str, parameter: float | None) -> Values:
-        """Return about how many values differ."""
+    def results(self, function: str, parameter: float | None) -> Values:
+        """Return the estimated numbers of distinct values."""
         counts = [0.0 if data is None else float(Distinct(data).estimate()) for data in self.data]
         return Values(np.ones(len(counts), bool), np.array(counts, np.float64))
 
 
 class RankSketches(Sketches):
-    """Which value has which rank."""
+    """Quantiles."""
 
-    kept = Ranks
+    sketch = Ranks
 
     @staticmethod
     def join(parts: list[bytes]) -> bytes:
-        """Merge some sketches."""
+        """Merge one or more sketches."""
         sketch = kll_doubles_sketch.deserialize(parts[0])
         for part in parts[1:]:
             sketch.merge(kll_doubles_sketch.deserialize(part))
         return bytes(sketch.serialize())
 
-    def answers(self, function: str, parameter: float | None) -> Values:
-        """Return about the values of a rank."""
+    def results(self, function: str, parameter: float | None) -> Values:
+        """Return the estimated values of a rank."""
         assert parameter is not None, "a quantile has a rank"
         values = [None if data is None else Ranks(data).quantile(parameter) for data in self.data]
         known = np.array([value is not None for value in values], bool)

@@ -1,22 +1,22 @@
-"""Points of two streams that are near each other in space and time.
+"""Window join: pairs of points of two streams that are near each other in space and time.
 
-Both streams come in as one: two predicates tell which points are of the left and which of the
-right, and a point may be both. At each batch the result is every pair of a left and a right point
-that are within a distance and a time of each other, both in the window, at least one of them
-new. A pair is found at the batch of its later half and never again.
+Both streams arrive as one: two predicates select the left and the right points, and a point may be
+both. The result of a batch is every pair of a left and a right point within a distance and a time
+of each other, both in the window, at least one of them new. A pair is emitted at the batch of its
+later point and never again.
 
-Points stay where they are, so every segment of the batch is joined with every segment of the
-window: new left with older right, new right with older left, and new left with new right of the
-same batch. Each pair is then found exactly once. A segment whose zones are all too far or too
-old costs a look at their bounds.
+Points are not moved, so every segment of the batch is joined with every segment of the window: new
+left with older right, new right with older left, and new left with new right of the same batch.
+Each pair is therefore found exactly once. A segment whose zones are all too far or too old costs
+only a comparison of bounds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,36 +24,44 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, PredicateError
-from roost.kernel.arrays import as_arrow
-from roost.model import TIME_MAX
+from roost.model.arrays import as_arrow
+from roost.model.records import TIME_MAX
+from roost.model.settings import JoinSettings
+from roost.model.space import Coordinates
 from roost.predicate import check, parse
-from roost.space import Coordinates
 from roost.window.evaluate import Live, on_live_side, satisfying
 from roost.window.grouped_loops import frozen
 from roost.window.near import near_chunks, reach_of, times_near
-from roost.window.segment import ZONE_ROWS, Rows, WindowSegment, first_time
+from roost.window.segment import (
+    ZONE_ROWS,
+    PointColumns,
+    Rows,
+    WindowSegment,
+    ZoneMaps,
+    first_time,
+)
 
 TURN_SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec:
-    """Which points are joined.
+    """Settings of a join.
 
     Parameters
     ----------
     left, right
-        Predicates that say which points are on either side; None takes all. A point that is on
-        both joins others from both, but never itself.
+        Predicates that select the points of either side; None selects all. A point on both sides
+        joins others from both, but never itself.
     distance
-        Greatest distance, inclusive: metres on lon/lat, plain units on a plane.
+        Maximum distance, inclusive: metres on lon/lat, coordinate units on a plane.
     within
-        Greatest difference of event times, inclusive.
+        Maximum difference of event times, inclusive.
 
     Raises
     ------
     ConfigError
-        If a predicate does not parse or a limit is none.
+        If a predicate does not parse or a limit is invalid.
 
     Examples
     --------
@@ -67,13 +75,8 @@ class JoinSpec:
     within: int
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be joined by."""
-        for key, predicate in (("join.left", self.left), ("join.right", self.right)):
-            if predicate is not None:
-                try:
-                    parse(predicate)
-                except PredicateError as error:
-                    raise ConfigError(key, predicate, f"a predicate ({error})") from None
+        """Validate the settings."""
+        self._check_predicates(None)
         distance, within = self.distance, self.within
         number = isinstance(distance, int | float) and not isinstance(distance, bool)
         if not number or not 0.0 <= distance < math.inf:
@@ -83,37 +86,45 @@ class JoinSpec:
             raise ConfigError("join.within", within, "a whole number from 0 up")
 
     def check(self, attributes: pa.Schema) -> None:
-        """Hold the predicates against the points' attributes.
+        """Check the predicates against the points' attributes.
 
         Raises
         ------
         ConfigError
-            If one does not fit.
+            If a predicate names an unknown attribute or does not fit its type.
         """
+        self._check_predicates(attributes)
+
+    def _check_predicates(self, attributes: pa.Schema | None) -> None:
         for key, predicate in (("join.left", self.left), ("join.right", self.right)):
             if predicate is not None:
                 try:
-                    check(parse(predicate), attributes)
+                    parsed = parse(predicate)
+                    if attributes is not None:
+                        check(parsed, attributes)
                 except PredicateError as error:
                     raise ConfigError(key, predicate, f"a predicate ({error})") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
-        return {
-            "left": self.left,
-            "right": self.right,
-            "distance": self.distance,
-            "within": self.within,
-        }
+        """Return JSON data for the state directory."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JoinSpec:
-        """Inverse of :meth:`to_json`."""
-        return cls(data["left"], data["right"], data["distance"], data["within"])
+        """Invert :meth:`to_json`."""
+        return cls(**data)
+
+
+def join_spec(settings: JoinSettings, unit: int) -> JoinSpec | None:
+    """Build the join of a run, None if it has none; ``unit`` is as for ``window_spec``."""
+    if settings.distance is None or settings.within is None:
+        return None
+    within = round(settings.within * unit)
+    return JoinSpec(settings.left, settings.right, settings.distance, within)
 
 
 def join_schema(id_type: pa.DataType) -> pa.Schema:
-    """Columns of the joined pairs."""
+    """Return the schema of joined pairs."""
     return pa.schema(
         [
             ("left_id", id_type),
@@ -127,15 +138,14 @@ def join_schema(id_type: pa.DataType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Some joined pairs as rows.
+    """A chunk of joined pairs, as row numbers.
 
     Parameters
     ----------
     left, right
-        Row of each half. Left rows are of the new segment and right ones of the other, or, where
-        it is ``swapped``, the other way round.
+        Rows of the new segment and of the other one; the other way round if ``swapped``.
     distances
-        How far the halves are apart.
+        Distance of each pair.
     swapped
         Whether left rows are of the other segment.
     """
@@ -146,21 +156,28 @@ class JoinedRows:
     swapped: bool
 
 
+class _ZoneReach(NamedTuple):
+    """Zones of a segment, with the coordinates and times that are near each."""
+
+    boxes: NDArray[np.float64]
+    low_y: NDArray[np.float64]
+    high_y: NDArray[np.float64]
+    beside: NDArray[np.float64]
+    low_time: NDArray[np.int64]
+    high_time: NDArray[np.int64]
+
+
 @njit(cache=True, nogil=True)
 def _mark_near(
-    boxes: NDArray[np.float64],
-    low_y: NDArray[np.float64],
-    high_y: NDArray[np.float64],
-    beside: NDArray[np.float64],
-    low_t: NDArray[np.int64],
-    high_t: NDArray[np.int64],
-    other_boxes: NDArray[np.float64],
-    other_times: NDArray[np.int64],
+    zones: _ZoneReach,
+    others: ZoneMaps,
     lonlat: bool,
     mine: NDArray[np.bool_],
     theirs: NDArray[np.bool_],
 ) -> None:  # pragma: no cover - compiled
-    """Mark the zones of two segments that are near some zone of the other."""
+    """Mark the zones of two segments that are near a zone of the other one."""
+    boxes, low_y, high_y, beside, low_t, high_t = zones
+    other_boxes, other_times = others
     for a in range(boxes.shape[0]):
         left, right = boxes[a, 0] - beside[a], boxes[a, 2] + beside[a]
         for b in range(other_boxes.shape[0]):
@@ -171,7 +188,7 @@ def _mark_near(
             if not lonlat or math.isinf(beside[a]):
                 near = other_boxes[b, 2] >= left and other_boxes[b, 0] <= right
             else:
-                # Whether the ranges meet any number of turns apart.
+                # The ranges may overlap any number of turns of 360 degrees apart.
                 last = math.floor((other_boxes[b, 2] - left) / 360.0 + TURN_SLACK)
                 near = last >= math.ceil((other_boxes[b, 0] - right) / 360.0 - TURN_SLACK)
             if near:
@@ -181,20 +198,20 @@ def _mark_near(
 def _near_zones(
     new: WindowSegment, other: WindowSegment, spec: JoinSpec
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Zones of both segments that may have pairs."""
+    """Return which zones of both segments may have pairs."""
     boxes, times = new.zone_boxes, new.zone_times
     lonlat = new.space.coordinates is Coordinates.LONLAT
     reach = reach_of(boxes[:, 1], boxes[:, 3], float(spec.distance), lonlat)
     near_times = times_near(times[:, 0], times[:, 1], spec.within)
-    read = (boxes, *reach, *near_times, other.zone_boxes, other.zone_times)
+    zones = _ZoneReach(*map(frozen, (boxes, *reach, *near_times)))
+    others = ZoneMaps(frozen(other.zone_boxes), frozen(other.zone_times))
     mine, theirs = np.zeros(len(boxes), bool), np.zeros(len(other.zone_boxes), bool)
-    arguments: Any = (*map(frozen, read), lonlat, mine, theirs)
-    _mark_near(*arguments)
+    _mark_near(zones, others, lonlat, mine, theirs)
     return mine, theirs
 
 
 def _live_rows(segment: WindowSegment, zones: NDArray[np.bool_], live: Live) -> Rows:
-    """Live rows of some zones."""
+    """Return the live rows of some zones."""
     since = first_time(live.time_after)
     if since is None:
         return np.empty(0, np.int64)
@@ -213,9 +230,9 @@ def join_rows(
     same_batch: bool,
     same_segment: bool = False,
 ) -> Iterator[JoinedRows]:
-    """Join a segment of the batch with a segment of the window, as rows.
+    """Join a segment of the batch with a segment of the window; yield row numbers.
 
-    Takes what :func:`join_segment` takes, and yields what it says.
+    The parameters are those of :func:`join_segment`.
     """
     zones = _near_zones(new, other, spec)
     rows = _live_rows(new, zones[0], new_live)
@@ -224,7 +241,7 @@ def join_rows(
         (spec.left, spec.right, (False,))
     ]
     if not same_batch and spec.left == spec.right:
-        # Both sides are the same points: what is found once is a pair both ways.
+        # Both sides select the same points, so each pair found is a result both ways.
         passes = [(spec.left, spec.right, (False, True))]
     elif not same_batch:
         passes.append((spec.right, spec.left, (True,)))
@@ -232,10 +249,10 @@ def join_rows(
     for predicate, other_predicate, ways in passes:
         mine = satisfying(new, rows, predicate)
         theirs = satisfying(other, other_rows, other_predicate)
-        here = (new.x[mine], new.y[mine], new.time[mine])
-        there = (other.x[theirs], other.y[theirs], other.time[theirs])
+        here = PointColumns(new.x[mine], new.y[mine], new.time[mine])
+        there = PointColumns(other.x[theirs], other.y[theirs], other.time[theirs])
         limits = (float(spec.distance), spec.within, lonlat)
-        for i, j, distances in near_chunks(*here, *there, *limits):
+        for i, j, distances in near_chunks(here, there, *limits):
             one, two = mine[i], theirs[j]
             if same_segment or new is other:
                 apart = one != two
@@ -257,22 +274,22 @@ def join_segment(
 ) -> Iterator[pa.RecordBatch]:
     """Join a segment of the batch with a segment of the window.
 
-    Over all segments of the batch, each with all segments of the window and of the batch itself
-    (with each of these both ways round, and with itself), every pair is found exactly once.
+    A caller joins each segment of the batch with every segment of the window and of the batch
+    (both ways round, and with itself); every pair is then found exactly once.
 
     Parameters
     ----------
     new, new_live
-        A segment of the batch, and what of it is in the window.
+        A segment of the batch, and its live rows.
     other, other_live
-        Any segment of the window, and what of it is.
+        Any segment of the window, and its live rows.
     spec
-        What is joined.
+        Settings of the join.
     same_batch
         Whether the other segment is of the same batch: then only new left points are joined with
-        its right ones, since the other way round is found when the two change places.
+        its right ones; the caller swaps the segments for the reverse direction.
     same_segment
-        Whether both are the same segment; need not be said where they are the same object.
+        Whether both are the same segment; implied if they are the same object.
 
     Yields
     ------

@@ -1,10 +1,10 @@
-"""Which partitions' stored points a partition still needs: its own and its ancestors'.
+"""Lineage: the ancestors of a partition whose stored points are still in the window.
 
-A plan change moves queries, never points. A point stays under the partition that it was written
-for, so whoever asks about a partition must also ask those that it was made from, and theirs,
-until their points have left the window. A partition without points of its own may still lead to
-one that has some: event times need not follow the batches, so that a grandparent's points may
-outlive a parent's. A chain is therefore broken only where nothing beyond has points.
+A plan change moves queries, never points. A point stays with the partition it was written for, so
+a reader of a partition must also read its ancestors until their points have expired. A partition
+without points may have an ancestor with points: event times need not follow batch order, so a
+grandparent's points may outlive a parent's. A chain is therefore cut only where no further
+ancestor has points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CellRange = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A rectangle of cells ``[column0, column1) x [row0, row1)`` and what it was made from."""
+    """A rectangle of cells ``[column0, column1) x [row0, row1)`` and its parents."""
 
     column0: int
     row0: int
@@ -30,14 +30,14 @@ class Ancestor:
     parents: tuple[int, ...]
 
     def touches(self, cells: CellRange) -> bool:
-        """Whether an inclusive range of cells has a cell of it."""
+        """Return whether it overlaps an inclusive range of cells."""
         column0, row0, column1, row1 = cells
         wide = self.column0 <= column1 and column0 < self.column1
         return wide and self.row0 <= row1 and row0 < self.row1
 
 
 class Lineage:
-    """Every partition that is in the present plan, or has points, or leads to one that has.
+    """Partitions of the present plan, partitions with points, and the links between them.
 
     Examples
     --------
@@ -60,38 +60,33 @@ class Lineage:
         return self._epoch
 
     @property
-    def present(self) -> tuple[int, ...]:
-        """Partitions of the present plan."""
-        return self._present
-
-    @property
     def known(self) -> frozenset[int]:
-        """All partitions that are remembered."""
+        """All partitions in the lineage."""
         return frozenset(self._known)
 
     def add(self, plan: Plan) -> None:
-        """Take the plan of the next epoch; the present one again changes nothing.
+        """Add the plan of the next epoch; idempotent for the present one.
 
-        A plan that was not made from the one before it names no parents. Its partitions are then
-        linked with those of the plan before that they overlap.
+        A plan that was not derived from the present one has no parents. Its partitions are then
+        linked with the present partitions that they overlap.
 
         Raises
         ------
         ValueError
-            If the plan is older than the present one, or was made from one that was never added.
+            If the plan is older than the present one, or has parents that were never added.
         """
         if plan.epoch == self._epoch:
             return
         if plan.epoch < self._epoch:
-            raise ValueError(f"plan {plan.epoch} comes after plan {self._epoch}")
+            raise ValueError(f"plan {plan.epoch} is older than the present plan {self._epoch}")
         new: dict[int, Ancestor] = {}
         for p in plan.partitions:
             if p.partition_id not in self._known:
-                # Nothing was stored before the first plan, whatever it was made from.
+                # No points were stored before the first plan, so its parents do not matter.
                 parents = () if self._epoch < 0 else p.parents or self._overlapped(p)
-                strangers = [number for number in parents if number not in self._known]
-                if strangers:
-                    raise ValueError(f"partition {p.partition_id} has unknown parents {strangers}")
+                unknown = [number for number in parents if number not in self._known]
+                if unknown:
+                    raise ValueError(f"partition {p.partition_id} has unknown parents {unknown}")
                 new[p.partition_id] = Ancestor(p.column0, p.row0, p.column1, p.row1, parents)
         self._known.update(new)
         self._epoch = plan.epoch
@@ -101,7 +96,7 @@ class Lineage:
         return self.present_in((p.column0, p.row0, p.column1 - 1, p.row1 - 1))
 
     def present_in(self, cells: CellRange) -> tuple[int, ...]:
-        """Partitions of the present plan that have a cell of a range."""
+        """Return the partitions of the present plan that overlap an inclusive range of cells."""
         return tuple(number for number in self._present if self._known[number].touches(cells))
 
     def needed(
@@ -110,21 +105,21 @@ class Lineage:
         live_ids: Collection[int],
         cells: CellRange | None = None,
     ) -> set[int]:
-        """Name the partitions whose points a question needs.
+        """Return the partitions whose points a query must read.
 
         Parameters
         ----------
         partition_ids
-            Partitions of the present plan that the question's range overlaps.
+            Partitions of the present plan that the query overlaps.
         live_ids
             Partitions that have points in the window.
         cells
-            Inclusive range of cells of the question; ancestors beyond it are left out.
+            Inclusive range of cells of the query; other ancestors are skipped.
 
         Returns
         -------
         set of int
-            Those of the given partitions and of their ancestors that have points.
+            The given partitions and their ancestors, if they have points.
         """
         found: set[int] = set()
         waiting = list(partition_ids)
@@ -139,14 +134,14 @@ class Lineage:
         return found.intersection(live_ids)
 
     def expire(self, live_ids: Collection[int]) -> None:
-        """Break the chains beyond which nothing has points.
+        """Drop ancestors that have no points and lead to none.
 
         Parameters
         ----------
         live_ids
-            Partitions that have points in the window, or may get some from a batch under way.
+            Partitions that have points in the window, or may get some from a running batch.
         """
-        # Ids only grow, and parents are older than their children.
+        # Identifiers only grow, so parents sort before their children.
         leads: set[int] = set()
         for number in sorted(self._known):
             if number in live_ids or not leads.isdisjoint(self._known[number].parents):
@@ -159,7 +154,7 @@ class Lineage:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
+        """Return JSON data for the state directory."""
         return {
             "epoch": self._epoch,
             "present": list(self._present),
@@ -171,7 +166,7 @@ class Lineage:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Lineage:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         lineage = cls()
         lineage._epoch = data["epoch"]
         lineage._present = tuple(data["present"])

@@ -1,14 +1,13 @@
-"""All pairs of points that are near each other in space and time.
+"""Distance join in space and time: all pairs of points within a distance and a time.
 
-Points of one set are sorted by slab of time, row of latitude (or y), and rank by longitude (or
-x), all three in one integer. For each point of the other set the few rows and slabs that its
-reach touches are searched, each from the first place that can be near. Rows and slabs are as high
-as the reach, so three of each are searched at most. They are laid where most points are; all that
-lie beyond share the outermost ones, and a few points far away make no row too high.
+The points of one set are sorted by time slab, row of latitude (or y), and rank by longitude (or
+x), packed into one integer. For each point of the other set, only the rows and slabs within its
+reach are searched, by binary search on x. Rows and slabs are as high as the reach, so at most
+three of each are searched. They cover the range of most points; outliers share the outermost ones,
+so a few remote points do not make every row too high.
 
-Which row a coordinate is in is a monotone function of it, and reaches are a little too large
-rather than too small. So no pair is missed, and the circle test of matching decides the rest: on
-lon/lat across the antimeridian and around the poles too.
+The row is a monotone function of the coordinate, and reaches are rounded up. So no pair is missed,
+and the circle test of the kernel decides the rest, also across the antimeridian and at the poles.
 """
 
 from __future__ import annotations
@@ -22,40 +21,87 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.shapes import in_circle
-from roost.model import TIME_MAX, TIME_MIN
-from roost.space import EARTH_RADIUS_M
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.space import EARTH_RADIUS_M
 from roost.window.distance import apart
 from roost.window.grouped_loops import frozen
+from roost.window.segment import PointColumns
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Doubles = NDArray[np.float64]
-Found = tuple[Whole, Whole, Doubles]
+Found = tuple[Integers, Integers, Doubles]
 
-CHUNK = 1 << 18  # pairs that are found before they are handed on
+CHUNK = 1 << 18  # pairs in a chunk
 ROWS_MAX = 1 << 19
 SLABS_MAX = 1 << 12
-CACHED = 1 << 15  # points that a processor's cache holds anyway
+CACHED = 1 << 15  # points that fit into the processor's cache in any order
 RANK_BITS = 32
-SAMPLE = 4096  # points by which rows and slabs are laid
-# A square that is too small for a double is 0: points this near are in any circle on a plane.
+SAMPLE = 4096  # points by which rows and slabs are chosen
+# The square of a smaller distance underflows to 0: points this near are in any circle on a plane.
 UNDERFLOW = 1e-161
-# Nearly around the earth rounding moves a circle's edge by metres; nothing is left out then.
+# Nearly around the earth, rounding moves a circle's edge by metres; then no latitude is excluded.
 ANGLE_MAX = 3.0
-# Images of a range that is wider than this, a turn apart, might overlap.
+# The images of a wider range, 360 degrees apart, might overlap.
 LONGITUDE_REACH_MAX = 179.9
 TURN_SLACK = 1e-6
 
 
 class Reach(NamedTuple):
-    """Where points near some places can be: latitudes from and to, and how far beside."""
+    """Range of latitudes (or y) and half-width in longitude (or x) where near points can be."""
 
     low: Doubles
     high: Doubles
     beside: Doubles
 
 
+class RowGrid(NamedTuple):
+    """Rows of equal height over most points."""
+
+    origin: float
+    scale: float
+    rows: int
+
+
+class _Probes(NamedTuple):
+    """Points to find neighbours of, in the order in which they are processed."""
+
+    order: Integers
+    x: Doubles
+    y: Doubles
+
+
+class _SearchLimits(NamedTuple):
+    """Where neighbours of each probe can be: coordinates, times, slabs and turns (inclusive)."""
+
+    low_y: Doubles
+    high_y: Doubles
+    beside: Doubles
+    low_time: Integers
+    high_time: Integers
+    first_slab: Integers
+    last_slab: Integers
+    first_turn: Integers
+    last_turn: Integers
+
+
+class _SortedTargets(NamedTuple):
+    """The other set, sorted by key; ``x_by_rank`` has its sorted x coordinates."""
+
+    keys: Integers
+    x: Doubles
+    y: Doubles
+    time: Integers
+    x_by_rank: Doubles
+
+
+class _PairsOut(NamedTuple):
+    probe: Integers
+    target: Integers
+    distance: Doubles
+
+
 def reach_of(y0: Doubles, y1: Doubles, distance: float, lonlat: bool) -> Reach:
-    """Tell how far from places between two latitudes (or y) points within a distance can be."""
+    """Return where points within a distance of ranges of latitudes (or y) can be."""
     if not lonlat:
         reach = distance * (1.0 + 1e-12) + UNDERFLOW
         if math.isinf(distance * distance):
@@ -64,7 +110,7 @@ def reach_of(y0: Doubles, y1: Doubles, distance: float, lonlat: bool) -> Reach:
     angle = distance / EARTH_RADIUS_M * (1.0 + 1e-9) + 1e-12
     degrees = math.degrees(angle)
     low, high = y0 - degrees, y1 + degrees
-    # Where a pole is near, or nearly everything, every longitude is.
+    # Near a pole, or if nearly everything is near, every longitude is.
     around = (low <= -90.0) | (high >= 90.0) | (angle > ANGLE_MAX)
     narrowest = np.cos(np.radians(np.maximum(np.abs(y0), np.abs(y1))))
     sine = np.minimum(math.sin(min(angle, math.pi / 2)) / np.maximum(narrowest, 1e-300), 1.0)
@@ -75,8 +121,8 @@ def reach_of(y0: Doubles, y1: Doubles, distance: float, lonlat: bool) -> Reach:
     return Reach(low, high, np.where(around, math.inf, beside))
 
 
-def times_near(first: Whole, last: Whole, within: int) -> tuple[Whole, Whole]:
-    """Tell from when to when points within a time of some times can be."""
+def times_near(first: Integers, last: Integers, within: int) -> tuple[Integers, Integers]:
+    """Return the range of event times within a time of ``first`` to ``last``."""
     low = np.where(first < TIME_MIN + within, TIME_MIN, first - within)
     high = np.where(last > TIME_MAX - within, TIME_MAX, last + within)
     return low, high
@@ -84,8 +130,8 @@ def times_near(first: Whole, last: Whole, within: int) -> tuple[Whole, Whole]:
 
 def turns_near(
     x0: Doubles, x1: Doubles, beside: Doubles, left: float, right: float, lonlat: bool
-) -> tuple[Whole, Whole]:
-    """Tell how many full turns from ranges of longitudes there are points between two others."""
+) -> tuple[Integers, Integers]:
+    """Return by how many turns of 360 degrees ranges of longitudes reach ``left`` to ``right``."""
     if not lonlat:
         none = np.zeros(x0.size, np.int64)
         return none, none
@@ -100,61 +146,49 @@ def turns_near(
 
 
 @njit(cache=True, nogil=True)
-def _row_of(y: float, origin: float, scale: float, rows: int) -> int:  # pragma: no cover - compiled
-    """Which of the rows a coordinate is in; monotone, whatever the rounding."""
-    if scale == 0.0:
+def _row_of(y: float, grid: RowGrid) -> int:  # pragma: no cover - compiled
+    """Return the row of a coordinate; monotone in spite of rounding."""
+    if grid.scale == 0.0:
         return 0
-    return int(min(max((y - origin) * scale, 0.0), rows - 1.0))
+    return int(min(max((y - grid.origin) * grid.scale, 0.0), grid.rows - 1.0))
 
 
 @njit(cache=True, nogil=True)
-def _cells(
-    y: Doubles, slabs: Whole, origin: float, scale: float, rows: int
-) -> Whole:  # pragma: no cover - compiled
-    """Slab and row of each point in one number."""
+def _cells(y: Doubles, slabs: Integers, grid: RowGrid) -> Integers:  # pragma: no cover - compiled
+    """Return slab and row of each point as one number."""
     cells = np.empty(y.size, np.int64)
     for i in range(y.size):
-        cells[i] = slabs[i] * rows + _row_of(y[i], origin, scale, rows)
+        cells[i] = slabs[i] * grid.rows + _row_of(y[i], grid)
     return cells
 
 
 @njit(cache=True, nogil=True)
 def _sweep(
     first: int,
-    order: Whole,
-    ax: Doubles,
-    ay: Doubles,
-    low_y: Doubles,
-    high_y: Doubles,
-    beside: Doubles,
-    low_t: Whole,
-    high_t: Whole,
-    first_slab: Whole,
-    last_slab: Whole,
-    first_turn: Whole,
-    last_turn: Whole,
-    keys: Whole,
-    bx: Doubles,
-    by: Doubles,
-    bt: Whole,
-    by_rank: Doubles,
-    origin: float,
-    scale: float,
-    rows: int,
+    probes: _Probes,
+    limits: _SearchLimits,
+    targets: _SortedTargets,
+    grid: RowGrid,
     distance: float,
     lonlat: bool,
-    out_a: Whole,
-    out_b: Whole,
-    out_distance: Doubles,
+    out: _PairsOut,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Find pairs from the ``first`` point on until the room is full; returns the next point."""
+    """Find pairs from the ``first`` probe on until ``out`` is full.
+
+    Returns the next probe and the number of pairs found.
+    """
+    # Fields are read once: inside the loops, each access would cost a reference count.
+    order, ax, ay = probes
+    low_y, high_y, beside, low_t, high_t, first_slab, last_slab, first_turn, last_turn = limits
+    keys, bx, by, bt, by_rank = targets
+    out_a, out_b, out_distance = out
+    rows = grid.rows
     found = 0
     for place in range(first, order.size):
         i = order[place]
         before = found
         x, y = ax[i], ay[i]
-        bottom = _row_of(low_y[i], origin, scale, rows)
-        top = _row_of(high_y[i], origin, scale, rows)
+        bottom, top = _row_of(low_y[i], grid), _row_of(high_y[i], grid)
         for turn in range(first_turn[i], last_turn[i] + 1):
             begin = np.searchsorted(by_rank, x - beside[i] + 360.0 * turn)
             end = np.searchsorted(by_rank, x + beside[i] + 360.0 * turn, "right")
@@ -179,55 +213,48 @@ def _sweep(
 
 
 def near_chunks(
-    ax: Doubles,
-    ay: Doubles,
-    at: Whole,
-    bx: Doubles,
-    by: Doubles,
-    bt: Whole,
-    distance: float,
-    within: int,
-    lonlat: bool,
+    one: PointColumns, other: PointColumns, distance: float, within: int, lonlat: bool
 ) -> Iterator[Found]:
     """Find all pairs of points within a distance and a time of each other.
 
     Parameters
     ----------
-    ax, ay, at
-        Coordinates and event times of one set of points.
-    bx, by, bt
-        Those of the other.
+    one, other
+        Two sets of points.
     distance
-        Greatest distance, inclusive: metres on lon/lat, plain units on a plane.
+        Maximum distance, inclusive: metres on lon/lat, coordinate units on a plane.
     within
-        Greatest difference of event times, inclusive.
+        Maximum difference of event times, inclusive.
     lonlat
         Whether coordinates are degrees.
 
     Yields
     ------
     i, j, distances
-        Places of each pair in the two sets, in no particular order, and how far it is apart; in
+        Indices into the two sets, in no particular order, and the distance of each pair; in
         chunks of about ``CHUNK`` pairs.
 
     Examples
     --------
     >>> a, b = np.array([0.0, 9.0]), np.array([0.5, 7.0, 9.0])
     >>> times = np.array([10, 20, 30])
-    >>> ((i, j, distances),) = near_chunks(a, a, times[:2], b, b, times, 1.0, 10, False)
+    >>> sets = PointColumns(a, a, times[:2]), PointColumns(b, b, times)
+    >>> ((i, j, distances),) = near_chunks(*sets, 1.0, 10, False)
     >>> i.tolist(), j.tolist()
     ([0, 1], [0, 2])
     """
+    ax, ay, at = one
+    bx, by, bt = other
     if not ax.size or not bx.size:
         return
     reach = reach_of(ay, ay, distance, lonlat)
     low_t, high_t = times_near(at, at, within)
     grid = _rows_over(by, distance, lonlat)
-    # Times are compared as distances from the first slab, which fit into unsigned integers.
-    start, stop = (int(time) for time in _where_most_are(bt))
+    # Times are measured from the first slab, so that differences fit into unsigned integers.
+    start, stop = (int(time) for time in _central_range(bt))
     width = np.uint64(max(within, (stop - start) // SLABS_MAX + 1))
 
-    def slabs_of(times: Whole) -> Whole:
+    def slabs_of(times: Integers) -> Integers:
         since = np.clip(times, start, stop).view(np.uint64) - np.int64(start).view(np.uint64)
         return (since // width).astype(np.int64)
 
@@ -236,47 +263,47 @@ def near_chunks(
     by_x = np.argsort(bx)
     ranks = np.empty(bx.size, np.int64)
     ranks[by_x] = np.arange(bx.size)
-    # One sort of plain integers brings points in order of slab, row and x.
-    keys = np.sort((_cells(by, frozen(slabs_of(bt)), *grid) << RANK_BITS) | ranks)
+    # One integer sort orders the points by slab, row and x.
+    keys = np.sort((_cells(by, frozen(slabs_of(bt)), grid) << RANK_BITS) | ranks)
     by_key = by_x[keys & ((1 << RANK_BITS) - 1)]
     by_rank = bx[by_x]
     turns = turns_near(ax, ax, reach.beside, float(by_rank[0]), float(by_rank[-1]), lonlat)
     order = np.arange(ax.size)
     if bx.size > CACHED:
-        # Neighbours one after the other find what they need in the processor's cache.
-        order = np.lexsort((ax, _cells(ay, frozen(first_slab), *grid)))
-    limits = (*reach, low_t, high_t, first_slab, last_slab, *turns)
-    others = (keys, bx[by_key], by[by_key], bt[by_key], by_rank)
-    read = (order, ax, ay, *limits, *others)
-    asked = (*map(frozen, read), *grid, float(distance), lonlat)
+        # Probes in spatial order find their targets in the processor's cache.
+        order = np.lexsort((ax, _cells(ay, frozen(first_slab), grid)))
+    bounds = (*reach, low_t, high_t, first_slab, last_slab, *turns)
+    sorted_targets = (keys, bx[by_key], by[by_key], bt[by_key], by_rank)
+    probes = _Probes(frozen(order), ax, ay)
+    limits = _SearchLimits(*map(frozen, bounds))
+    targets = _SortedTargets(*map(frozen, sorted_targets))
     room = CHUNK
     begin = 0
     while begin < order.size:
-        out = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room)
+        out = _PairsOut(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room))
         last = begin
-        arguments: Any = (last, *asked, *out)
-        begin, found = _sweep(*arguments)
+        begin, found = _sweep(last, probes, limits, targets, grid, float(distance), lonlat, out)
         if found:
-            yield out[0][:found], by_key[out[1][:found]], out[2][:found]
+            yield out.probe[:found], by_key[out.target[:found]], out.distance[:found]
         elif begin == last:
-            room *= 2  # one point has more neighbours than there is room for
+            room *= 2  # one point has more neighbours than the buffers hold
 
 
-def _where_most_are(values: NDArray[Any]) -> tuple[Any, Any]:
-    """Tell between which of some values nearly all of them are, from a sample."""
+def _central_range(values: NDArray[Any]) -> tuple[Any, Any]:
+    """Return the 1st and 99th percentile of a sample."""
     sample = np.sort(values[:: -(-values.size // SAMPLE)])
     few = sample.size // 100
     return sample[few], sample[-1 - few]
 
 
-def _rows_over(y: Doubles, distance: float, lonlat: bool) -> tuple[float, float, int]:
-    """Lay rows over most points: origin, scale and number."""
+def _rows_over(y: Doubles, distance: float, lonlat: bool) -> RowGrid:
+    """Divide the range of most points into rows as high as the distance."""
     height = math.degrees(distance / EARTH_RADIUS_M) if lonlat else distance
-    low, high = (float(value) for value in _where_most_are(y))
+    low, high = (float(value) for value in _central_range(y))
     span = high - low
     rows = ROWS_MAX
     if span < height * ROWS_MAX:
         rows = max(int(span / height), 1)
     scale = rows / span if span > 0.0 else 0.0
-    # Differences that are too small or too large to be divided leave a single row.
-    return low, scale if math.isfinite(scale) else 0.0, rows
+    # A range that is too small or too large to be divided is a single row.
+    return RowGrid(low, scale if math.isfinite(scale) else 0.0, rows)

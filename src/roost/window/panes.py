@@ -1,18 +1,18 @@
-"""What a batch adds to each standing query that wants aggregates or nearest points.
+"""Panes: what a batch adds to each standing query with aggregates or nearest points.
 
-Such a query is answered anew at every batch, over all points of its window. Matching everything
-again would cost the whole window each time. Instead each machine matches only the points of the
-batch, as ever, and what it finds is kept with them as a *pane*: the pairs of query and point, and
-for each query the partial results of those pairs. Panes are never changed and never moved. A
-query's answer is its panes of all live batches merged (:mod:`roost.window.answers`), so it does
-not matter which machine a query or a point was on.
+Such a query has a new result after every batch, over all points of its window. Matching the whole
+window again would be expensive. Instead each machine matches only the points of the batch, and
+stores with them a *pane*: the pairs of query and point, and the partial results of each query.
+Panes are never changed and never moved. The result of a query is the merge of its panes of all
+live batches (:mod:`roost.window.results`), so it does not depend on which machine a query or a
+point was on.
 
-While a batch is wholly in the window its partial results serve as they are. When a limit of time
-or a count goes through the batch, its pairs are filtered, and made into results again.
+While a batch is entirely in the window, its partial results are used unchanged. When a limit of
+time or a count falls inside the batch, its pairs are filtered and aggregated again.
 
-A query is known here by the number ``born`` of its registration: one that is registered anew
-under the same name begins anew. A pane is a set of named arrays, stored beside those of its
-segment.
+A query is identified here by its created position in the query log, so a query that is registered
+again under the same identifier starts anew. A pane is a set of named arrays, stored beside those of
+its segment.
 """
 
 from __future__ import annotations
@@ -29,48 +29,60 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.errors import ConfigError
-from roost.kernel.arrays import as_arrow, as_numpy
-from roost.space import Coordinates
-from roost.window.aggregate import FUNCTIONS, KEY, OWN_COLUMNS
+from roost.model.arrays import as_arrow, as_numpy
+from roost.model.space import Coordinates
+from roost.window.aggregate import FUNCTIONS, read_column
 from roost.window.evaluate import Live, above_line
-from roost.window.grouped import Counts, Doubles, Grouped, Groups, Spreads, Totals, Whole
-from roost.window.grouped_extremes import Extremes, TextExtremes
+from roost.window.grouped import Counts, Doubles, Grouped, Groups, Integers, Spreads, Totals
+from roost.window.grouped_extremes import ExtremeValues, TextExtremes
 from roost.window.grouped_loops import frozen, group_distances, not_farther_than_kth
 from roost.window.grouped_sketches import DistinctSketches, RankSketches
+from roost.window.output import RequestedOutput
 from roost.window.segment import Arrays, WindowSegment
-from roost.window.wants import Wants
 
 PREFIX = "pane."
 ROW_BITS = 32
 
-# Kind of accumulator, and the column that it is of; points are counted without one.
+# Kind of accumulator and its column; None counts points.
 Key = tuple[str, str | None]
 POINTS: Key = ("Count", None)
 
 _KINDS: dict[str, type[Any]] = {
     "Count": Counts,
     "Total": Totals,
-    "Extremes": Extremes,
+    "Extremes": ExtremeValues,
     "Spread": Spreads,
     "Distinct": DistinctSketches,
     "Ranks": RankSketches,
 }
-_STORED: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_KINDS.values(), TextExtremes)}
-
-
-def key_of(function: str, column: str | None) -> Key:
-    """Return the accumulator that a function needs."""
-    return FUNCTIONS[function].kept.__name__, column
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The nearest rows of queries that want them, by query."""
+    """The nearest rows of the queries that request them, by query."""
 
     codes: NDArray[np.int32]
     rows: NDArray[np.int32]
     distances: Doubles
+
+
+# Names in stored panes.
+_STORED: dict[str, type[Any]] = {
+    "Counts": Counts,
+    "Totals": Totals,
+    "Extremes": ExtremeValues,
+    "TextExtremes": TextExtremes,
+    "Spreads": Spreads,
+    "DistinctSketches": DistinctSketches,
+    "RankSketches": RankSketches,
+    "Near": Near,
+}
+_STORED_NAMES = {kind: name for name, kind in _STORED.items()}
+
+
+def key_of(function: str, column: str | None) -> Key:
+    """Return the accumulator that a function requires."""
+    return FUNCTIONS[function].accumulator.__name__, column
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,19 +91,20 @@ class Pane:
 
     Parameters
     ----------
-    born
-        Queries that matched at least one point here, ascending; a query's place is its *code*.
+    created
+        Created positions of the queries that match a point here, ascending; the index of a query
+        is its *code*.
     groups
         Rows of the segment by code.
     texts
-        The different things that these queries want.
+        The distinct outputs that these queries request.
     text_of
-        Place in ``texts`` of what each query wants.
+        Index in ``texts`` of each query's output.
     centres
         Centre of each query's circle.
     """
 
-    born: Whole
+    created: Integers
     groups: Groups
     texts: tuple[str, ...]
     text_of: NDArray[np.int32]
@@ -100,16 +113,16 @@ class Pane:
 
     @classmethod
     def open(cls, arrays: Mapping[str, NDArray[Any]]) -> Pane | None:
-        """Take the arrays of :func:`build_pane` among others; None where there are none."""
+        """Open the arrays of :func:`build_pane`; return None if there are none."""
         if PREFIX + "born" not in arrays:
             return None
-        born, starts, rows, texts, text_of, centres = (
+        created, starts, rows, texts, text_of, centres = (
             arrays[PREFIX + name]
             for name in ("born", "starts", "rows", "texts", "text_of", "centres")
         )
         count = sum(name.startswith(PREFIX + "part.") for name in arrays)
         return cls(
-            born,
+            created,
             Groups(starts, rows),
             tuple(json.loads(texts.tobytes())),
             text_of,
@@ -118,9 +131,9 @@ class Pane:
         )
 
     def arrays(self) -> Arrays:
-        """Named arrays to be stored."""
+        """Return the named arrays to store."""
         named: Arrays = {
-            "born": self.born,
+            "born": self.created,
             "starts": self.groups.starts,
             "rows": self.groups.rows,
             "texts": np.frombuffer(json.dumps(self.texts).encode(), np.uint8),
@@ -147,26 +160,26 @@ class Pane:
         return parts
 
     def part(self, key: Key) -> tuple[NDArray[np.int32], Grouped] | None:
-        """Codes of the queries that need an accumulator, with theirs; None if no query does."""
+        """Return codes and partial results of an accumulator; None if no query requires it."""
         if key == POINTS:
-            return np.arange(self.born.size, dtype=np.int32), Counts(self.groups.sizes)
+            return np.arange(self.created.size, dtype=np.int32), Counts(self.groups.sizes)
         return self._parts.get(key)
 
     @property
     def near(self) -> Near | None:
-        """The nearest rows; None if no query wants any."""
+        """The nearest rows; None if no query requests them."""
         found = self._parts.get((Near.__name__, None))
         return None if found is None else found[1]
 
-    def alive(self, segment: WindowSegment, live: Live, codes: Whole) -> Pane | None:
-        """Make the pane of some queries anew from what is live; None if nothing is.
+    def alive(self, segment: WindowSegment, live: Live, codes: Integers) -> Pane | None:
+        """Rebuild the pane of some queries from the live rows; return None without any.
 
         Parameters
         ----------
         segment
             The pane's segment.
         live
-            What of it is in the window.
+            Its live rows.
         codes
             The queries, ascending.
         """
@@ -182,11 +195,11 @@ class Pane:
             return None
         mine = codes[present]
         what = (self.texts, self.text_of[mine], self.centres[mine])
-        return _compute(segment, self.born[mine], groups.take(present), *what)
+        return _compute(segment, self.created[mine], groups.take(present), *what)
 
 
 def is_whole(segment: WindowSegment, live: Live) -> bool:
-    """Whether all of a segment is certainly live."""
+    """Return whether all rows of a segment are certainly live."""
     if live.line is not None:
         return False
     return live.time_after is None or bool(np.all(segment.zone_times[:, 0] > live.time_after))
@@ -194,87 +207,89 @@ def is_whole(segment: WindowSegment, live: Live) -> bool:
 
 def build_pane(
     segment: WindowSegment,
-    born: Whole,
-    rows: Whole,
-    wants: Mapping[int, tuple[str, float, float]],
+    created: Integers,
+    rows: Integers,
+    outputs: Mapping[int, tuple[str, float, float]],
 ) -> Arrays:
-    """Make the pane of a segment.
+    """Build the pane of a segment.
 
     Parameters
     ----------
     segment
         The points of a machine and batch.
-    born, rows
-        Pairs of query and row, in any order, each once.
-    wants
-        What each query wants, as :attr:`Wants.text` has it, and the centre of its circle, which
-        only nearest points need. There may be more queries than pairs have.
+    created, rows
+        Pairs of query, by created position, and row; in any order, each once.
+    outputs
+        Requested output of each query (:attr:`RequestedOutput.text`), and the centre of its
+        circle, which only nearest points need. May have queries without pairs.
 
     Returns
     -------
     dict
-        Arrays to be stored with those of the segment; none where there are no pairs.
+        Arrays to store with those of the segment; empty without pairs.
 
     Raises
     ------
     ValueError
-        If a query of the pairs is not in ``wants``.
+        If a query of the pairs is not in ``outputs``.
     ConfigError
-        If a query wants something of a column that is not there.
+        If a requested column does not exist.
     """
-    if not born.size:
+    if not created.size:
         return {}
-    known = np.sort(np.fromiter(wants, np.int64, len(wants)))
-    codes = np.searchsorted(known, born)
-    if codes.max() == known.size or not np.array_equal(known[codes], born):
-        raise ValueError("pairs of a query of which nobody says what it wants")
-    # One sort of plain integers brings pairs in order of query and row.
+    known = np.sort(np.fromiter(outputs, np.int64, len(outputs)))
+    codes = np.searchsorted(known, created)
+    if codes.max() == known.size or not np.array_equal(known[codes], created):
+        raise ValueError("a pair names a query without a requested output")
+    # One integer sort orders the pairs by query and row.
     pairs = np.sort((codes << ROW_BITS) | rows)
     counts = np.bincount(codes, minlength=known.size)
     present = np.flatnonzero(counts)
     starts = np.concatenate([[0], np.cumsum(counts[present])]).astype(np.int64)
     groups = Groups(starts, (pairs & ((1 << ROW_BITS) - 1)).astype(np.int32))
     mine = known[present]
-    wanted = [wants[number] for number in mine.tolist()]
-    texts = {text: place for place, text in enumerate(dict.fromkeys(want[0] for want in wanted))}
-    text_of = np.fromiter((texts[text] for text, _, _ in wanted), np.int32, len(wanted))
-    centres = np.array([(cx, cy) for _, cx, cy in wanted], np.float64)
+    own = [outputs[number] for number in mine.tolist()]
+    texts = {text: place for place, text in enumerate(dict.fromkeys(text for text, _, _ in own))}
+    text_of = np.fromiter((texts[text] for text, _, _ in own), np.int32, len(own))
+    centres = np.array([(cx, cy) for _, cx, cy in own], np.float64)
     return _compute(segment, mine, groups, tuple(texts), text_of, centres).arrays()
 
 
 def _compute(
     segment: WindowSegment,
-    born: Whole,
+    created: Integers,
     groups: Groups,
     texts: tuple[str, ...],
     text_of: NDArray[np.int32],
     centres: Doubles,
 ) -> Pane:
-    """Make the partial results of some pairs."""
+    """Compute the partial results of some pairs."""
     by_column: dict[str | None, dict[Key, list[int]]] = {}
-    counts = np.zeros(len(texts), np.int64)  # how many nearest points
+    counts = np.zeros(len(texts), np.int64)  # requested nearest points
     for place, text in enumerate(texts):
-        wants = Wants.parse(text)
-        counts[place] = wants.nearest or 0
-        for function, column, _ in wants.aggregate.functions if wants.aggregate else ():
+        output = RequestedOutput.parse(text)
+        counts[place] = output.nearest or 0
+        for function, column, _ in output.aggregate.functions if output.aggregate else ():
             key = key_of(function, column)
             by_column.setdefault(column, {}).setdefault(key, []).append(place)
     streams = []
     for column_name, keys in by_column.items():
         if column_name is None:
-            continue  # points are counted by the groups themselves
+            continue  # the sizes of the groups count the points
         column = read_column(segment, column_name)
+        if pt.is_dictionary(column.type):
+            column = column.dictionary_decode()
         present = groups.without_nulls(column)
         for key, places in keys.items():
-            wanted = np.zeros(len(texts), bool)
-            wanted[places] = True
-            codes = np.flatnonzero(wanted[text_of])
+            requested = np.zeros(len(texts), bool)
+            requested[places] = True
+            codes = np.flatnonzero(requested[text_of])
             if codes.size:
                 grouped = _kind(key, column).of(column, present.take(codes))
                 streams.append(_pack(key, codes, grouped.columns(), grouped, grouped.facts()))
     if counts.any():
         streams += _nearest_rows(segment, groups, counts[text_of], centres)
-    return Pane(born, groups, texts, text_of, centres, tuple(streams))
+    return Pane(created, groups, texts, text_of, centres, tuple(streams))
 
 
 def _kind(key: Key, column: pa.Array) -> type[Any]:
@@ -285,9 +300,9 @@ def _kind(key: Key, column: pa.Array) -> type[Any]:
 def _pack(
     key: Key, codes: NDArray[Any], columns: dict[str, pa.Array], kind: object, facts: dict[str, Any]
 ) -> NDArray[np.uint8]:
-    """Put one part into an Arrow stream."""
+    """Write one part into an Arrow stream."""
     columns = {"code": as_arrow(codes.astype(np.int32)), **columns}
-    about = {"key": key, "kind": type(kind).__name__, "facts": facts}
+    about = {"key": key, "kind": _STORED_NAMES[type(kind)], "facts": facts}
     fields = [(name, column.type) for name, column in columns.items()]
     schema = pa.schema(fields, metadata={"part": json.dumps(about)})
     sink = pa.BufferOutputStream()
@@ -296,29 +311,10 @@ def _pack(
     return np.frombuffer(sink.getvalue(), np.uint8)
 
 
-def read_column(segment: WindowSegment, name: str) -> pa.Array:
-    """Read an attribute, or where there is none of that name, one of the points' own columns.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such column.
-    """
-    if name in segment.attributes:
-        column = segment.attributes[name]
-    elif name == "id":
-        column = segment.ids
-    elif name in OWN_COLUMNS:
-        column = as_arrow(np.asarray(getattr(segment, name)))
-    else:
-        raise ConfigError(KEY, name, f"columns {', '.join([*segment.attributes, *OWN_COLUMNS])}")
-    return column.dictionary_decode() if pt.is_dictionary(column.type) else column
-
-
 def _nearest_rows(
-    segment: WindowSegment, groups: Groups, counts: Whole, centres: Doubles
+    segment: WindowSegment, groups: Groups, counts: Integers, centres: Doubles
 ) -> Iterable[NDArray[np.uint8]]:
-    """Keep the nearest rows of each query that wants some."""
+    """Find the nearest rows of each query that requests them."""
     codes = np.flatnonzero(counts)
     if not codes.size:
         return
@@ -337,21 +333,21 @@ def _nearest_rows(
 
 
 def first_nearest(
-    owners: Whole, distances: Doubles, ids: pa.Array, limits: Whole
-) -> tuple[Whole, Whole]:
-    """Choose the nearest for each owner, by distance and then identifier.
+    owners: Integers, distances: Doubles, ids: pa.Array, limits: Integers
+) -> tuple[Integers, Integers]:
+    """Select the nearest points of each owner, by distance and then identifier.
 
     Parameters
     ----------
     owners, distances, ids
-        Whom each point is for, how far it is, and what it is called.
+        Owner, distance and identifier of each point.
     limits
-        How many each owner gets.
+        Maximum number of points of each owner.
 
     Returns
     -------
     order, ranks
-        Places of the chosen by owner and rank, and their ranks from 0 on.
+        Indices of the selected points by owner and rank, and their ranks from 0 on.
     """
     table = pa.table({"owner": as_arrow(owners), "distance": as_arrow(distances), "id": ids})
     keys = [(name, "ascending") for name in table.column_names]

@@ -1,12 +1,12 @@
-"""The points that one machine got in one batch, stored so that a few of them are found quickly.
+"""Window segment: the points of one machine and batch, stored for selective reads.
 
-Points lie by partition and, within it, along the curve of the matching index, so that any
-rectangle is a few runs of neighbours. For every ``ZONE_ROWS`` rows the least and greatest
-coordinates and times are kept: most of a segment is decided without looking at a point.
+Points are sorted by partition and, within it, in Z-order, so a rectangle is a few contiguous runs.
+A zone map holds the minimum and maximum coordinates and times of every ``ZONE_ROWS`` rows: most of
+a segment is decided without reading a point.
 
-A segment is a set of named arrays, like a segment of queries. It is mapped, never read whole and
-never changed. Identifiers and attributes are one Arrow stream within it, which Arrow uses where
-it lies; it is not even looked at until somebody asks for one of them.
+A segment is a set of named arrays, like a segment of queries. It is memory-mapped, never read as a
+whole and never changed. Identifiers and attributes are one Arrow stream in it, which is read
+without a copy, and only on first access.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.arrays import as_arrow
 from roost.kernel.cells import IndexGrid, Whole, code_points, sort_codes
-from roost.model import TIME_MAX, TIME_MIN, TIMESTAMP, PointBlock
-from roost.space import Space
+from roost.model.arrays import as_arrow
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.schemas import TIMESTAMP, PointBlock
+from roost.model.space import Space
 from roost.workload.cells import CellCounts
 
 ZONE_ROWS = 512
@@ -38,15 +39,25 @@ Rows = NDArray[np.int64]
 Bounds = tuple[float, float, float, float]
 
 
+class PointColumns(NamedTuple):
+    """Coordinates and event times of points, for compiled loops."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    time: NDArray[np.int64]
+
+
+class ZoneMaps(NamedTuple):
+    """Bounds ``x0, y0, x1, y1`` and minimum and maximum time of every ``ZONE_ROWS`` rows."""
+
+    boxes: NDArray[np.float64]
+    times: NDArray[np.int64]
+
+
 @njit(cache=True, nogil=True)
-def _zone_maps(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    time: NDArray[np.int64],
-    boxes: NDArray[np.float64],
-    times: NDArray[np.int64],
-) -> None:  # pragma: no cover - compiled
-    """Least and greatest of every ``ZONE_ROWS`` rows."""
+def _fill_zone_maps(points: PointColumns, zones: ZoneMaps) -> None:  # pragma: no cover - compiled
+    x, y, time = points
+    boxes, times = zones
     for zone in range(boxes.shape[0]):
         first = zone * ZONE_ROWS
         x0 = x1 = x[first]
@@ -64,7 +75,7 @@ def _zone_maps(
 def cut_runs(
     starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    """Cut runs of rows at the zones' borders: first row, row after the last, zone of each."""
+    """Split runs of rows at zone borders: first row, end row (exclusive) and zone of each."""
     count = 0
     for k in range(starts.size):
         if starts[k] < stops[k]:
@@ -85,26 +96,23 @@ def cut_runs(
 @njit(cache=True, nogil=True)
 def _misses(
     zone: Whole,
-    boxes: NDArray[np.float64],
-    times: NDArray[np.int64],
+    zones: ZoneMaps,
     x0: float,
     y0: float,
     x1: float,
     y1: float,
     since: Whole,
 ) -> bool:  # pragma: no cover - compiled
-    """Whether no row of a zone can be in a box since a time."""
+    """Return whether no row of a zone can be in a box and not older than ``since``."""
+    boxes, times = zones
     beside = boxes[zone, 2] < x0 or boxes[zone, 0] > x1
     return bool(beside or boxes[zone, 3] < y0 or boxes[zone, 1] > y1 or times[zone, 1] < since)
 
 
 @njit(cache=True, nogil=True)
 def _find_rows(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    time: NDArray[np.int64],
-    boxes: NDArray[np.float64],
-    times: NDArray[np.int64],
+    points: PointColumns,
+    zones: ZoneMaps,
     pieces: NDArray[np.int64],
     x0: float,
     y0: float,
@@ -112,16 +120,18 @@ def _find_rows(
     y1: float,
     since: Whole,
 ) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    """Rows of some pieces that lie in a closed box and are not older than a time."""
+    """Return the rows of some pieces that lie in a closed box and are not older than a time."""
+    x, y, time = points
+    boxes, times = zones
     room = 0
     for k in range(pieces.shape[0]):
-        if not _misses(pieces[k, 2], boxes, times, x0, y0, x1, y1, since):
+        if not _misses(pieces[k, 2], zones, x0, y0, x1, y1, since):
             room += pieces[k, 1] - pieces[k, 0]
     rows = np.empty(room, np.int64)
     found = 0
     for k in range(pieces.shape[0]):
         zone = pieces[k, 2]
-        if _misses(zone, boxes, times, x0, y0, x1, y1, since):
+        if _misses(zone, zones, x0, y0, x1, y1, since):
             continue
         inside = x0 <= boxes[zone, 0] and boxes[zone, 2] <= x1 and times[zone, 0] >= since
         if inside and y0 <= boxes[zone, 1] and boxes[zone, 3] <= y1:
@@ -137,7 +147,7 @@ def _find_rows(
 
 
 class Alias(StrEnum):
-    """What an attribute may be another name of, so that it need not be kept twice."""
+    """Stored column that an attribute duplicates, so that it is not stored twice."""
 
     X = "x"
     Y = "y"
@@ -149,7 +159,7 @@ class Alias(StrEnum):
 def row_order(
     block: PointBlock, places: NDArray[np.int32], partitions: int, space: Space
 ) -> NDArray[np.int32]:
-    """Tell which point becomes which row: by partition, and along the curve within it."""
+    """Return the order of points in a segment: by partition, then in Z-order."""
     grid = IndexGrid.over(space.bounds)
     codes = np.empty(block.size, np.uint32)
     order = np.empty(block.size, np.int32)
@@ -169,36 +179,36 @@ def build(
     order: NDArray[np.int32] | None = None,
     aliases: Mapping[str, Alias] = NO_ALIASES,
 ) -> Arrays:
-    """Arrange the points of one machine and batch.
+    """Build the segment of one machine and batch.
 
     Parameters
     ----------
     block
-        The points, with all attributes that anybody may ask for.
+        The points, with all attributes that a query may read.
     cells
-        Cell of each point in the grid that plans divide.
+        Cell of each point in the grid of the plan.
     places
-        Place of each point's partition in ``partition_ids``.
+        Index of each point's partition in ``partition_ids``.
     partition_ids
         Identifiers of the plan's partitions.
     space
-        Where points are.
+        Bounds and coordinates of the points.
     order
-        What :func:`row_order` says, where it is known already.
+        Result of :func:`row_order`, if the caller has it.
     aliases
-        Further attributes, which are other names of what is kept anyway.
+        Further attributes that duplicate a stored column.
 
     Returns
     -------
     dict
-        Arrays for a segment file; :meth:`WindowSegment.open` takes them back.
+        Arrays for a segment file, to be opened with :meth:`WindowSegment.open`.
     """
     if order is None:
         order = row_order(block, places, partition_ids.size, space)
     x, y, time = block.x[order], block.y[order], block.time[order]
     zones = -(-block.size // ZONE_ROWS)
     boxes, times = np.empty((zones, 4)), np.empty((zones, 2), np.int64)
-    _zone_maps(x, y, time, boxes, times)
+    _fill_zone_maps(PointColumns(x, y, time), ZoneMaps(boxes, times))
     counts = np.bincount(places, minlength=partition_ids.size)
     present = np.flatnonzero(counts)
     touched, per_cell = np.unique(cells, return_counts=True)
@@ -219,7 +229,7 @@ def build(
 
 
 def _pack_columns(block: PointBlock, order: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Put identifiers and attributes into one Arrow stream."""
+    """Write identifiers and attributes into one Arrow stream."""
     index = as_arrow(order)
     columns = {"id": block.ids} | {f"a.{name}": a for name, a in block.attributes.items()}
     taken = [column.take(index) for column in columns.values()]
@@ -232,19 +242,19 @@ def _pack_columns(block: PointBlock, order: NDArray[np.int32]) -> NDArray[np.uin
 
 @dataclass(frozen=True, eq=False)
 class WindowSegment:
-    """Points of one machine and batch; row numbers are places in its arrays.
+    """Points of one machine and batch; a row number is an index into its arrays.
 
     Parameters
     ----------
     x, y, time
         Coordinates and event times by row.
     zone_boxes, zone_times
-        Bounds ``x0, y0, x1, y1`` and least and greatest time of every ``ZONE_ROWS`` rows.
+        As in :class:`ZoneMaps`.
     partition_ids, partition_starts
-        Partitions that have points here; rows of the k-th begin at ``partition_starts[k]`` and
-        end before ``partition_starts[k + 1]``.
+        Partitions that have points here; the k-th has the rows
+        ``partition_starts[k]:partition_starts[k + 1]``.
     counts
-        Points by cell of the plan's grid: what leaves the statistics when the segment expires.
+        Points by cell of the plan's grid, subtracted from the statistics on expiry.
     """
 
     x: NDArray[np.float64]
@@ -261,7 +271,7 @@ class WindowSegment:
 
     @classmethod
     def open(cls, arrays: Mapping[str, NDArray[Any]]) -> WindowSegment:
-        """Take the arrays of :func:`build`, mapped or in memory; nothing is copied."""
+        """Open the arrays of :func:`build`, mapped or in memory, without copying them."""
         return cls(
             arrays["x"],
             arrays["y"],
@@ -283,7 +293,7 @@ class WindowSegment:
 
     @cached_property
     def space(self) -> Space:
-        """Where points are."""
+        """Bounds and coordinates of the points."""
         return Space.from_json(json.loads(self._space.tobytes()))
 
     @cached_property
@@ -317,13 +327,7 @@ class WindowSegment:
         return pa.schema([(name, array.type) for name, array in self.attributes.items()])
 
     def pieces(self, partition_ids: Collection[int] | None = None) -> NDArray[np.int64]:
-        """Rows of some partitions, or of all, cut at the zones' borders.
-
-        Returns
-        -------
-        numpy.ndarray
-            First row, row after the last, and zone of each piece.
-        """
+        """Return the rows of some partitions, or of all, as pieces; see :func:`cut_runs`."""
         if partition_ids is None:
             return cut_runs(np.zeros(1, np.int64), np.array([self.size]))
         wanted = np.fromiter(partition_ids, np.int64, len(partition_ids))
@@ -336,28 +340,28 @@ class WindowSegment:
         time_after: int | None = None,
         partition_ids: Collection[int] | None = None,
     ) -> Rows:
-        """Rows in a closed box, ascending.
+        """Return the rows in a closed box, ascending.
 
         Parameters
         ----------
         bounds
             ``x0, y0, x1, y1``.
         time_after
-            Only rows with a greater event time; None takes all.
+            Only rows with a greater event time; None selects all.
         partition_ids
-            Only rows of these partitions; None takes all.
+            Only rows of these partitions; None selects all.
         """
         since = first_time(time_after)
         if since is None:
             return np.empty(0, np.int64)
         pieces = self.pieces(partition_ids)
         x0, y0, x1, y1 = map(float, bounds)
-        zones = (self.zone_boxes, self.zone_times)
-        columns = (self.x, self.y, self.time)
-        return _find_rows(*columns, *zones, pieces, x0, y0, x1, y1, np.int64(since))
+        zones = ZoneMaps(self.zone_boxes, self.zone_times)
+        points = PointColumns(self.x, self.y, self.time)
+        return _find_rows(points, zones, pieces, x0, y0, x1, y1, np.int64(since))
 
     def take(self, rows: Rows, names: Collection[str] | None = None) -> PointBlock:
-        """Points of some rows, with some attributes or all."""
+        """Return the points of some rows, with some attributes or all."""
         index = as_arrow(rows)
         wanted = self.attributes if names is None else {n: self.attributes[n] for n in names}
         attributes = {name: array.take(index) for name, array in wanted.items()}
@@ -366,7 +370,7 @@ class WindowSegment:
 
 
 def first_time(time_after: int | None) -> int | None:
-    """Least event time after another; None where there is none."""
+    """Return the least event time after another; None if there is none."""
     if time_after is None or time_after < TIME_MIN:
         return TIME_MIN
     return time_after + 1 if time_after < TIME_MAX else None

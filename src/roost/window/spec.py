@@ -1,49 +1,41 @@
-"""What a window is, and what of it is live at a batch.
+"""Window definitions, and which batches are live.
 
-A window is a rule about which of the points so far count: those of the last hour, the last
-million, or the last gigabyte; or, where it tumbles, those since the last full hour, million or
-gigabyte. It is decided from a few facts about each batch, never from the points, and every rule
-only ever moves forward: what has left a window never comes back. So what is not live at a batch
-may be deleted.
+A window selects the points of the last hour, the last million points, or the last gigabyte; if it
+tumbles, those since the last full hour, million or gigabyte. The decision uses a few facts about
+each batch, never the points, and only moves forward: a point that has left a window never returns.
+So points that are not live at a batch may be deleted.
 
-One thing facts cannot tell. A count may cut through the middle of a batch; which of its points
-stay is then settled where the points are (see :mod:`roost.window.evaluate`).
+The boundary of a count window may fall inside a batch; :mod:`roost.window.evaluate` then decides
+which of its points are live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.model import TIME_MIN
-
-
-class WindowKind(StrEnum):
-    """What a window's length is counted in."""
-
-    TIME = "time"  # units of event time
-    COUNT = "count"  # points
-    BYTES = "bytes"  # of stored window data, in whole batches
+from roost.model.choices import WindowKind
+from roost.model.records import TIME_MIN
+from roost.model.settings import WindowSettings
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec:
-    """A rule about which points count.
+    """Definition of a window.
 
     Parameters
     ----------
     kind
-        What the length is counted in.
+        Unit of the length.
     length
-        How much the window holds.
+        Length of the window.
     tumbling
-        Whether the window begins anew at each multiple of its length, instead of sliding.
+        Whether the window starts anew at each multiple of its length, instead of sliding.
     lateness
-        How far behind the newest event time of the batches before it a point may come; windows
-        by time only.
+        By how much a point's event time may be behind the newest event time of earlier batches;
+        time windows only.
 
     Examples
     --------
@@ -57,7 +49,7 @@ class WindowSpec:
     lateness: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse windows that can hold nothing."""
+        """Validate the settings."""
         if self.length < 1:
             raise ConfigError("window.length", self.length, "a whole number from 1 up")
         if self.lateness < 0:
@@ -66,7 +58,7 @@ class WindowSpec:
             raise ConfigError("window.lateness", self.lateness, "0 unless the window is by time")
 
     def watermark(self, now: int | None) -> int | None:
-        """Event time below which a point is late, None where none is.
+        """Return the event time below which a point is late, None if no point is.
 
         Parameters
         ----------
@@ -78,23 +70,33 @@ class WindowSpec:
         return max(now - self.lateness, TIME_MIN)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
-        return {
-            "kind": self.kind.value,
-            "length": self.length,
-            "tumbling": self.tumbling,
-            "lateness": self.lateness,
-        }
+        """Return JSON data for the state directory."""
+        return asdict(self) | {"kind": self.kind.value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> WindowSpec:
-        """Inverse of :meth:`to_json`."""
-        return cls(WindowKind(data["kind"]), data["length"], data["tumbling"], data["lateness"])
+        """Invert :meth:`to_json`."""
+        return cls(**data | {"kind": WindowKind(data["kind"])})
+
+
+def window_spec(settings: WindowSettings, unit: int) -> WindowSpec | None:
+    """Build the window of a run; None if the run has no window.
+
+    ``unit`` is the number of units of event time in a second, 1 where event times are integers.
+    """
+    if settings.kind is None or settings.length is None:
+        return None
+    by_time = settings.kind is WindowKind.TIME
+    scale = unit if by_time else 1
+    length = max(1, round(settings.length * scale))
+    # A point that can still be in the window is not late by default.
+    late = length if settings.lateness is None else round(settings.lateness * scale)
+    return WindowSpec(settings.kind, length, settings.tumbling, late if by_time else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What a window must know of a batch; times are those of its points, None without points."""
+    """Facts about a batch that windows use; times are None without points."""
 
     batch_id: int
     points: int
@@ -105,10 +107,10 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Totals of the batches that came before those still listed.
+    """Totals of the batches whose facts were dropped.
 
-    Tumbling counts and bytes are measured from the stream's beginning, but nobody should have to
-    keep the facts of every batch there ever was.
+    Tumbling counts and bytes are measured from the start of the stream; totals replace the facts
+    of every earlier batch.
 
     Examples
     --------
@@ -120,7 +122,7 @@ class Past:
     nbytes: int = 0
 
     def with_batches(self, batches: Iterable[BatchFacts]) -> Past:
-        """Return the totals when some further batches are no longer listed."""
+        """Return the totals including further batches."""
         points, nbytes = self.points, self.nbytes
         for batch in batches:
             if batch.points:
@@ -134,7 +136,7 @@ NOTHING_BEFORE = Past()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A batch of which only the newest points are live, by event time and then identifier."""
+    """A batch of which only the newest ``keep`` points are live, by event time, then identifier."""
 
     batch_id: int
     keep: int
@@ -142,17 +144,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What of a window is live at a batch.
+    """Live part of a window at a batch.
 
     Parameters
     ----------
     first_batch, last_batch
-        The batches that may have live points, inclusive; an empty window has its first after its
-        last.
+        The batches that may have live points, inclusive; in an empty window the first is greater.
     time_after
-        Only points with a greater event time are live; None takes all.
+        Only points with a greater event time are live; None selects all.
     cut
-        The oldest live batch, where not all its points are live.
+        The oldest live batch, if only some of its points are live.
     """
 
     first_batch: int
@@ -161,22 +162,22 @@ class Extent:
     cut: Cut | None = None
 
     def holds(self, batch_id: int) -> bool:
-        """Whether a batch may have live points."""
+        """Return whether a batch may have live points."""
         return self.first_batch <= batch_id <= self.last_batch
 
 
 def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING_BEFORE) -> Extent:
-    """Tell what is live at the last of some batches.
+    """Return the live part of a window at the last of some batches.
 
     Parameters
     ----------
     spec
         The window.
     batches
-        Facts in order of batches. Those that :func:`expired` has named may be left out, if
-        ``past`` has them.
+        Facts in batch order. Batches that :func:`expired` has returned may be omitted if ``past``
+        includes them.
     past
-        Totals of the batches left out.
+        Totals of the omitted batches.
 
     Examples
     --------
@@ -196,9 +197,9 @@ def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING
 def expired(
     spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING_BEFORE
 ) -> list[int]:
-    """Name the batches whose points no window of this or a later batch can need.
+    """Return the batches whose points are not live at this or any later batch.
 
-    The newest batch is never named, so that there is always one to say where the stream is.
+    The newest batch is never expired, because its times mark the progress of the stream.
     """
     live, _, _ = _live(spec, [b for b in batches if b.points], past)
     kept = {b.batch_id for b in live}
@@ -209,7 +210,7 @@ _Live = tuple[list[BatchFacts], int | None, Cut | None]
 
 
 def _live(spec: WindowSpec, full: list[BatchFacts], past: Past) -> _Live:
-    """Live batches out of those with points, with the limits inside them."""
+    """Return the live batches among those with points, and the limits inside them."""
     if not full:
         return [], None, None
     if spec.kind is WindowKind.TIME:
@@ -249,7 +250,7 @@ def _live_by_bytes(spec: WindowSpec, full: list[BatchFacts], past: Past) -> list
     first = len(full) - 1
     if spec.tumbling:
         start = past.nbytes + sum(batch.nbytes for batch in full[:-1])
-        begun = start // spec.length * spec.length  # where the newest batch's window begins
+        begun = start // spec.length * spec.length  # start of the newest batch's window
         while first and start - full[first - 1].nbytes >= begun:
             first -= 1
             start -= full[first].nbytes

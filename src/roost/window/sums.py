@@ -1,8 +1,8 @@
-"""Sums that do not depend on the order of their terms.
+"""Exact sums, independent of the order of their terms.
 
-A double is a whole multiple of 2**-1074, so a sum of doubles is one too. It is kept as that whole
-number: adding is exact, parts may be joined in any order, and only the result is rounded, once.
-The compiled loop adds into 32-bit limbs; Python's integers do the rest.
+A double is an integer multiple of 2**-1074, and so is a sum of doubles. The sum is stored as that
+integer: addition is exact and associative, and only the result is rounded, once. The compiled loop
+adds into 32-bit limbs; Python integers do the rest.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-SCALE = 1074  # the least double is 2**-1074
+SCALE = 1074  # the smallest double is 2**-1074
 LIMB = 32
-LIMBS = 66  # enough for the greatest double, shifted
+LIMBS = 66  # enough for the largest double, shifted
 ROWS_AT_ONCE = 1 << 28  # a limb holds this many terms without overflow
 
 
 @njit(cache=True, nogil=True)
 def _add(bits: NDArray[np.int64], limbs: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
-    """Add finite doubles, given as their bits."""
+    """Add finite doubles, given as bits."""
     low_mask = (1 << LIMB) - 1
     for i in range(bits.size):
         exponent = (bits[i] >> 52) & 0x7FF
@@ -40,7 +40,7 @@ def _add(bits: NDArray[np.int64], limbs: NDArray[np.int64]) -> None:  # pragma: 
 
 
 def scaled_sum(values: NDArray[np.float64]) -> int:
-    """Exact sum of finite doubles, times 2**SCALE.
+    """Return the exact sum of finite doubles, times 2**SCALE.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def scaled_sum(values: NDArray[np.float64]) -> int:
 
 
 def whole_sum(values: NDArray[Any]) -> int:
-    """Exact sum of integers of any width.
+    """Return the exact sum of integers of any width.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def whole_sum(values: NDArray[Any]) -> int:
 
 
 def quotient(total: int, scale: int, divisor: int = 1) -> float:
-    """Round ``total / 2**scale / divisor`` once.
+    """Return ``total / 2**scale / divisor``, rounded once.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Points and queries counted by cell: the raw material of every statistic.
+"""Counts of points and queries by cell: the input of all statistics.
 
-A machine counts the cells of its points as they pass, into a dense table that it keeps between
-batches, and takes out only what was touched. What leaves the machine is then as long as the
-number of cells that had points, in ascending order, whatever the size of the grid.
+A machine counts the cells of its points into a dense table that it keeps between batches, and
+extracts only the cells it touched. The size of its report therefore depends on the number of cells
+with points, not on the size of the grid.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.space import Grid, locate_axis
+from roost.model.space import Grid, locate_axis
 from roost.workload.loops import BLOCK, count_cells, mark_corners, sum_up, take_cells
 
 
 @dataclass(frozen=True, eq=False)
 class CellCounts:
-    """Points of the cells that have any.
+    """Points per cell, for cells with points.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ class CellCounts:
 
     @property
     def points(self) -> int:
-        """How many points there are in all."""
+        """Total number of points."""
         return int(self.counts.sum())
 
     def dense(self, size: int) -> NDArray[np.float64]:
-        """Points of each of the first ``size`` cells, zeros included."""
+        """Return the points of the first ``size`` cells, zeros included."""
         table = np.zeros(size)
         table[self.cells] = self.counts
         return table
@@ -59,7 +59,7 @@ class CellCounts:
             return cls(np.empty(0, np.int32), np.empty(0, np.int64))
         cells = np.concatenate([part.cells for part in kept])
         counts = np.concatenate([part.counts for part in kept])
-        # The parts are sorted runs, which a stable sort only has to merge.
+        # The parts are sorted runs, which a stable sort merges.
         order = np.argsort(cells, kind="stable")
         cells = cells[order]
         first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
@@ -67,7 +67,7 @@ class CellCounts:
 
 
 class CellCounter:
-    """Counts points by cell, batch after batch, without touching cells that have none.
+    """Counts points by cell, batch after batch, without touching cells without points.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class CellCounter:
     def __init__(self, size: int) -> None:
         words = -(-size // (8 * BLOCK))
         self._size = size
-        # Zeros that are never touched are never given memory.
+        # The operating system allocates pages of zeros only when they are written.
         self._counts = np.zeros(words * 8 * BLOCK, np.int32)
         self._marks = np.zeros(words * 8, np.uint8)
         self._words = self._marks.view(np.uint64)
@@ -98,7 +98,7 @@ class CellCounter:
         count_cells(cells, self._size, self._counts, self._marks)
 
     def take(self) -> CellCounts:
-        """Give what was counted since the last time, and start again at nothing."""
+        """Return the counts since the last call, and reset them."""
         most = min(self._points, int(np.count_nonzero(self._marks)) * BLOCK)
         cells = np.empty(most, np.int32)
         counts = np.empty(most, np.int64)
@@ -108,11 +108,11 @@ class CellCounter:
 
 
 def query_ranges(grid: Grid, boxes: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Cells that boxes touch, as inclusive ``column0, row0, column1, row1``.
+    """Return the cells that boxes touch, as inclusive ``column0, row0, column1, row1``.
 
     Examples
     --------
-    >>> from roost.space import Rect
+    >>> from roost.model.space import Rect
     >>> grid = Grid(Rect(0, 0, 10, 10), 10, 10)
     >>> query_ranges(grid, np.array([[2.5, 0.0, 4.0, 99.0]])).tolist()
     [[2, 0, 4, 9]]
@@ -136,9 +136,9 @@ def overlap_counts(
     columns, rows
         Size of the grid.
     ranges
-        Inclusive ranges of cells; what lies beyond the grid is cut off.
+        Inclusive ranges of cells, clipped to the grid.
     weights
-        What each query counts for; one each where absent.
+        Weight of each query; 1 by default.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Compiled loops of the statistics.
 
-A partition's numbers lie in one flat array: eight lines of one number a row, then eight lines of
-one number a column. The order of the lines is below; the first five are what a closed round
-leaves, the last three collect the open one.
+The numbers of a partition are one flat array: eight lines with a number per row, then eight lines
+with a number per column. The order of the lines is below; the first five hold the closed rounds,
+the last three collect the open one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.kernel.cells import find_cell
+
 N, Q, R, SPAN, PRE_SPAN, N_NEW, Q_NEW, SPAN_NEW = range(8)
 LINES = 8
-# Cells that share one mark of "something was counted here": their counts fill one cache line.
+# Cells that share one mark "has counts": their counts fill one cache line.
 BLOCK_BITS = 4
 BLOCK = 1 << BLOCK_BITS
 
@@ -22,11 +24,11 @@ BLOCK = 1 << BLOCK_BITS
 def count_cells(
     cells: NDArray[np.int32], size: int, counts: NDArray[np.int32], marks: NDArray[np.uint8]
 ) -> None:  # pragma: no cover - compiled
-    """Count points by cell and mark the blocks that have any."""
+    """Count points by cell and mark the blocks with points."""
     for i in range(cells.size):
         cell = cells[i]
         if cell < 0 or cell >= size:
-            raise IndexError("a cell beyond the grid")
+            raise IndexError("a cell is outside the grid")
         counts[cell] += 1
         marks[cell >> BLOCK_BITS] = 1
 
@@ -39,9 +41,9 @@ def take_cells(
     out_cells: NDArray[np.int32],
     out_counts: NDArray[np.int64],
 ) -> int:  # pragma: no cover - compiled
-    """Write the counted cells in ascending order and set them back to zero.
+    """Write the counted cells in ascending order and reset them to zero.
 
-    ``words`` is ``marks`` seen eight at a time: most of a grid has no points.
+    ``words`` is a view of ``marks``, eight at a time: most of a grid has no points.
     """
     written = 0
     for word in range(words.size):
@@ -61,46 +63,24 @@ def take_cells(
 
 
 @njit(cache=True, nogil=True)
-def _first_from(
-    cells: NDArray[np.int32], wanted: int, start: int
-) -> int:  # pragma: no cover - compiled
-    """First place from ``start`` on whose cell is not below; gallops, the answer is near."""
-    low, high, step = start, start, 1
-    while high < cells.size and cells[high] < wanted:
-        low = high + 1
-        high += step
-        step *= 2
-    high = min(high, cells.size)
-    while low < high:
-        middle = (low + high) >> 1
-        if cells[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(cache=True, nogil=True)
 def collect_cells(
     cells: NDArray[np.int32],
     counts: NDArray[np.int64],
     grid_columns: int,
-    column0: int,
-    row0: int,
-    column1: int,
-    row1: int,
+    bounds: tuple[int, int, int, int],
     rows: NDArray[np.float64],
     columns: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
     """Add the counts of the cells in a rectangle to the collectors of its rows and columns."""
-    at = _first_from(cells, row0 * grid_columns + column0, 0)
+    column0, row0, column1, row1 = bounds
+    at = find_cell(cells, row0 * grid_columns + column0, 0, cells.size)
     while at < cells.size:
         row = cells[at] // grid_columns
         if row >= row1:
             break
         begin = row * grid_columns
         if cells[at] < begin + column0:
-            at = _first_from(cells, begin + column0, at)
+            at = find_cell(cells, begin + column0, at, cells.size)
             continue
         inside = np.int64(0)
         end = begin + column1
@@ -109,21 +89,19 @@ def collect_cells(
             inside += counts[at]
             at += 1
         rows[N_NEW, row - row0] += inside
-        at = _first_from(cells, begin + grid_columns + column0, at)
+        at = find_cell(cells, begin + grid_columns + column0, at, cells.size)
 
 
 @njit(cache=True, nogil=True)
 def count_ranges(
     ranges: NDArray[np.int32],
     sign: float,
-    column0: int,
-    row0: int,
-    column1: int,
-    row1: int,
+    bounds: tuple[int, int, int, int],
     rows: NDArray[np.float64],
     columns: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Add ranges, clipped to a rectangle, to lines of starts (0) and of spans (1) by axis."""
+    """Add ranges, clipped to a rectangle, to the lines of starts (0) and spans (1) by axis."""
+    column0, row0, column1, row1 = bounds
     row_marks = np.zeros(rows.shape[1] + 1)
     column_marks = np.zeros(columns.shape[1] + 1)
     for i in range(ranges.shape[0]):
@@ -149,7 +127,7 @@ def count_ranges(
 
 @njit(cache=True, nogil=True)
 def close_axis(axis: NDArray[np.float64], fade: float) -> None:  # pragma: no cover - compiled
-    """End a round for one axis, in one pass."""
+    """Close a round for one axis, in one pass."""
     points = 0.0
     queries = 0.0
     for k in range(axis.shape[1]):
@@ -169,7 +147,7 @@ def close_axis(axis: NDArray[np.float64], fade: float) -> None:  # pragma: no co
 def close_partition(
     numbers: NDArray[np.float64], rows: int, fade: float
 ) -> None:  # pragma: no cover - compiled
-    """End a round for a partition, given all its numbers and how many rows it has."""
+    """Close a round for a partition, given all its numbers and its number of rows."""
     cut = LINES * rows
     close_axis(numbers[:cut].reshape(LINES, rows), fade)
     close_axis(numbers[cut:].reshape(LINES, numbers.size // LINES - rows), fade)
@@ -179,7 +157,7 @@ def close_partition(
 def axis_overlap(
     axis: NDArray[np.float64], sums: NDArray[np.float64]
 ) -> None:  # pragma: no cover - compiled
-    """Sum up an open round: points, queries, and points times the queries over their line."""
+    """Sum the open round: points, queries, and points times the queries over their line."""
     before = 0.0
     for k in range(axis.shape[1]):
         starts = axis[Q, k] - before + axis[Q_NEW, k]
@@ -194,7 +172,7 @@ def axis_overlap(
 def mark_corners(
     ranges: NDArray[np.int32], weights: NDArray[np.float64], marks: NDArray[np.float64]
 ) -> None:  # pragma: no cover - compiled
-    """Mark the corners of ranges so that two running sums give the weight over each cell."""
+    """Mark the corners of ranges, whose prefix sums are the weights over each cell."""
     rows, columns = marks.shape[0] - 1, marks.shape[1] - 1
     for i in range(ranges.shape[0]):
         left, right = max(ranges[i, 0], 0), min(ranges[i, 2], columns - 1)
@@ -210,7 +188,7 @@ def mark_corners(
 
 @njit(cache=True, nogil=True)
 def sum_up(values: NDArray[np.float64]) -> None:  # pragma: no cover - compiled
-    """Replace a table by its sums from the first corner, in one pass."""
+    """Replace a table by its prefix sums, in one pass."""
     for k in range(values.shape[0]):
         line = 0.0
         for j in range(values.shape[1]):

@@ -1,13 +1,13 @@
-"""The calibrated model: how many seconds a machine will be busy, from its statistics.
+"""Calibrated cost model: predicts the busy seconds of a machine from its statistics.
 
-``N * Q * R`` ranks machines but is no time. Here the busy seconds of a machine are a sum of its
-features (partitions, points, pairs to look at, ...), each times a coefficient that is learnt
-while the system runs, from the times that the machines measured. Old rounds count less and less,
-so the model follows a machine that becomes slower. No coefficient is below zero: more work never
-takes less time, and a plan made from a model that says so would chase it.
+``N * Q * R`` ranks machines but is not a time. This model is linear: the busy seconds of a machine
+are the sum of its features (partitions, points, candidate pairs, ...), each times a coefficient
+learnt online from measured times. Older rounds have exponentially less weight, so the model adapts
+to a machine that becomes slower. Coefficients are not negative: more work never takes less time,
+and a planner would exploit a model that says so.
 
-A time is uncertain by a share of itself, so small machines are weighed up: otherwise only the
-busiest would be fitted, and ranks among the others would be left to chance.
+Errors of measured times are proportional to the times, so observations are weighted by the inverse
+square of the time; otherwise only the busiest machines would be fitted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FEATURES_MAX = 8
-# How much a given prior weighs, in rounds.
+# Weight of a given prior, in rounds.
 PRIOR_ROUNDS = 0.1
 # Times below this share of the round's mean are as uncertain as those at it.
 FLOOR_SHARE = 0.1
 ERROR_MEMORY = 0.8
-ROWS_PER_FEATURE = 3
-# Keeps features that always go together from making the equations unsolvable.
+# Keeps the equations solvable if features are collinear.
 RIDGE = 1e-9
 
 
@@ -38,16 +37,16 @@ class CostModel:
     features
         Number of features of a machine.
     forgetting
-        What a round still weighs one round later.
+        Factor by which the weight of a round decreases each round.
     prior
-        Coefficients to begin with, in seconds per unit of each feature.
+        Initial coefficients, in seconds per unit of each feature.
 
     Attributes
     ----------
     coefficients
-        Seconds per unit of each feature, none below zero.
+        Seconds per unit of each feature, not negative.
     error
-        Relative error of the predictions, the last rounds' weighing most; 1.0 before there is any.
+        Exponentially weighted relative error of the predictions; 1.0 before the first.
 
     Examples
     --------
@@ -55,8 +54,8 @@ class CostModel:
     >>> work = np.array([[1.0, 1e6], [1.0, 2e6], [1.0, 5e6]])
     >>> for _ in range(3):
     ...     error = model.observe(work, [0.6, 1.1, 2.6])
-    >>> model.predict([[1.0, 4e6]]).round(3).tolist(), model.ready
-    ([2.1], True)
+    >>> model.predict([[1.0, 4e6]]).round(3).tolist()
+    [2.1]
     """
 
     def __init__(
@@ -83,13 +82,8 @@ class CostModel:
         """Number of features of a machine."""
         return int(self._vector.size)
 
-    @property
-    def ready(self) -> bool:
-        """Whether enough was seen for the coefficients to mean something."""
-        return self._seen >= ROWS_PER_FEATURE * self.features
-
     def predict(self, features: ArrayLike) -> NDArray[np.float64]:
-        """Busy seconds of each row of features."""
+        """Predict the busy seconds of each row of features."""
         seconds: NDArray[np.float64] = np.asarray(features, np.float64) @ self.coefficients
         return seconds
 
@@ -99,15 +93,15 @@ class CostModel:
         Parameters
         ----------
         features
-            A row for each machine.
+            A row per machine.
         busy_s
-            What each machine measured.
+            Measured busy seconds of each machine.
 
         Returns
         -------
         float
-            Relative error of what the model would have said before it saw the times: the sum of
-            the differences over the sum of the times.
+            Relative error of the prediction made before this observation: the sum of the
+            differences over the sum of the times.
         """
         rows = np.asarray(features, np.float64).reshape(-1, self.features)
         times = np.asarray(busy_s, np.float64)
@@ -135,7 +129,7 @@ class CostModel:
         self.coefficients = solve_nonnegative(self._matrix, self._vector)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the state directory."""
+        """Return JSON data for the state directory."""
         return {
             "forgetting": self._forgetting,
             "prior": None if self._prior is None else self._prior.tolist(),
@@ -149,7 +143,7 @@ class CostModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CostModel:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         vector = np.asarray(data["vector"], np.float64)
         model = cls(vector.size, forgetting=data["forgetting"], prior=data["prior"])
         model._vector = vector
@@ -164,12 +158,12 @@ class CostModel:
 def solve_nonnegative(
     matrix: NDArray[np.float64], vector: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Least squares without negative coefficients, from normal equations.
+    """Solve non-negative least squares from normal equations.
 
-    With so few unknowns every set of them that may be above zero can be tried: the best that
-    comes out without a negative one is the answer.
+    With few unknowns, every subset of positive coefficients can be tried: the best solution
+    without a negative coefficient is the result.
     """
-    # Features differ by many orders of magnitude; each is measured in its own root mean square.
+    # Features differ by orders of magnitude, so each is scaled by its root mean square.
     scale = np.sqrt(np.diag(matrix))
     used = [k for k in range(vector.size) if scale[k] > 0.0]
     scale[scale == 0.0] = 1.0
@@ -180,7 +174,7 @@ def solve_nonnegative(
         for chosen in combinations(used, size):
             places = list(chosen)
             part = np.linalg.solve(scaled[np.ix_(places, places)], right[places])
-            # Half the fall of the squared error below that of predicting zero.
+            # Half the reduction of the squared error relative to predicting zero.
             value = -0.5 * float(part @ right[places])
             if part.min() >= 0.0 and value < least:
                 best, least = np.zeros(vector.size), value

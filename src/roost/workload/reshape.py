@@ -1,4 +1,4 @@
-"""How the eight lines of an axis are divided and joined when a partition is."""
+"""Division and concatenation of the eight lines of an axis when a partition changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Numbers = NDArray[np.float64]
 
 
 def starts_of(cumulative: Numbers) -> Numbers:
-    """Undo a running sum."""
+    """Invert a cumulative sum."""
     return np.diff(cumulative, prepend=0.0)
 
 
 def cut_along(whole: Numbers, first: Numbers, second: Numbers) -> None:
-    """Divide the axis that is cut: exact.
+    """Divide the axis that is cut, exactly.
 
-    What reached over the cut starts at the cut for the second part.
+    Queries that span the cut start at the cut in the second part.
     """
     at = first.shape[1]
     first[:] = whole[:, :at]
@@ -32,7 +32,7 @@ def cut_along(whole: Numbers, first: Numbers, second: Numbers) -> None:
 
 
 def cut_across(whole: Numbers, along: Numbers, across: Numbers) -> None:
-    """Give a part its share of the other axis, by the part's totals along the cut axis."""
+    """Assign a part its share of the other axis, by the part's totals along the cut axis."""
     for line, span in ((N, None), (Q, SPAN), (R, PRE_SPAN)):
         share = _share(starts_of(whole[line]), float(along[line, -1]), across[line])
         np.cumsum(across[line], out=across[line])
@@ -45,11 +45,11 @@ def cut_across(whole: Numbers, along: Numbers, across: Numbers) -> None:
 
 
 def _share(values: Numbers, total: float, out: Numbers) -> float:
-    """Scale values to a total; spread it evenly where they give no proportion."""
+    """Scale values to a total; distribute it evenly if they give no proportion."""
     everything = float(values.sum())
     share = total / everything if everything else -1.0
     if not 0.0 <= share <= 1.0:
-        # Arrivals and endings cancelled out: their sum says nothing about the parts.
+        # Registrations and terminations cancel out, so the sum gives no proportion.
         out[:] = total / values.size
         return 0.0
     out[:] = values * share
@@ -57,7 +57,7 @@ def _share(values: Numbers, total: float, out: Numbers) -> float:
 
 
 def join_along(first: Numbers, second: Numbers, whole: Numbers) -> None:
-    """Put two axes one after the other."""
+    """Concatenate two axes."""
     at = first.shape[1]
     whole[:, :at] = first
     whole[:, at:] = second

@@ -1,19 +1,18 @@
-"""TrioStat: what a partition costs, and what each part of it would cost, from a few numbers.
+"""TrioStat: statistics of a partition that give its cost and the cost of both sides of any cut.
 
 The cost of a partition is ``N * Q * R / R(S)``: the points it has seen, the queries over it, and
-its share of what came in during the last round. For every row and every column a partition keeps
-eight numbers, so the cost of both sides of any straight cut is known at once, and nothing but two
-sums has to leave the machine. Counting goes to *collectors*; a round is closed by one pass that
-adds them up.
+its share of the objects received in the last round. A partition stores eight numbers per row and
+column, so the cost of both sides of any straight cut takes constant time, and only two sums leave
+the machine. *Collectors* count the open round; one pass at its end adds them up.
 
-A query is counted where it starts (``Q``) and again, apart, in each further row or column that it
-reaches (``span``), after it was clipped to the partition. That keeps both sides of a cut exact: a
-query across the cut is counted once on each side.
+A query is counted where it starts (``Q``) and separately in each further row or column that it
+spans (``span``), after clipping to the partition. So both sides of a cut are exact: a query across
+the cut is counted once on each side.
 
-Readings that the papers leave open: a query that ends is taken out of the same rows and columns,
+Choices that the papers leave open: a terminated query is subtracted from the same rows and columns,
 so collectors may be negative, and ``R`` is the points received plus the *net* new queries. A point
-that leaves a window is taken out of ``N`` and never out of ``R``: it was received. Estimates below
-zero, which only a round with more endings than arrivals can give, are given as zero.
+that leaves a window is subtracted from ``N`` but not from ``R``: it was received. Negative
+estimates, possible only in a round with more terminations than registrations, become zero.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Trio:
 
     @property
     def numerator(self) -> float:
-        """Cost, but for the division by what the whole system received."""
+        """Cost before the division by R(S)."""
         return self.n * self.q * self.r
 
 
@@ -66,12 +65,12 @@ class AxisStats:
     Attributes
     ----------
     numbers
-        All of them, a line each, in the order below; the other attributes are views of it.
+        All lines in the order below; the other attributes are views.
     n, q, r
-        Points; queries; points and net new queries of the last round. Cumulative: what lies in
-        or before each row. A query counts where it starts.
+        Points; queries; points and net new queries of the last round. Cumulative over the rows. A
+        query counts where it starts.
     span, pre_span
-        Queries that reach into each row from the one before: all, and those of the last round.
+        Queries that span the border to the previous row: all, and those of the last round.
     n_new, q_new, span_new
         Collectors of the open round, not cumulative.
     """
@@ -84,8 +83,8 @@ class AxisStats:
         self.n_new, self.q_new, self.span_new = numbers[N_NEW:]
 
     def split(self, at: int) -> tuple[Trio, Trio]:
-        """Both sides of a cut before line ``at`` (from 1 to the size less one)."""
-        assert 0 < at < self.size, "a cut that leaves one side empty"
+        """Return the terms of both sides of a cut before line ``at``."""
+        assert 0 < at < self.size, "one side of the cut is empty"
         numbers = self.numbers
         n, q, r = numbers[: R + 1, at - 1].tolist()
         n_all, q_all, r_all = numbers[: R + 1, -1].tolist()
@@ -94,7 +93,7 @@ class AxisStats:
         return _trio(n, q, r), _trio(n_all - n, q_rest, r_rest)
 
     def total(self) -> Trio:
-        """All lines together."""
+        """Return the terms of all lines together."""
         n, q, r = self.numbers[: R + 1, -1].tolist()
         return _trio(n, q, r)
 
@@ -109,14 +108,14 @@ class PartitionStats:
     Parameters
     ----------
     partition_id
-        Whose they are.
+        Identifier of the partition.
     column0, row0, column1, row1
         The rectangle of cells, half-open.
 
     Examples
     --------
     >>> stats = PartitionStats(0, 0, 0, 4, 2)
-    >>> stats.add_points(np.array([0, 3]), np.array([0, 1]))
+    >>> stats.add_cells(CellCounts(np.array([0, 7], np.int32), np.array([1, 1])), 4)
     >>> stats.add_queries(np.array([[1, 0, 9, 0]], np.int32))
     >>> stats.close_round()
     >>> stats.split(vertical=True, at=2)
@@ -124,14 +123,14 @@ class PartitionStats:
     """
 
     def __init__(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
-        assert column0 < column1 and row0 < row1, "a partition without cells"
+        assert column0 < column1 and row0 < row1, "the partition has no cells"
         header = (partition_id, column0, row0, column1, row1)
         self._flat = np.zeros(HEADER + LINES * (column1 - column0 + row1 - row0))
         self._flat[:HEADER] = header
         self._open(*header)
 
     def _open(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
-        """Name the parts of the flat array."""
+        """Create views of the flat array."""
         self.partition_id = partition_id
         self.column0, self.row0, self.column1, self.row1 = column0, row0, column1, row1
         height = row1 - row0
@@ -146,27 +145,19 @@ class PartitionStats:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the numbers."""
+        """Size of the numbers in bytes."""
         return int(self._flat.nbytes)
 
     def add_cells(self, counts: CellCounts, grid_columns: int) -> None:
-        """Collect points that were counted by cell; cells of others are passed over."""
+        """Collect points counted by cell; cells of other partitions are ignored."""
         lines = (self.rows.numbers, self.columns.numbers)
-        collect_cells(counts.cells, counts.counts, grid_columns, *self.bounds, *lines)
-
-    def add_points(self, columns: NDArray[Any], rows: NDArray[Any]) -> None:
-        """Collect points of this partition by their columns and rows."""
-        self.columns.n_new[:] += np.bincount(columns - self.column0, minlength=self.columns.size)
-        self.rows.n_new[:] += np.bincount(rows - self.row0, minlength=self.rows.size)
-
-    def expire_points(self, columns: NDArray[Any], rows: NDArray[Any]) -> None:
-        """Take points that left the window out of N, which is right once the round is closed."""
-        gone = np.bincount(columns - self.column0, minlength=self.columns.size)
-        self.columns.n[:] -= np.cumsum(gone)
-        self.rows.n[:] -= np.cumsum(np.bincount(rows - self.row0, minlength=self.rows.size))
+        collect_cells(counts.cells, counts.counts, grid_columns, self.bounds, *lines)
 
     def expire_cells(self, counts: CellCounts, grid_columns: int) -> None:
-        """Take counted points that left the window out of N; cells of others are passed over."""
+        """Subtract points that left the window from N; cells of other partitions are ignored.
+
+        Points of the open round may be subtracted: N is right once the round is closed.
+        """
         column, row = counts.cells % grid_columns, counts.cells // grid_columns
         mine = (self.column0 <= column) & (column < self.column1)
         mine &= (self.row0 <= row) & (row < self.row1)
@@ -175,60 +166,60 @@ class PartitionStats:
             axis.n[:] -= np.cumsum(np.bincount(lines[mine], gone, axis.size))
 
     def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
-        """Collect queries by their inclusive cell ranges, clipped; those elsewhere are ignored.
+        """Collect queries by their inclusive cell ranges, clipped to the partition.
 
         Parameters
         ----------
         ranges
             Rows of ``column0, row0, column1, row1``.
         sign
-            1 for queries that begin, -1 for queries that end.
+            1 for registered queries, -1 for terminated ones.
         """
         lines = (self.rows.numbers[Q_NEW:], self.columns.numbers[Q_NEW:])
-        count_ranges(ranges, float(sign), *self.bounds, *lines)
+        count_ranges(ranges, float(sign), self.bounds, *lines)
 
     def set_queries(self, ranges: NDArray[np.int32]) -> None:
-        """Collect whatever makes the queries exactly these once the round is closed."""
-        for axis, wanted in zip((self.rows, self.columns), self._count(ranges), strict=True):
-            axis.numbers[Q_NEW] = wanted[0] - starts_of(axis.numbers[Q])
-            axis.numbers[SPAN_NEW] = wanted[1] - axis.numbers[SPAN]
+        """Set the collectors so that closing the round leaves exactly these queries."""
+        for axis, counts in zip((self.rows, self.columns), self._count(ranges), strict=True):
+            axis.numbers[Q_NEW] = counts[0] - starts_of(axis.numbers[Q])
+            axis.numbers[SPAN_NEW] = counts[1] - axis.numbers[SPAN]
 
     def _count(self, ranges: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
         """Count starts and spans of queries, by row and by column."""
         by_row, by_column = np.zeros((2, self.rows.size)), np.zeros((2, self.columns.size))
-        count_ranges(ranges, 1.0, *self.bounds, by_row, by_column)
+        count_ranges(ranges, 1.0, self.bounds, by_row, by_column)
         return by_row, by_column
 
     def _recount(self, ranges: NDArray[np.int32], axes: Iterable[AxisStats]) -> None:
-        """Correct the closed rounds' queries, so that with the open round's they are these."""
+        """Recompute the queries of closed rounds from all queries and the open round's."""
         by_row, by_column = self._count(ranges)
         for axis in axes:
-            wanted = by_row if axis is self.rows else by_column
-            axis.numbers[Q] = np.cumsum(wanted[0] - axis.numbers[Q_NEW])
-            axis.numbers[SPAN] = wanted[1] - axis.numbers[SPAN_NEW]
+            counts = by_row if axis is self.rows else by_column
+            axis.numbers[Q] = np.cumsum(counts[0] - axis.numbers[Q_NEW])
+            axis.numbers[SPAN] = counts[1] - axis.numbers[SPAN_NEW]
 
     def close_round(self, fade: float = 0.5) -> None:
-        """Add the collectors up and empty them.
+        """Add the collectors to the closed rounds and reset them.
 
         Parameters
         ----------
         fade
-            What is left of the points of earlier rounds: a half as in the paper, all (1.0) where
-            a window decides when points go.
+            Weight of the points of earlier rounds: one half as in the paper, 1.0 if a window
+            expires points.
         """
         close_partition(self._numbers, self.rows.size, fade)
 
     def total(self) -> Trio:
-        """Terms of the partition's cost, as of the last close."""
+        """Return the terms of the partition's cost, as of the last closed round."""
         return self.rows.total()
 
     def split(self, vertical: bool, at: int) -> tuple[Trio, Trio]:
-        """Terms of both parts of a cut, in constant time.
+        """Return the terms of both parts of a cut, in constant time.
 
         Parameters
         ----------
         vertical
-            Whether columns are divided, not rows.
+            Whether columns are divided, rather than rows.
         at
             First column or row of the second part.
         """
@@ -237,10 +228,10 @@ class PartitionStats:
         return self.rows.split(at - self.row0)
 
     def features(self) -> Numbers:
-        """Estimate the work of the open round: partitions, points, pairs to look at.
+        """Estimate the work of the open round: partitions, points, candidate pairs.
 
-        A pair is a point and a query over its cell. Rows and columns alone do not tell how many
-        there are; the estimate takes them to be independent of each other.
+        A candidate pair is a point and a query over its cell. The estimate assumes that rows and
+        columns are independent.
         """
         by_row, by_column = np.zeros(3), np.zeros(3)
         axis_overlap(self.rows.numbers, by_row)
@@ -257,11 +248,11 @@ class PartitionStats:
         second_id: int,
         ranges: NDArray[np.int32] | None = None,
     ) -> tuple[PartitionStats, PartitionStats]:
-        """Divide the statistics as the partition is divided.
+        """Divide the statistics like the partition.
 
-        Along the axis that is cut, everything stays exact. Along the other, only the totals of
-        the two parts are known, and each row's (or column's) numbers are shared in proportion to
-        them; in later rounds, exact counts replace what fades.
+        Along the axis that is cut, all numbers stay exact. Along the other, only the totals of the
+        parts are known, and each row's (or column's) numbers are divided in proportion to them; in
+        later rounds, exact counts replace the fading estimates.
 
         Parameters
         ----------
@@ -270,8 +261,8 @@ class PartitionStats:
         first_id, second_id
             Identifiers of the parts.
         ranges
-            All queries of the partition, those of the open round included: with them, queries are
-            counted again and stay exact along both axes.
+            All queries of the partition, including those of the open round: with them, query
+            counts are exact along both axes.
         """
         c0, r0, c1, r1 = self.bounds
         if vertical:
@@ -297,26 +288,25 @@ class PartitionStats:
         second: PartitionStats,
         ranges: NDArray[np.int32] | None = None,
     ) -> PartitionStats:
-        """Join the statistics of two partitions that together are a rectangle.
+        """Merge the statistics of two partitions that together form a rectangle.
 
-        Points are exact. A query across the border was counted on both sides, and the numbers do
-        not tell which were: it is counted twice, unless the queries are given, and R keeps
-        counting it twice until the next round is closed.
+        Points are exact. A query across the border is counted on both sides: without ``ranges`` it
+        stays counted twice, and R counts it twice until the next round is closed.
 
         Parameters
         ----------
         partition_id
-            Identifier of the whole.
+            Identifier of the merged partition.
         first, second
-            The parts; the first is the one with the lower columns or rows.
+            The parts; the first has the lower columns or rows.
         ranges
             All queries of both, as for :meth:`cut`.
         """
         vertical = first.row0 == second.row0 and first.row1 == second.row1
         if vertical:
-            assert first.column1 == second.column0, "parts that are not neighbours"
+            assert first.column1 == second.column0, "the parts are not adjacent"
         else:
-            assert first.row1 == second.row0, "parts that are not neighbours"
+            assert first.row1 == second.row0, "the parts are not adjacent"
             assert (first.column0, first.column1) == (second.column0, second.column1)
         whole = cls(partition_id, first.column0, first.row0, second.column1, second.row1)
         along, across = whole._axes(vertical)
@@ -332,12 +322,12 @@ class PartitionStats:
         return (self.columns, self.rows) if vertical else (self.rows, self.columns)
 
     def to_array(self) -> Numbers:
-        """Everything as one array, a copy."""
+        """Return a copy of all numbers as one array."""
         return self._flat.copy()
 
     @classmethod
     def from_array(cls, array: Numbers) -> PartitionStats:
-        """Inverse of :meth:`to_array`; the array may be longer, and is copied."""
+        """Invert :meth:`to_array`; the array may be longer, and is copied."""
         partition_id, column0, row0, column1, row1 = (int(value) for value in array[:HEADER])
         stats = cls(partition_id, column0, row0, column1, row1)
         stats._flat[:] = array[: stats._flat.size]
@@ -357,12 +347,12 @@ class MachineStats:
         self.partitions = {stats.partition_id: stats for stats in partitions}
 
     def add_cells(self, counts: CellCounts, grid_columns: int) -> None:
-        """Collect counted points, each in the partition it lies in."""
+        """Collect points counted by cell, each in its partition."""
         for stats in self.partitions.values():
             stats.add_cells(counts, grid_columns)
 
     def expire_cells(self, counts: CellCounts, grid_columns: int) -> None:
-        """Take counted points that left the window out of N."""
+        """Subtract points that left the window from N."""
         for stats in self.partitions.values():
             stats.expire_cells(counts, grid_columns)
 
@@ -377,15 +367,15 @@ class MachineStats:
             stats.close_round(fade)
 
     def numerator(self) -> float:
-        """Cost of the machine, but for the division by R(S): the first number it reports."""
+        """Return the machine's cost before the division by R(S): the first number it reports."""
         return sum(stats.total().numerator for stats in self.partitions.values())
 
     def received(self) -> float:
-        """R(m), points and net new queries of the last round: the second number it reports."""
+        """Return R(m): points and net new queries of the last round, the second number."""
         return sum(stats.total().r for stats in self.partitions.values())
 
     def features(self) -> Numbers:
-        """Sum of the partitions' features, of the open round."""
+        """Return the sum of the partitions' features, for the open round."""
         total = np.zeros(3)
         for stats in self.partitions.values():
             total += stats.features()
@@ -393,17 +383,17 @@ class MachineStats:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the numbers."""
+        """Size of the numbers in bytes."""
         return sum(stats.nbytes for stats in self.partitions.values())
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything as named arrays, for one file."""
+        """Return all numbers as named arrays, for one file."""
         parts = [stats.to_array() for stats in self.partitions.values()]
         return {"trio": np.concatenate([np.empty(0), *parts])}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> MachineStats:
-        """Inverse of :meth:`to_arrays`."""
+        """Invert :meth:`to_arrays`."""
         rest = arrays["trio"]
         parts = []
         while rest.size:

@@ -1,9 +1,11 @@
 """Python environments for systems that cannot live in ours.
 
 Apache Sedona needs an older Spark, DuckDB's spatial extension an older DuckDB. Each gets a virtual
-environment below the user's cache folder, made once by pip and kept; a marker file says that it
-is whole, so an interrupted installation is made anew. Where something cannot be had (no network, no
-such jar), :class:`Unavailable` carries one sentence of reason, and the benchmark goes on without.
+environment below the user's cache folder, created once by pip and reused; a marker file says that
+it is complete, so an interrupted installation is repeated. DuckDB's environment also sees the
+packages of ours, after its own, because its code imports Roost. Where something is unavailable (no
+network, no such jar), :class:`Unavailable` carries one sentence of reason; the benchmark continues
+without it and fails at its end.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +62,7 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "roost"
 
 
-def make(folder: Path, requirements: tuple[str, ...]) -> Path:
+def make(folder: Path, requirements: tuple[str, ...], *, inherit: bool = False) -> Path:
     """Make a virtual environment, or find it made; return its Python.
 
     Parameters
@@ -68,10 +71,15 @@ def make(folder: Path, requirements: tuple[str, ...]) -> Path:
         Where it is, or goes.
     requirements
         What pip installs.
+    inherit
+        Whether packages that it does not have itself are those of our environment.
     """
     python = folder / "bin" / "python"
     marker = folder / "complete"
-    if marker.is_file() and marker.read_text().split() == list(requirements):
+    paths = sysconfig.get_paths()
+    inherited = [paths["purelib"], paths["platlib"]] if inherit else []
+    contents = "\n".join([*requirements, *inherited])
+    if marker.is_file() and marker.read_text() == contents:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -80,8 +88,16 @@ def make(folder: Path, requirements: tuple[str, ...]) -> Path:
         raise Unavailable(f"no virtual environment could be made: {error}") from error
     command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
     run(command, INSTALL_SECONDS_MAX, f"pip could not install {' '.join(requirements)}")
-    marker.write_text("\n".join(requirements))
+    if inherit:
+        (own_packages(folder) / "roost.pth").write_text("\n".join(inherited))
+    marker.write_text(contents)
     return python
+
+
+def own_packages(folder: Path) -> Path:
+    """Return the folder where a virtual environment has its packages."""
+    places = {"base": str(folder), "platbase": str(folder)}
+    return Path(sysconfig.get_path("purelib", vars=places))
 
 
 def run(command: list[str], seconds_max: float, what_failed: str) -> None:
@@ -155,11 +171,9 @@ def duckdb_spatial_command() -> list[str]:
     requirements = (
         f"duckdb=={DUCKDB_SPATIAL}",
         f"duckdb-extension-spatial=={DUCKDB_SPATIAL}",
-        "numpy",
-        "pyarrow",
-        "shapely",
     )
-    python = make(cache_dir() / f"duckdb-spatial-{DUCKDB_SPATIAL}", requirements)
+    folder = cache_dir() / f"duckdb-spatial-{DUCKDB_SPATIAL}"
+    python = make(folder, requirements, inherit=True)
     return [str(python), "-m", "roost.bench.rivals.duckdb_rival"]
 
 

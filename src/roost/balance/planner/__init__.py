@@ -1,0 +1,7 @@
+"""Global planner: one plan for all machines, computed from the points of every cell."""
+
+from __future__ import annotations
+
+from roost.balance.planner.policy import CellLoad, CostRates, GlobalPlanner, imbalance
+
+__all__ = ["CellLoad", "CostRates", "GlobalPlanner", "imbalance"]

@@ -1,0 +1,1 @@
+"""Records, schemas, space and settings: the types that all other packages use."""

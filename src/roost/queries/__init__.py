@@ -1,0 +1,1 @@
+"""Life cycle of queries: the request log, admission, log replay and the live set."""

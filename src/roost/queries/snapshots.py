@@ -1,0 +1,76 @@
+"""Validation of snapshot queries, by the rules that requests are admitted by."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from dataclasses import replace
+
+import pyarrow as pa
+
+from roost.errors import RequestError
+from roost.model.records import Box, Circle, Instant, Polygon, Query, Reason, request_record
+from roost.model.schemas import TIMESTAMP
+from roost.model.space import Outside
+from roost.queries.admission import Rules, admit
+from roost.window.snapshot import Question
+
+
+def check_question(question: Question, rules: Rules) -> None:
+    """Validate a snapshot query by the rules of requests.
+
+    Raises
+    ------
+    RequestError
+        With the reason that a request with this query would be refused for.
+    ConfigError
+        If an aggregate does not fit the points.
+    """
+    shape = question.shape
+    if question.nearest is not None:
+        if not isinstance(shape, Circle):
+            raise RequestError(Reason.MISSING_FIELD, "k nearest takes a circle around a place")
+        number = isinstance(question.nearest, int) and not isinstance(question.nearest, bool)
+        if not number or question.nearest < 1:
+            raise RequestError(Reason.WRONG_TYPE, "k nearest takes a whole number from 1 up")
+        if question.aggregate is not None:
+            raise RequestError(Reason.MALFORMED, "takes nearest or aggregates, not both")
+        if question.since is not None or question.until is not None:
+            raise RequestError(Reason.MALFORMED, "k nearest takes no times, only the window's")
+        if math.isinf(shape.radius) and shape.radius > 0:
+            shape = Circle(shape.cx, shape.cy, 0.0)
+    for instant in (question.since, question.until):
+        _check_instant(instant, rules)
+    if question.aggregate is not None and rules.attributes is not None:
+        question.aggregate.result_schema(rules.attributes, rules.point_id_type)
+    if question.predicate is None and (shape is None or _is_plain(shape)):
+        return
+    inside = rules.space.bounds
+    whole = Box(inside.x0, inside.y0, inside.x1, inside.y1)
+    query = Query("", whole if shape is None else shape, "", question.predicate)
+    block = pa.Table.from_pylist([request_record(query)])
+    # A shape outside the bounds is valid; its result is empty.
+    anywhere = replace(
+        rules, id_type=pa.string(), space=replace(rules.space, outside=Outside.EXACT)
+    )
+    refused = admit(block, 0, anywhere, lambda ids: {}).refused
+    if refused:
+        raise RequestError(refused[0].reason, refused[0].detail)
+
+
+def _check_instant(instant: Instant | None, rules: Rules) -> None:
+    if instant is None:
+        return
+    whole = isinstance(instant, int) and not isinstance(instant, bool)
+    if rules.time_type == TIMESTAMP and not isinstance(instant, dt.datetime):
+        raise RequestError(Reason.WRONG_TYPE, "times of this stream are timestamps")
+    if rules.time_type != TIMESTAMP and not whole:
+        raise RequestError(Reason.WRONG_TYPE, "times of this stream are whole numbers")
+
+
+def _is_plain(shape: Box | Circle | Polygon) -> bool:
+    """Return whether a shape is a valid box."""
+    if not isinstance(shape, Box):
+        return False
+    finite = all(map(math.isfinite, (shape.x0, shape.y0, shape.x1, shape.y1)))
+    return finite and shape.x0 <= shape.x1 and shape.y0 <= shape.y1

@@ -1,0 +1,1 @@
+"""The batch loop and what it needs: chains of stages, rounds, assembly, executors. No Spark."""

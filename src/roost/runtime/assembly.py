@@ -1,0 +1,405 @@
+"""Builds the batch loop of a run from its settings; the only place that does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from roost.balance import initial_plan
+from roost.balance.planner import GlobalPlanner
+from roost.balance.strategies import History
+from roost.errors import ConfigError
+from roost.model.choices import Strategy
+from roost.model.columns import convert
+from roost.model.records import TIME_MIN
+from roost.model.schemas import id_type_of
+from roost.model.settings import RunConfig
+from roost.model.space import Space
+from roost.queries.admission import Rules
+from roost.queries.guard_state import GuardState
+from roost.queries.live import QuerySet
+from roost.queries.log import QueryLog
+from roost.queries.versions import segment_files
+from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
+from roost.runtime.executor import Executor
+from roost.runtime.guarding import GuardPolicy
+from roost.runtime.loop import BatchLoop, Sink, staging
+from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
+from roost.runtime.rounds import Policy, Rounds
+from roost.stages.contract import Stage
+from roost.stages.decode import PointSchema
+from roost.stages.joins import JoinStage
+from roost.stages.matching import MatchingStage
+from roost.stages.reading import ReadingStage
+from roost.stages.requests import RequestStage
+from roost.stages.routing import PLANS, SpatialTable
+from roost.stages.schema import aliases_of, time_unit, window_attributes
+from roost.stages.standing import StandingStage
+from roost.stages.statistics import CellStage, TrioStage
+from roost.stages.window import WindowStage
+from roost.storage.agreement import agree, agreed
+from roost.storage.cache import WorkerCache
+from roost.storage.store import Fact, Store
+from roost.window import WindowSpec
+from roost.window.join import join_spec
+from roost.window.spec import window_spec
+from roost.window.view import WindowFiles, window_files
+
+HISTORY_QUERIES = 200_000
+
+
+class Sampled(Protocol):
+    """What bounds and costs are learned from before the stream begins."""
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """Return some rows."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller may observe or replace.
+
+    Parameters
+    ----------
+    on_step
+        Called before each step of a batch, see :mod:`roost.runtime.loop`.
+    clock
+        Seconds, to time batches.
+    seed
+        Seed of the guard; drawn, and kept secret, if there is none.
+    """
+
+    on_step: Callable[[str, int], None] = lambda step, number: None
+    clock: Callable[[], float] = time.perf_counter
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamShape:
+    """What a run knows of its points: columns, space and a sample.
+
+    Parameters
+    ----------
+    points, space
+        Which columns are what, and where points are.
+    sample
+        What costs are learned from; None without a sample.
+    json_column
+        Column that holds each point as JSON text; None reads the columns.
+    """
+
+    points: PointSchema
+    space: Space
+    sample: Sampled | None = None
+    json_column: str | None = None
+
+
+def release_memory() -> None:
+    """Return what loading queries needed to the system, before workers need it."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it, or needs it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def query_id_type(config: RunConfig, store: Store, log: QueryLog) -> pa.DataType:
+    """Return the type of query identifiers: as recorded, configured, or first seen."""
+    known = agreed(store)
+    if known is not None:
+        return pa.int64() if known["query_id_type"] == "int64" else pa.string()
+    if config.queries.id_type is not None:
+        return pa.int64() if config.queries.id_type == "int" else pa.string()
+    first = next(iter(log.read(0, min(1, log.end()))), None)
+    if first is None or "query_id" not in first.column_names:
+        return pa.string()
+    try:
+        return id_type_of(first.schema.field("query_id").type, "query_id")
+    except ConfigError:
+        return pa.string()  # any client may have sent it: the request is refused, not the run
+
+
+def assemble(
+    config: RunConfig,
+    store: Store,
+    log: QueryLog,
+    executor: Executor,
+    shape: StreamShape,
+    *,
+    default_strategy: Strategy = Strategy.REPLICATED,
+    sinks: Sequence[Sink] = (),
+    more_stages: Sequence[Stage] = (),
+    hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+) -> BatchLoop:
+    """Build the batch loop of a run; the caller holds the run lock.
+
+    Parameters
+    ----------
+    config
+        Settings of the run.
+    store, log
+        The durable state.
+    executor
+        Runs the tasks.
+    shape
+        What the points look like.
+    default_strategy
+        Strategy of a run that names none.
+    sinks
+        Sinks beside the Parquet output.
+    more_stages
+        Stages beside Roost's own.
+    hooks
+        What the caller observes.
+    """
+    return _Assembly(config, store, log, executor, shape, hooks).loop(
+        default_strategy, sinks, more_stages
+    )
+
+
+class _Assembly:
+    """The steps of :func:`assemble`, which share many values."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: Store,
+        log: QueryLog,
+        executor: Executor,
+        shape: StreamShape,
+        hooks: Hooks,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.log = log
+        self.executor = executor
+        self.shape = shape
+        self.points, self.space = shape.points, shape.space
+        self.hooks = hooks
+        self.out = config.out.dir.absolute()
+        self.unit = time_unit(shape.points)
+        self.id_type = query_id_type(config, store, log)
+        self.spec = window_spec(config.window, self.unit)
+        self._agree()
+        self.cache = WorkerCache()
+        self.guard = GuardState.load(store)
+        self.window = None if self.spec is None else self._window(self.spec)
+        self.queries = self._queries()
+        release_memory()
+
+    def _agree(self) -> None:
+        """Check that the state directory was made with the same settings."""
+        points, join = self.points, join_spec(self.config.join, self.unit)
+        window: dict[str, Any] = {}
+        if self.spec is not None:
+            window = {
+                "join": None if join is None else join.to_json(),
+                "window": self.spec.to_json(),
+                "window_attributes": window_attributes(self.config, points).names,
+            }
+        agree(
+            self.store,
+            {
+                "space": self.space.to_json(),
+                "query_id_type": str(self.id_type),
+                "points": [points.x, points.y, points.time, points.point_id],
+                "types": [str(points.id_type), str(points.time_type)],
+                "attributes": [[f.name, str(f.type)] for f in points.attributes],
+                "polygon_vertices_max": self.config.queries.polygon_vertices_max,
+                **window,
+            },
+        )
+
+    def _window(self, spec: WindowSpec) -> WindowStage:
+        schema = window_attributes(self.config, self.points)
+        aliases = aliases_of(self.points, schema)
+        files, leases = window_files(self.store), self.store.leases
+        return WindowStage(spec, schema, aliases, self.space, files, leases, self.cache)
+
+    def _queries(self) -> QuerySet:
+        """Apply the log, in the order that the guard requires."""
+        config, store, points = self.config, self.store, self.points
+        rules = Rules(
+            self.space,
+            self.id_type,
+            points.time_type,
+            points.attributes,
+            config.queries.polygon_vertices_max,
+            self.window is not None,
+            None if self.window is None else self.window.schema,
+            points.id_type,
+            config.guard.enabled or self.guard is not None,
+        )
+        queries = QuerySet(store, self.log, rules, guard=self.guard)
+        pending = last_intent(store)
+        if pending is not None:
+            # A batch that was begun and never applied needs the version of its own position.
+            queries.advance(max(pending.position, queries.version.position))
+        if self.guard is not None:
+            self.guard.apply_commands(self.log)
+        queries.advance(max(self.log.end(), queries.version.position))
+        if self.guard is None and config.guard.enabled:
+            # Requests from before the stream were not sent to make a hotspot in it.
+            seed = secrets.randbits(63) if self.hooks.seed is None else self.hooks.seed
+            self.guard = GuardState.begin(store, seed, config.guard.users_max)
+            queries.guard = self.guard
+        if self.guard is not None:
+            now = reached(store)
+            self.guard.now = TIME_MIN if now is None else now
+        return queries
+
+    def loop(
+        self, default: Strategy, sinks: Sequence[Sink], more_stages: Sequence[Stage]
+    ) -> BatchLoop:
+        """Build the stages, the policies and the loop."""
+        config = self.config
+        strategy = config.engine.strategy or default
+        machines = config.engine.machines or self.executor.slots
+        table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
+        statistics = self._statistics(strategy)
+        stages: list[Stage] = [
+            ReadingStage(
+                self.points,
+                self.space,
+                staging(self.out, "dead"),
+                (lambda reached: None) if self.spec is None else self.spec.watermark,
+                self.shape.json_column,
+            ),
+            MatchingStage(
+                self.queries,
+                self.points,
+                self.space,
+                self.id_type,
+                segment_files(self.store),
+                staging(self.out, "matches") if config.out.sink != "count" or sinks else None,
+                table,
+            ),
+            *(stage for stage in (self.window, statistics) if stage is not None),
+            *self._window_results(),
+            RequestStage(staging(self.out, "dead")),
+            *more_stages,
+        ]
+        return BatchLoop(
+            self.store,
+            self.log,
+            self.queries,
+            stages,
+            self.executor,
+            self.out,
+            sinks=sinks,
+            publish_matches=config.out.sink == "parquet",
+            rounds=self._rounds(strategy, statistics),
+            guard=self.guard,
+            history=config.out.history,
+            on_step=self.hooks.on_step,
+            clock=self.hooks.clock,
+        )
+
+    def _plan(self, strategy: Strategy, machines: int) -> int:
+        """Return the epoch of the plan to use: the last one, or a new one if it does not fit."""
+        store = self.store
+        last = last_epoch(store)
+        known = {} if last is None else plan_of(store, last)
+        if last is not None and (known["strategy"], known["machines"]) == (strategy, machines):
+            return last
+        sample = self.shape.sample
+        if strategy is Strategy.HISTORY and sample is None:
+            takes = "another strategy for a stream without a sample of points"
+            raise ConfigError("engine.strategy", strategy.value, takes)
+        history = None
+        if strategy in (Strategy.HISTORY, Strategy.GLOBAL) and sample is not None:
+            history = self._history(sample)
+        made = initial_plan(strategy, self.space.grid, machines, history)
+        epoch = 0 if last is None else last + 1
+        plan = made.renumbered(epoch, int(known.get("next_id", 0)))
+        plan.check_invariants()
+        store.record(Fact(PLANS, epoch, {**plan.to_json(), "strategy": strategy.value}))
+        return epoch
+
+    def _history(self, source: Sampled) -> History:
+        names = [self.points.x, self.points.y]
+        sample = source.sample(names)
+        x, y = (
+            convert(sample[name], pa.float64())[0].to_numpy(zero_copy_only=False) for name in names
+        )
+        known = np.isfinite(x) & np.isfinite(y)
+        boxes = self.queries.bounds(HISTORY_QUERIES)
+        return History.of(self.space.grid, x[known], y[known], boxes)
+
+    def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
+        if strategy is Strategy.SWARM:
+            folder, files = segment_files(self.store), self.store.files("trio")
+            return TrioStage(self.space, folder, files, self.window)
+        return CellStage(self.queries, self.space) if strategy is Strategy.GLOBAL else None
+
+    def _window_results(self) -> list[Stage]:
+        """Build the stages that compute more of the window than single matches."""
+        config, points = self.config, self.points
+        if self.window is None or config.out.sink == "count":
+            return []
+        files, types = (
+            WindowFiles(self.window.files, self.cache),
+            (points.id_type, points.time_type),
+        )
+        kinds = {kind: staging(self.out, kind) for kind in StandingStage.kinds}
+        folder = segment_files(self.store)
+        found: list[Stage] = [StandingStage(folder, files, kinds, self.id_type, *types)]
+        spec = join_spec(config.join, self.unit)
+        if spec is not None:
+            spec.check(self.window.schema)
+            found.append(JoinStage(spec, files, staging(self.out, "pairs"), *types))
+        return found
+
+    def _rounds(self, strategy: Strategy, stage: CellStage | TrioStage | None) -> Rounds | None:
+        """Build the policies; they continue from the last round.
+
+        Hotspots are found by a balancer, so a guard without one only refuses blocked users.
+        """
+        config = self.config
+        if stage is None:
+            if config.guard.enabled:
+                text = f"strategy {strategy.value} does not rebalance: the guard detects no attack"
+                warnings.warn(text, stacklevel=4)
+            return None
+        saved = last_round(self.store) or {}
+        number = int(saved.get("round", -1)) + 1
+        if saved.get("strategy") != strategy.value:
+            saved = {}
+        balance: BalancePolicy
+        if isinstance(stage, TrioStage):
+            balance = SwarmPolicy(stage, saved)
+        else:
+            balance = GlobalPolicy(stage, GlobalPlanner(tolerance=config.balance.tolerance), saved)
+        policies: list[Policy] = [balance]
+        guard = None
+        if config.guard.enabled and self.guard is not None:
+            guard = GuardPolicy(
+                self.guard,
+                self.queries,
+                self.space,
+                max(int(config.guard.round * self.unit), 1),
+                balance.hottest,
+                evict=config.guard.evict,
+                quarantine=config.guard.quarantine,
+            )
+            policies.append(guard)
+        more = {} if guard is None else {"hidden": guard.hidden}
+        return Rounds(
+            self.store,
+            strategy.value,
+            policies,
+            int(config.balance.round * self.unit),
+            reached(self.store),
+            number,
+            clock=self.hooks.clock,
+            **more,
+        )

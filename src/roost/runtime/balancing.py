@@ -1,0 +1,196 @@
+"""The balancing policies in a running pipeline: what ``swarm`` and ``global`` see of a round.
+
+``swarm`` sees two numbers of each machine, and has one of them look at its own statistics.
+``global`` sees the points of every cell, learns from measured times what a point and a pair cost,
+and plans for all machines at once. The decisions themselves are :mod:`roost.balance`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.balance import Partition, Plan
+from roost.balance.changes import Change, Decision, Rebalance
+from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
+from roost.balance.swarm import LoadReport, ShedRequest, Swarm, shed
+from roost.runtime.rounds import BALANCE, NO_CELLS, BatchNotes, Policy, Proposal, RoundSnapshot
+from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
+from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
+
+ROUNDS_SEEN = 3
+# Seconds of the calibrated model before it has seen any: a machine, a point, a pair to look at.
+PRIOR = (1e-3, 1e-7, 2e-9)
+# A machine matches all its points in one pass, so a partition costs hardly anything of itself; but
+# of two plans that are as good, the one with fewer is easier to route, to record and to change.
+PER_PARTITION_S = 1e-5
+PER_QUERY_MOVED_S = 1e-7
+LOADING_MEMORY = 0.5
+
+
+class BalancePolicy(Policy, Protocol):
+    """A policy that changes the spatial plan."""
+
+    def hottest(self, plan: Plan, machine: int) -> Partition | None:
+        """Return the most expensive partition of a machine in the round that ended."""
+
+
+class SwarmPolicy:
+    """The protocol of the paper: statistics stay with the machines.
+
+    Parameters
+    ----------
+    stage
+        The stage that writes the machines' statistics.
+    saved
+        The record of the last round before a restart, if any.
+    """
+
+    name = BALANCE
+
+    def __init__(self, stage: TrioStage, saved: Mapping[str, Any]) -> None:
+        self._stage = stage
+        self._swarm = Swarm.from_json(saved["swarm"]) if "swarm" in saved else Swarm()
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Let the protocol decide on the last numbers of each machine."""
+        values: Mapping[int, TrioValue] = snapshot.batches[-1].observed
+        hidden = snapshot.hidden
+        reports = [LoadReport(m, values[m].numerator, values[m].received) for m in sorted(values)]
+        if len(hidden):
+            costs = {r.machine: self._statistics(r.machine, hidden).numerator() for r in reports}
+            reports = [replace(r, numerator=costs[r.machine]) for r in reports]
+        received = sum(report.received for report in reports)
+        slowest = float(snapshot.busy_s.max())
+        rate = received / slowest if slowest > 0 else 0.0
+        ask = partial(self._ask, hidden)
+        decision = self._swarm.decide(snapshot.plan, reports, rate, ask)
+        sent, memory = self._swarm.bytes_sent, self._swarm.to_json()
+        return Proposal(decision, {"rate": rate, "bytes_sent": sent, "swarm": memory})
+
+    def hottest(self, plan: Plan, machine: int) -> Partition | None:
+        """Return the most expensive partition of a machine, by its statistics."""
+        if machine not in self._stage.names:
+            return None
+        stats = self._statistics(machine, NO_CELLS)
+        costs = {n: s.total().numerator for n, s in stats.partitions.items()}
+        mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
+        return max(mine, key=lambda p: costs[p.partition_id], default=None)
+
+    def _ask(
+        self, hidden: NDArray[np.int32], machine: int, request: ShedRequest
+    ) -> tuple[Change, ...]:
+        """Have a machine look for what it can give away, in its own statistics."""
+        return shed(self._statistics(machine, hidden), machine, request)
+
+    def _statistics(self, machine: int, hidden: NDArray[np.int32]) -> MachineStats:
+        """Read a machine's statistics as of the end of the round, without some queries."""
+        stats = load_statistics(self._stage.files, self._stage.names[machine])
+        stats.add_queries(hidden, -1)
+        stats.close_round(self._stage.fade)
+        return stats
+
+
+class GlobalPolicy:
+    """A plan for all machines at once, from counted cells and measured times.
+
+    Parameters
+    ----------
+    stage
+        The stage that counts points and queries by cell.
+    planner
+        Makes the plans.
+    saved
+        The record of the last round before a restart, if any.
+    """
+
+    name = BALANCE
+
+    def __init__(self, stage: CellStage, planner: GlobalPlanner, saved: Mapping[str, Any]) -> None:
+        self._stage = stage
+        self._planner = planner
+        self._rounds: deque[CellLoad] = deque(maxlen=ROUNDS_SEEN)
+        self._costs: NDArray[np.float64] = np.zeros(0)
+        self._per_query_s = float(saved.get("per_query_s", PER_QUERY_MOVED_S))
+        self._model = CostModel(len(PRIOR), prior=PRIOR)
+        if "model" in saved:
+            self._model = CostModel.from_json(saved["model"])
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Learn from the round, and plan."""
+        plan = snapshot.plan
+        cells: dict[int, list[CellCounts]] = {}
+        sent = 0
+        for notes in snapshot.batches:
+            for machine, found in notes.observed.items():
+                cells.setdefault(machine, []).append(found)
+                sent += found.cells.nbytes + found.counts.nbytes
+            self._learn_loading(notes)
+        counts = {machine: CellCounts.joined(parts) for machine, parts in cells.items()}
+        histogram = self._stage.histogram(snapshot.now)
+        queries = histogram.per_cell().reshape(-1)
+        error = self._learn(snapshot.busy_s, counts, queries)
+        points = CellCounts.joined(counts.values()).dense(plan.columns * plan.rows)
+        self._costs = points * queries
+        self._rounds.append(CellLoad(points))
+        _, per_point, per_check = self._model.coefficients.tolist()
+        rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
+        return Proposal(
+            self._planned(plan, histogram, rates, snapshot.hidden),
+            {
+                "bytes_sent": sent,
+                "model": self._model.to_json(),
+                "model_error": error,
+                "per_query_s": self._per_query_s,
+            },
+        )
+
+    def hottest(self, plan: Plan, machine: int) -> Partition | None:
+        """Return the most expensive partition of a machine, by pairs of points and queries."""
+        costs = self._costs.reshape(plan.rows, plan.columns)
+        return max(
+            plan.of_machine(machine),
+            key=lambda p: float(costs[p.row0 : p.row1, p.column0 : p.column1].sum()),
+            default=None,
+        )
+
+    def _planned(
+        self, plan: Plan, histogram: EulerHistogram, rates: CostRates, hidden: NDArray[np.int32]
+    ) -> Decision:
+        """Plan for all queries, if those that are not hidden are reason enough."""
+        rounds = list(self._rounds)
+        if len(hidden):
+            histogram.add(hidden, -1)
+            decision = self._planner.decide(plan, rounds, histogram, rates)
+            histogram.add(hidden, 1)
+            if not isinstance(decision, Rebalance):
+                return decision
+        return self._planner.decide(plan, rounds, histogram, rates)
+
+    def _learn_loading(self, notes: BatchNotes) -> None:
+        """Update what it takes to load a query after a move."""
+        if notes.loaded_queries:
+            seconds = notes.load_s / notes.loaded_queries
+            old = self._per_query_s
+            self._per_query_s = LOADING_MEMORY * old + (1 - LOADING_MEMORY) * seconds
+
+    def _learn(
+        self,
+        busy_s: NDArray[np.float64],
+        counts: Mapping[int, CellCounts],
+        queries: NDArray[np.float64],
+    ) -> float | None:
+        """Show the model what the machines had to do and how long they took."""
+        rows, times = [], []
+        for machine, own in counts.items():
+            if own.cells.size and busy_s[machine] > 0:
+                pairs = float((own.counts * queries[own.cells]).sum())
+                rows.append([1.0, own.points, pairs])
+                times.append(busy_s[machine])
+        return self._model.observe(rows, times) if rows else None

@@ -1,0 +1,173 @@
+"""A batch's stages as levels with one exchange between two levels.
+
+A *level* holds the stages that run between two exchanges; an executor runs it as one set of tasks.
+Its *parts* are (stage, machine) pairs, where the stage is one that receives its inputs through the
+exchange. Stages without a routing of their own run inside the part that makes their inputs. A
+block for a later level passes through the levels between unopened, so a line of levels carries any
+graph of stages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from roost.stages.contract import Routing, Stage
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where machines prefer to run: hints, in no intent, never needed for a right result.
+
+    Parameters
+    ----------
+    groups
+        Executor group by stage.
+    homes
+        By routing, the preferred executor of each machine.
+    """
+
+    groups: Mapping[str, str] = field(default_factory=dict)
+    homes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A stage in a chain.
+
+    Parameters
+    ----------
+    name, inputs, outputs, marks
+        As the stage declares them.
+    routing
+        Name of the routing that brings its inputs; None where they are made in the same part.
+    root
+        Stage that its part is named for: itself, or the one whose task it runs in.
+    level
+        Number of exchanges before it.
+    machines
+        Machines that it runs on.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    marks: tuple[str, ...]
+    routing: str | None
+    root: str
+    level: int
+    machines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Nodes in order, with the routings that their inputs need; pickled into tasks."""
+
+    nodes: tuple[Node, ...]
+    routings: Mapping[str, Routing]
+
+    @classmethod
+    def of(
+        cls, stages: Sequence[Stage], routings: Mapping[str, Routing], readers: Sequence[int]
+    ) -> Chain:
+        """Arrange stages that have a task.
+
+        Parameters
+        ----------
+        stages
+            In an order in which each comes after those that make its inputs.
+        routings
+            By name.
+        readers
+            Machines of the first level, which read the source.
+        """
+        makers: dict[str, Node] = {}
+        nodes: list[Node] = []
+        for stage in stages:
+            sources = [makers[port] for port in stage.inputs]
+            marked = [node.level for node in nodes if node.name in stage.marks]
+            if len(marked) < len(stage.marks):
+                raise ValueError(f"{stage.name} reads marks of a stage that does not precede it")
+            routing = stage.routing
+            if routing is not None and routings[routing].local:
+                routing = None
+            place: tuple[str | None, str, int, tuple[int, ...]]
+            if not sources:
+                place = (None, stage.name, 0, tuple(readers))
+            elif routing is None:
+                place = (None, sources[0].root, sources[0].level, sources[0].machines)
+                if any(source.root != sources[0].root for source in sources):
+                    raise ValueError(f"the inputs of {stage.name} are made in different tasks")
+            else:
+                level = 1 + max([source.level for source in sources] + marked)
+                place = (routing, stage.name, level, tuple(range(routings[routing].machines)))
+            node = Node(stage.name, stage.inputs, stage.outputs, stage.marks, *place)
+            if any(level >= node.level for level in marked):
+                raise ValueError(f"{stage.name} reads marks of its own level {node.level}")
+            nodes.append(node)
+            makers.update(dict.fromkeys(stage.outputs, node))
+        used = {node.routing for node in nodes}
+        return cls(tuple(nodes), {name: r for name, r in routings.items() if name in used})
+
+    @property
+    def levels(self) -> int:
+        """Number of levels."""
+        return 1 + max(node.level for node in self.nodes)
+
+    @cached_property
+    def _parts(self) -> list[list[tuple[str, int]]]:
+        parts: list[list[tuple[str, int]]] = [[] for _ in range(self.levels)]
+        for node in self.nodes:
+            if node.root == node.name:
+                parts[node.level] += [(node.name, machine) for machine in node.machines]
+        return parts
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, int], int]:
+        return {part: number for parts in self._parts for number, part in enumerate(parts)}
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def node(self, stage: str) -> Node:
+        """Return the node of a stage."""
+        return self._by_name[stage]
+
+    def parts(self, level: int) -> Sequence[tuple[str, int]]:
+        """Return the parts of a level: root stage and machine."""
+        return self._parts[level]
+
+    def number(self, stage: str, machine: int) -> int:
+        """Return the number of a part in its level."""
+        return self._numbers[stage, machine]
+
+    def group(self, root: str) -> list[Node]:
+        """Return the stages that run in a root's parts, the root first."""
+        return [node for node in self.nodes if node.root == root]
+
+    def consumers(self, port: str) -> list[Node]:
+        """Return the stages that read a port."""
+        return [node for node in self.nodes if port in node.inputs]
+
+    def readers_of(self, stage: str) -> list[Node]:
+        """Return the stages that read another's marks."""
+        return [node for node in self.nodes if stage in node.marks]
+
+    def check_reports(self, reports: Sequence[Any]) -> None:
+        """Check that there is one report for each stage and machine: a lost one is a lost file."""
+        found = Counter((report.stage, report.machine) for report in reports)
+        expected = Counter((node.name, machine) for node in self.nodes for machine in node.machines)
+        if found != expected:
+            lost, extra = sorted(expected - found), sorted(found - expected)
+            raise RuntimeError(
+                f"the batch returned {found.total()} reports instead of {expected.total()}: "
+                f"missing {lost}, unexpected or repeated {extra}"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is computed on demand."""
+        return {"nodes": self.nodes, "routings": self.routings}

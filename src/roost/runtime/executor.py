@@ -1,0 +1,164 @@
+"""What runs a batch: the contract of executors, and the one that runs it in this process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.part import SOURCE, Item, Parcel, run_part
+from roost.stages.contract import (
+    Report,
+    Task,
+)
+from roost.stages.slices import Slice, cut
+from roost.storage.cache import WorkerCache
+
+Value = TypeVar("Value")
+
+
+class Inputs(Protocol):
+    """What the first level of a batch reads."""
+
+    def dealt(
+        self, machines: int | None, number: int, executor: Executor
+    ) -> tuple[Inputs, tuple[int, ...]]:
+        """Divide the input among readers; returns it with the machines that read it.
+
+        Parameters
+        ----------
+        machines
+            If a later stage runs inside the readers' tasks, how many machines it has.
+        number
+            Number of the batch.
+        executor
+            What runs the batch.
+        """
+
+
+@dataclass(frozen=True)
+class SliceInputs:
+    """Rows that are read by the task that needs them: see :mod:`roost.stages.slices`."""
+
+    slices: Sequence[Slice]
+    groups: Sequence[Sequence[Slice]] = ()
+
+    def dealt(
+        self, machines: int | None, number: int, executor: Executor
+    ) -> tuple[SliceInputs, tuple[int, ...]]:
+        """Use as many machines as there is work for; those of a replicated plan take turns.
+
+        Launching a task costs more than matching a few thousand points.
+        """
+        readers = tuple(range(executor.slots))
+        if machines is not None:
+            rows = sum(item.rows for item in self.slices)
+            count = min(machines, max(1, rows // executor.rows_per_task))
+            readers = tuple((number * count + k) % machines for k in range(count))
+        return SliceInputs(self.slices, cut(self.slices, len(readers))), readers
+
+
+class Executor(Protocol):
+    """Runs the tasks of a batch; the driver's loop knows nothing else of a cluster."""
+
+    @property
+    def slots(self) -> int:
+        """Number of tasks that run at the same time."""
+
+    @property
+    def rows_per_task(self) -> int:
+        """Rows below which another task of a replicated plan is not worth its launch."""
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        """Run a batch; returns one report per stage and machine, ordered by machine, or fails."""
+
+    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
+        """Run a function on every item, each in a task of its own; results in their order."""
+
+    def submit(
+        self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]
+    ) -> Future[list[Value]]:
+        """Start :meth:`map` beside the batches."""
+
+
+def collected(chain: Chain, reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """Group checked reports by stage, in the order of machines."""
+    chain.check_reports(reports)
+    found: dict[str, list[Report]] = {node.name: [] for node in chain.nodes}
+    for report in sorted(reports, key=lambda report: report.machine):
+        found[report.stage].append(report)
+    return found
+
+
+class InProcessExecutor:
+    """Runs everything in this process, one task after the other; pickles what a cluster would.
+
+    Parameters
+    ----------
+    slots
+        Number of readers of a partitioned plan.
+    measure
+        Replaces what the clock measured in a report, so that decisions repeat.
+    """
+
+    rows_per_task = 1
+
+    def __init__(
+        self, slots: int = 2, measure: Callable[[Report], Report] = lambda report: report
+    ) -> None:
+        self.slots = slots
+        self.cache = WorkerCache()
+        self.measure = measure
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        """Run the levels one after the other."""
+        chain, tasks = pickle.loads(pickle.dumps((chain, tasks)))
+        parts = chain.parts(0)
+        items: list[list[Item]] = [
+            [Parcel(stage, machine, SOURCE, group)]
+            for (stage, machine), group in zip(parts, inputs.groups, strict=True)
+        ]
+        for level in range(chain.levels):
+            items = self.run_level(chain, tasks, level, items)
+        reports = [report for report in items[0] if isinstance(report, Report)]
+        return collected(chain, [self.measure(report) for report in reports])
+
+    def run_level(
+        self,
+        chain: Chain,
+        tasks: Mapping[str, Task],
+        level: int,
+        items: Sequence[Sequence[Item]],
+    ) -> list[list[Item]]:
+        """Run one level; returns the items of each part of the next."""
+        last = level + 1 == chain.levels
+        following: list[list[Item]] = [
+            [] for _ in range(1 if last else len(chain.parts(level + 1)))
+        ]
+        for part, mine in enumerate(items):
+            for target, item in run_part(chain, tasks, level, part, mine, self.cache):
+                following[target].append(pickle.loads(pickle.dumps(item)))
+        return following
+
+    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
+        """Run a function on every item."""
+        call = pickle.loads(pickle.dumps(call))
+        return [pickle.loads(pickle.dumps(call(item, self.cache))) for item in items]
+
+    def submit(
+        self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]
+    ) -> Future[list[Value]]:
+        """Run it at once."""
+        done: Future[list[Value]] = Future()
+        try:
+            done.set_result(self.map(call, items))
+        except Exception as error:
+            done.set_exception(error)
+        return done

@@ -1,0 +1,186 @@
+"""The guard as a policy: what it sees of a round, when its own rounds end, and what it decides.
+
+At the end of a round the guard sees the partition that caused the accepted rebalancing, with all
+live queries. When its own round is over, in event time, it judges; the requests of users blocked
+then are refused from the next log position on. State and decisions are recorded with the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.balance import Partition, Plan
+from roost.balance.changes import NoChange
+from roost.guard import Guard, LiveQueries
+from roost.guard.hotspot import relieved_machine
+from roost.kernel import Segment
+from roost.model.space import Space
+from roost.queries.guard_state import GuardState, decision_row
+from roost.queries.live import QuerySet
+from roost.runtime.rounds import BALANCE, GUARD, NO_CELLS, Proposal, RoundSnapshot
+from roost.workload.cells import query_ranges
+
+Hottest = Callable[[Plan, int], Partition | None]
+
+
+@dataclass(frozen=True, eq=False)
+class _SegmentColumns:
+    """Columns of a segment that never change: owners, log positions and cells of its queries."""
+
+    slots: NDArray[np.int32]
+    ranges: NDArray[np.int32]
+    names: pa.Array
+    codes: NDArray[np.int32]
+    born: NDArray[np.int64]
+    until: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, segment: Segment, space: Space) -> _SegmentColumns:
+        slots, boxes = segment.bounds(space)
+        users = segment.users
+        if not isinstance(users, pa.DictionaryArray):
+            users = users.dictionary_encode()
+        nowhere = (
+            np.full(segment.size, -1)
+            if segment.created_position is None
+            else segment.created_position
+        )
+        return cls(
+            slots.astype(np.int32),
+            query_ranges(space.grid, boxes),
+            users.dictionary.cast(pa.string()),
+            np.asarray(users.indices, np.int32)[slots],
+            np.asarray(nowhere, np.int64)[slots],
+            None if segment.live_until is None else np.asarray(segment.live_until)[slots],
+        )
+
+    def alive(self, ended: Mapping[int, int], now: int) -> NDArray[np.bool_]:
+        """Return whether the query of each row is active at an event time."""
+        alive = np.ones(len(self.slots), np.bool_) if self.until is None else self.until > now
+        if ended:
+            gone = [slot for slot, until in ended.items() if until <= now]
+            alive &= ~np.isin(self.slots, np.array(gone, np.int32))
+        return alive
+
+
+class LiveView:
+    """The live queries in the columns that the sensor reads; bounds are cells.
+
+    Locating the cells of all queries takes most of the time, so it is done once per segment.
+    """
+
+    def __init__(self, queries: QuerySet, space: Space, guard: Guard) -> None:
+        self._queries = queries
+        self._space = space
+        self._guard = guard
+        self._columns: dict[str, _SegmentColumns] = {}
+
+    def at(self, now: int) -> LiveQueries:
+        """Return the queries that have not ended at an event time."""
+        names: list[pa.Array] = [pa.array([], pa.string())]
+        codes, rounds = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        bounds = [np.empty((0, 4), np.int32)]
+        known = 0
+        before, self._columns = self._columns, {}
+        for ref, segment, ended in self._queries.segments():
+            columns = before.get(ref.file) or _SegmentColumns.of(segment, self._space)
+            self._columns[ref.file] = columns
+            alive = columns.alive(ended, now)
+            names.append(columns.names)
+            codes.append(columns.codes[alive] + np.int32(known))
+            rounds.append(self._guard.rounds_of(columns.born[alive]))
+            bounds.append(columns.ranges[alive])
+            known += len(columns.names)
+        # A user who has queries in several segments gets one code.
+        users = pa.concat_arrays(names).dictionary_encode()
+        places = np.asarray(users.indices, np.int32)
+        return LiveQueries(
+            users.dictionary,
+            places[np.concatenate(codes)],
+            np.concatenate(rounds),
+            np.concatenate(bounds),
+        )
+
+
+class GuardPolicy:
+    """Shows the guard hotspots, and ends its rounds.
+
+    Parameters
+    ----------
+    state
+        The guard of the state directory, which log replay uses as well.
+    queries, space
+        The live queries, and where they are.
+    round_length
+        Length of a round of detection, in event time.
+    hottest
+        Returns the most expensive partition of a machine.
+    evict
+        Whether the queries of users who are detected and blocked are terminated.
+    quarantine
+        Whether the queries of suspicious users are no reason to rebalance.
+    """
+
+    name = GUARD
+
+    def __init__(
+        self,
+        state: GuardState,
+        queries: QuerySet,
+        space: Space,
+        round_length: int,
+        hottest: Hottest,
+        *,
+        evict: bool = False,
+        quarantine: bool = False,
+    ) -> None:
+        self._state = state
+        self._guard = state.guard
+        self._queries = queries
+        self._view = LiveView(queries, space, state.guard)
+        self._length = round_length
+        self._hottest = hottest
+        self._evict = evict
+        self._quarantine = quarantine
+
+    def hidden(self, now: int) -> NDArray[np.int32]:
+        """Return the cells of queries that are no reason to rebalance, ends included."""
+        if not (self._quarantine and self._guard.quarantined):
+            return NO_CELLS
+        found = self._view.at(now)
+        users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)
+        hidden: NDArray[np.int32] = found.bounds[self._guard.quarantined_mask(users, found.rounds)]
+        return hidden
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Observe the accepted rebalancing; judge users if the round of detection is over."""
+        now, guard = snapshot.now, self._guard
+        self._state.now = now
+        hiding = len(snapshot.hidden) > 0
+        decision = snapshot.accepted[BALANCE]
+        machine = relieved_machine(snapshot.plan, decision, snapshot.busy_s, hiding=hiding)
+        hot = None if machine is None else self._hottest(snapshot.plan, machine)
+        if hot is not None:
+            rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
+            guard.on_rebalance(rect, self._view.at(now))
+        opening = guard.opened is None
+        if guard.opened is None:
+            guard.opened = now
+        passed = (now - guard.opened) // self._length
+        if passed > 0:
+            guard.opened += passed * self._length
+            # Close this round and any empty rounds after it.
+            last, rows = guard.round + passed - 1, self._queries.version.rows
+            decisions = guard.close_round(last, rows, evict=self._evict)
+            facts = self._state.facts(decision_row(decision) for decision in decisions)
+            reason = f"detection round {last} closed with {len(decisions)} decisions"
+            return Proposal(NoChange(reason), facts=tuple(facts))
+        if opening or hot is not None:
+            where = "no hotspot" if hot is None else f"hotspot in partition {hot.partition_id}"
+            return Proposal(NoChange(where), facts=tuple(self._state.facts()))
+        return Proposal(NoChange("no hotspot"))

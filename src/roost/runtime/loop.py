@@ -1,0 +1,308 @@
+"""One micro-batch, exactly once.
+
+The steps, in this order; the driver may die before or in any of them::
+
+    intent     epochs, query-log position, offsets and choices are recorded, once
+    apply      the query log is applied up to that position
+    run        tasks write files under names of their own
+    after      the stages turn the tasks' reports into outcomes
+    deliver    other sinks receive the staged matches
+    commit     one transaction records the outcomes of all stages
+    publish    the staged files get their final names
+    cleanup    leftovers, and what no batch can request, are deleted
+    round      at the end of a round: one transaction records decisions and the next routing
+
+A batch that finds its intent repeats it; one that finds its commit only publishes. So a batch
+leaves its results in the output once, and the same results however often it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from roost.queries.guard_state import LOG as GUARD_LOG
+from roost.queries.guard_state import GuardState
+from roost.queries.live import QuerySet
+from roost.queries.log import QueryLog
+from roost.queries.versions import drop_versions
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import Executor, Inputs
+from roost.runtime.jobs import Jobs
+from roost.runtime.records import (
+    COMMITS,
+    INTENTS,
+    ROUNDS,
+    Commit,
+    Intent,
+    begin,
+    commit_fact,
+    commit_of,
+    intent,
+    last_commit,
+    last_round,
+    reached,
+)
+from roost.runtime.report import SUMMED, add_batch
+from roost.runtime.rounds import Rounds
+from roost.stages.contract import Batch, Reports, RoutingTable, Stage
+from roost.stages.routing import PLANS, SPACE, SpatialTable
+from roost.storage.files import Files
+from roost.storage.store import Fact, Store
+
+STAGING = "_staging"
+CLEANUP_BATCHES = 64  # batches between two deletions of old rows
+
+
+class Sink(Protocol):
+    """Receives the matches of a batch."""
+
+    def deliver(self, batch_id: int, files: Sequence[str]) -> None:
+        """Store a batch; must not return before the matches are safe."""
+
+
+def staging(out: Path, kind: str) -> Files:
+    """Return where files of one kind of output are staged."""
+    return Files(str(out / kind / STAGING))
+
+
+@dataclass
+class BatchLoop:
+    """Runs batches against one state directory.
+
+    Parameters
+    ----------
+    store, log, queries
+        The durable state.
+    stages
+        In an order in which each comes after those that make its inputs.
+    executor
+        Runs the tasks.
+    out
+        Folder of the output.
+    sinks
+        Further sinks.
+    publish_matches
+        Whether matches stay as Parquet, or are for the sinks only.
+    rounds
+        Ends rounds; None if nothing adapts.
+    guard
+        Applies operators' commands before each batch; None without a guard.
+    history
+        How many batches, rounds and plans stay in the store.
+    on_step
+        Called with the name of each step just before it begins, and with ``end``.
+    clock
+        Seconds, to time batches.
+    """
+
+    store: Store
+    log: QueryLog
+    queries: QuerySet
+    stages: Sequence[Stage]
+    executor: Executor
+    out: Path
+    sinks: Sequence[Sink] = ()
+    publish_matches: bool = True
+    rounds: Rounds | None = None
+    guard: GuardState | None = None
+    history: int = 10_000
+    on_step: Callable[[str, int], None] = lambda step, number: None
+    clock: Callable[[], float] = time.perf_counter
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        """Create the folders, compute the stages' state, and finish what a dead driver began."""
+        found = (stage.routing_table() for stage in self.stages)
+        self.tables: dict[str, RoutingTable] = {table.name: table for table in found if table}
+        self._staging = {kind: staging(self.out, kind) for s in self.stages for kind in s.kinds}
+        for files in self._staging.values():
+            Path(files.folder).mkdir(parents=True, exist_ok=True)
+        with self.store.view() as view:
+            for stage in self.stages:
+                stage.open(view)
+        last = last_commit(self.store)
+        if last is not None:
+            self._publish(last)
+        self.jobs = Jobs(self.store, self.executor, self.stages)
+        self._reached = reached(self.store)
+        self._position = -1
+        self._clean()
+
+    def run(self, number: int, offsets: Mapping[str, Any], inputs: Inputs) -> Commit:
+        """Run a batch; idempotent: a committed batch is only published again."""
+        done = commit_of(self.store, number)
+        if done is not None:
+            self._publish(done)
+            return done
+        started = self.clock()
+        if self.guard is not None:
+            self.guard.apply_commands(self.log)
+        self.on_step("intent", number)
+        epochs = {name: table.epoch for name, table in self.tables.items()}
+        choices = {stage.name: stage.intend() for stage in self.stages}
+        choices = {name: choice for name, choice in choices.items() if choice is not None}
+        planned = Intent(number, epochs, self.log.end(), dict(offsets), choices)
+        intent = begin(self.store, planned)
+        self.on_step("apply", number)
+        batch = self._batch(intent)
+        self.on_step("run", number)
+        reports = self._run_tasks(batch, inputs)
+        self.on_step("after", number)
+        for stage in self.stages:
+            outcome = stage.after(batch, reports, self.executor)
+            batch = replace(batch, outcomes={**batch.outcomes, stage.name: outcome})
+        self.on_step("deliver", number)
+        self._deliver(batch)
+        figures = self._figures(intent, batch, reports, self.clock() - started)
+        commit = Commit(number, self._published(batch), figures)
+        self.on_step("commit", number)
+        self._commit(batch, commit)
+        self.on_step("publish", number)
+        self._publish(commit)
+        self.on_step("cleanup", number)
+        self._cleanup(intent)
+        self.on_step("round", number)
+        self._end_round(intent, batch, reports)
+        self.on_step("end", number)
+        return commit
+
+    def _batch(self, now: Intent) -> Batch:
+        """Apply the log up to the batch's position; returns the batch as the stages see it."""
+        version = self.queries.advance(now.position)
+        before = intent(self.store, now.batch_id - 1)
+        after = 0 if before is None else before.position
+        last = last_round(self.store)
+        names = (name for stage in self.stages for name in stage.attributes(version))
+        epochs = {name: now.epochs.get(name, table.epoch) for name, table in self.tables.items()}
+        old = {} if before is None else before.epochs
+        return Batch(
+            now.batch_id,
+            {name: self.tables[name].at(epoch) for name, epoch in epochs.items()},
+            {name: self.tables[name].at(old.get(name, epoch)) for name, epoch in epochs.items()},
+            version,
+            self.queries.refused_between(after, now.position),
+            self._reached,
+            last is not None and last["batch_id"] == now.batch_id - 1,
+            tuple(sorted(set(names))),
+            now.choices,
+        )
+
+    def _run_tasks(self, batch: Batch, inputs: Inputs) -> Reports:
+        tasks = {stage.name: stage.prepare(batch) for stage in self.stages}
+        working = [stage for stage in self.stages if tasks[stage.name] is not None]
+        # Where a routed stage runs inside the readers' tasks, these are its machines.
+        local = [batch.routings[s.routing] for s in working if s.routing is not None]
+        machines = next((routing.machines for routing in local if routing.local), None)
+        inputs, readers = inputs.dealt(machines, batch.number, self.executor)
+        chain = Chain.of(working, batch.routings, readers)
+        sent = {name: task for name, task in tasks.items() if task is not None}
+        return self.executor.run(inputs, chain, sent, self.placement)
+
+    def _deliver(self, batch: Batch) -> None:
+        files = [
+            str(self._staging["matches"].path(staged.name))
+            for outcome in batch.outcomes.values()
+            for staged in outcome.files.get("matches", ())
+        ]
+        for sink in self.sinks:
+            sink.deliver(batch.number, files)
+
+    def _published(self, batch: Batch) -> tuple[tuple[str, str], ...]:
+        """Return the staged files with their final names, both relative to the output."""
+        found: list[tuple[str, str]] = []
+        numbers: dict[str, int] = defaultdict(int)
+        for outcome in batch.outcomes.values():
+            for kind, files in outcome.files.items():
+                if kind == "matches" and not self.publish_matches:
+                    continue
+                for staged in files:
+                    number = numbers[kind] if staged.machine is None else staged.machine
+                    numbers[kind] += 1
+                    final = f"{kind}/{batch.prefix}{number:05d}.parquet"
+                    found.append((f"{kind}/{STAGING}/{staged.name}", final))
+        return tuple(found)
+
+    def _figures(
+        self, intent: Intent, batch: Batch, reports: Reports, seconds: float
+    ) -> dict[str, Any]:
+        figures: dict[str, Any] = dict.fromkeys(SUMMED, 0)
+        for outcome in batch.outcomes.values():
+            figures.update(outcome.metrics)
+        figures["stages"] = {
+            name: {
+                "seconds": sum(report.seconds for report in mine),
+                "rows_in": sum(report.rows_in for report in mine),
+                "rows_out": sum(report.rows_out for report in mine),
+                "bytes_out": sum(report.bytes_out for report in mine),
+            }
+            for name, mine in reports.items()
+        }
+        sent = (r.seconds for mine in reports.values() for r in mine if r.bytes_out)
+        epoch = intent.epochs[SPACE]
+        return {
+            **figures,
+            "route_s": sum(sent),
+            "seconds": seconds,
+            "epoch": epoch,
+            "position": intent.position,
+        }
+
+    def _commit(self, batch: Batch, commit: Commit) -> None:
+        totals = add_batch(self.store, commit.figures)
+        facts = [fact for outcome in batch.outcomes.values() for fact in outcome.facts]
+        self.store.record(commit_fact(commit), totals, *facts)
+        self._reached = totals.value["time_max"]
+        for stage in self.stages:
+            stage.committed(batch, batch.outcomes[stage.name])
+
+    def _publish(self, commit: Commit) -> None:
+        """Give staged files their final names; those that have them already are left alone."""
+        for staged, final in commit.files:
+            source = self.out / staged
+            if source.exists():
+                os.replace(source, self.out / final)
+
+    def _cleanup(self, intent: Intent) -> None:
+        self._clean()
+        if intent.position > self._position:
+            drop_versions(self.store, intent.position)
+            self._position = intent.position
+        if intent.batch_id % CLEANUP_BATCHES == 0:
+            self._delete_old_rows(intent)
+        self.jobs.step()
+
+    def _clean(self) -> None:
+        """Delete what failed attempts left; no batch is running now."""
+        for files in self._staging.values():
+            files.delete("")
+        for stage in self.stages:
+            stage.cleanup()
+
+    def _delete_old_rows(self, intent: Intent) -> None:
+        """Delete rows of batches, rounds and epochs that no step can request again."""
+        newest = {table: self.store.last(table) for table in (ROUNDS, GUARD_LOG)}
+        limits = {table: row[0] - self.history for table, row in newest.items() if row}
+        limits[COMMITS] = limits[INTENTS] = intent.batch_id - max(self.history, 2)
+        limits[PLANS] = min(intent.epochs[SPACE], self.tables[SPACE].epoch - self.history) - 1
+        self.store.record(
+            *(
+                Fact(table, key, None)
+                for table, limit in limits.items()
+                for key, _ in self.store.items(table, upto=limit)
+            )
+        )
+
+    def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
+        table = self.tables[SPACE]
+        assert isinstance(table, SpatialTable)
+        if self.rounds is None or intent.epochs[SPACE] != table.epoch:
+            return  # what a plan that is no longer used did says nothing about this one
+        after = self.rounds.after_batch(batch, reports)
+        if after is not None:
+            table.epoch = after.epoch

@@ -1,0 +1,209 @@
+"""The only task code: one part of one level of a batch, on whatever executor.
+
+Executors move items between levels and call :func:`run_part`. An item is a block for a stage and
+machine (:class:`Parcel`), a mark (:class:`Mark`) or a report. Blocks and marks that are for a later
+level are passed on. Reports travel with the blocks, so only the last level is collected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from roost.runtime.chain import Chain, Node
+from roost.stages.contract import (
+    Output,
+    Report,
+    Task,
+    Work,
+)
+from roost.storage.cache import WorkerCache
+
+
+class Parcel(NamedTuple):
+    """A block for a stage on a machine."""
+
+    stage: str
+    machine: int
+    port: str
+    block: Any
+
+
+class Mark(NamedTuple):
+    """A mark of an earlier stage for a stage on a machine."""
+
+    stage: str
+    machine: int
+    source: str
+    value: Any
+
+
+Item = Parcel | Mark | Report
+SOURCE = "source"
+"""Port through which the first level receives what it reads."""
+
+
+class _Running:
+    """A stage at work in this part, with what it is measured by."""
+
+    def __init__(self, node: Node, clock: Callable[[], float]) -> None:
+        self.node = node
+        self.work: Work
+        self.rows_in = self.rows_out = self.bytes_out = 0
+        self.seconds = 0.0
+        self.local: dict[str, list[_Running]] = {}
+        self.remote: dict[str, list[Node]] = {}
+        self._clock = clock
+
+    def timed(self, outputs: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """Iterate, and count the time of the call and of each step as this stage's."""
+        started = self._clock()
+        steps = iter(outputs())
+        self.seconds += self._clock() - started
+        while True:
+            started = self._clock()
+            try:
+                item = next(steps)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += self._clock() - started
+            yield item
+
+    def report(self, executor: str, machine: int) -> Report:
+        started = self._clock()
+        own = self.work.report()
+        self.seconds += self._clock() - started
+        return replace(
+            own,
+            stage=self.node.name,
+            machine=machine,
+            executor=executor,
+            root=self.node.root,
+            rows_in=self.rows_in,
+            rows_out=self.rows_out,
+            bytes_out=self.bytes_out,
+            seconds=self.seconds,
+        )
+
+
+def run_part(
+    chain: Chain,
+    tasks: Mapping[str, Task],
+    level: int,
+    part: int,
+    items: Iterable[Item],
+    cache: WorkerCache,
+    executor: str = "",
+    clock: Callable[[], float] = time.process_time,
+) -> Iterator[tuple[int, Item]]:
+    """Run one part; yields items with the number of the part of the next level they go to.
+
+    Parameters
+    ----------
+    chain, tasks
+        The batch: its stages, and the task of each.
+    level, part
+        Which part this is.
+    items
+        What the level before sent here.
+    cache
+        What the worker retains between tasks.
+    executor
+        Name of the executor, for the reports.
+    clock
+        Processor seconds.
+    """
+    root, machine = chain.parts(level)[part]
+    group = _started(chain, tasks, root, machine, cache, clock)
+    running = {run.node.name: run for run in group}
+    last = level + 1 == chain.levels
+
+    def hop(stage: str, machine: int) -> int:
+        """Return where an item goes next; the same in every attempt."""
+        number = chain.number(chain.node(stage).root, machine)
+        return number % len(chain.parts(level + 1))
+
+    def emitted(
+        run: _Running, outputs: Callable[[], Iterable[Output]]
+    ) -> Iterator[tuple[int, Item]]:
+        for port, block in run.timed(outputs):
+            run.rows_out += getattr(block, "num_rows", 0)
+            for reader in run.local.get(port, ()):
+                yield from received(reader, port, block)
+            for node in run.remote.get(port, ()):
+                assert node.routing is not None
+                split = partial(chain.routings[node.routing].split, port, block, cache)
+                for target, piece in run.timed(split):
+                    run.bytes_out += piece.nbytes
+                    parcel = Parcel(node.name, target, port, piece)
+                    yield hop(node.name, target), parcel
+
+    def received(run: _Running, port: str, block: Any) -> Iterator[tuple[int, Item]]:
+        run.rows_in += getattr(block, "num_rows", 0)
+        yield from emitted(run, partial(run.work.process, port, block))
+
+    marks: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for item in group[0].timed(lambda: items):
+        if isinstance(item, Report):
+            yield (0 if last else part % len(chain.parts(level + 1))), item
+        elif item.stage not in running:
+            yield hop(item.stage, item.machine), item
+        elif isinstance(item, Mark):
+            marks[item.stage][item.source].append(item.value)
+        else:
+            yield from received(running[item.stage], item.port, item.block)
+    for run in group:
+        name = run.node.name
+        checked = _checked(chain, run.node, marks[name])
+        yield from emitted(run, partial(_finished, run.work, tasks[name], checked))
+    for run in group:
+        report = run.report(executor, machine)
+        if report.mark is not None:
+            for node in chain.readers_of(run.node.name):
+                for target in node.machines:
+                    mark = Mark(node.name, target, run.node.name, report.mark)
+                    yield hop(node.name, target), mark
+        yield (0 if last else part % len(chain.parts(level + 1))), report
+
+
+def _finished(work: Work, task: Task, marks: Mapping[str, Sequence[Any]]) -> Iterable[Output]:
+    return work.finish(task.merge(marks))
+
+
+def _started(
+    chain: Chain,
+    tasks: Mapping[str, Task],
+    root: str,
+    machine: int,
+    cache: WorkerCache,
+    clock: Callable[[], float],
+) -> list[_Running]:
+    """Build the work of a part, and connect its stages."""
+    group = [_Running(node, clock) for node in chain.group(root)]
+    for run in group:
+        started = clock()
+        run.work = tasks[run.node.name].build(machine, cache)
+        run.seconds += clock() - started
+        for port in run.node.outputs:
+            consumers = chain.consumers(port)
+            run.local[port] = [r for r in group if r.node in consumers and r.node.name != root]
+            run.remote[port] = [node for node in consumers if node.root != root]
+    return group
+
+
+def _checked(
+    chain: Chain, node: Node, marks: Mapping[str, Sequence[Any]]
+) -> Mapping[str, Sequence[Any]]:
+    """Check that every machine of each stage whose marks are read has sent one."""
+    for source in node.marks:
+        found, expected = len(marks.get(source, ())), len(chain.node(source).machines)
+        if found != expected:
+            raise RuntimeError(
+                f"{node.name} received {found} marks of {source} instead of {expected}"
+            )
+    return marks

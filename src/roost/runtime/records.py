@@ -1,0 +1,142 @@
+"""Intents, commits, plans and rounds: the driver's facts, with types.
+
+An *intent* is written before any work of a batch, a *commit* after all of it. A *plan* belongs to
+an epoch. A *round* says what was decided, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from roost.errors import StateError
+from roost.storage.store import Fact, Store, View
+
+INTENTS, COMMITS, PLANS, ROUNDS, TOTALS = "intents", "commits", "plans", "rounds", "totals"
+SPACE = "space"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a batch is about to do; a repeated batch does the same.
+
+    Parameters
+    ----------
+    batch_id
+        Number of the batch.
+    epochs
+        Epoch of every routing.
+    position
+        Query-log position that the batch is matched against.
+    offsets
+        Which points it reads, in terms of the source (empty where Spark stores them).
+    choices
+        What each stage decided for this batch.
+    """
+
+    batch_id: int
+    epochs: dict[str, int]
+    position: int
+    offsets: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Result of a batch: staged files with their final names, and metrics."""
+
+    batch_id: int
+    files: tuple[tuple[str, str], ...]
+    figures: dict[str, Any]
+
+
+def begin(store: Store, planned: Intent) -> Intent:
+    """Record an intent unless the batch has one; returns the intent that holds."""
+    found = intent(store, planned.batch_id)
+    if found is None:
+        store.record(Fact(INTENTS, planned.batch_id, asdict(planned)))
+    return found or planned
+
+
+def intent(view: View, batch_id: int) -> Intent | None:
+    """Return the intent of a batch."""
+    body = view.get(INTENTS, batch_id)
+    return None if body is None else Intent(**body)
+
+
+def last_intent(view: View) -> Intent | None:
+    """Return the intent of the newest batch, committed or not."""
+    found = view.last(INTENTS)
+    return None if found is None else Intent(**found[1])
+
+
+def commit_fact(commit: Commit) -> Fact:
+    """Return the row whose transaction commits a batch."""
+    return Fact(COMMITS, commit.batch_id, asdict(commit))
+
+
+def commit_of(view: View, batch_id: int) -> Commit | None:
+    """Return the commit of a batch; None while it is not committed."""
+    body = view.get(COMMITS, batch_id)
+    return None if body is None else _commit(body)
+
+
+def commits(view: View) -> list[Commit]:
+    """Return all commits, in order."""
+    return [_commit(body) for _, body in view.items(COMMITS)]
+
+
+def last_commit(view: View) -> Commit | None:
+    """Return the newest commit."""
+    found = view.last(COMMITS)
+    return None if found is None else _commit(found[1])
+
+
+def _commit(body: dict[str, Any]) -> Commit:
+    files = tuple((staged, final) for staged, final in body["files"])
+    return Commit(body["batch_id"], files, body["figures"])
+
+
+def reached(view: View) -> int | None:
+    """Return the largest event time of any committed batch."""
+    totals = view.get(TOTALS, "batches") or {}
+    times = [totals.get("time_max"), *(c.figures.get("time_max") for c in commits(view))]
+    return max((time for time in times if time is not None), default=None)
+
+
+def plan_fact(view: View, plan: dict[str, Any]) -> Fact:
+    """Return the row of a new plan; an epoch is written once."""
+    epoch = int(plan["epoch"])
+    if view.get(PLANS, epoch) is not None:
+        raise StateError(f"plan of epoch {epoch} exists already")
+    return Fact(PLANS, epoch, plan)
+
+
+def plan_of(view: View, epoch: int) -> dict[str, Any]:
+    """Return the plan of an epoch."""
+    plan: dict[str, Any] | None = view.get(PLANS, epoch)
+    if plan is None:
+        raise StateError(f"state has no plan of epoch {epoch}")
+    return plan
+
+
+def last_epoch(view: View) -> int | None:
+    """Return the newest plan epoch."""
+    found = view.last(PLANS)
+    return None if found is None else found[0]
+
+
+def round_fact(row: dict[str, Any]) -> Fact:
+    """Return the row of a round."""
+    return Fact(ROUNDS, int(row["round"]), row)
+
+
+def rounds(view: View) -> list[dict[str, Any]]:
+    """Return all rounds, in order."""
+    return [row for _, row in view.items(ROUNDS)]
+
+
+def last_round(view: View) -> dict[str, Any] | None:
+    """Return the newest round."""
+    found = view.last(ROUNDS)
+    return None if found is None else found[1]

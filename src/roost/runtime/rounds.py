@@ -1,0 +1,272 @@
+"""Rounds: what the driver does between two batches to adapt.
+
+A round is an interval of stream time, and at least one batch. When it ends, the policies propose in
+a fixed order what to change, and the arbiter accepts or refuses. Decisions, verdicts, the policies'
+memories and the next routing are recorded in one transaction before any batch uses them, so after
+a crash a change is wholly there or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.balance import Plan
+from roost.balance.changes import Decision, NoChange, Rebalance, change_to_json
+from roost.balance.planner import imbalance
+from roost.model.records import TIME_MIN
+from roost.runtime.report import add_round
+from roost.stages.contract import Batch, Reports, task_seconds
+from roost.stages.matching import MatchingStage
+from roost.stages.reading import ReadingStage, ReadTimes
+from roost.stages.routing import SpatialRouting, spatial
+from roost.stages.statistics import STATISTICS
+from roost.storage.store import Fact, Store
+
+NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
+BALANCE, GUARD = "balance", "guard"
+
+
+@dataclass(frozen=True)
+class BatchNotes:
+    """What a batch left for the policies.
+
+    Parameters
+    ----------
+    observed
+        What the statistics stage observed.
+    loaded_queries, load_s
+        Queries that machines loaded because their partitions moved, and how long that took.
+    """
+
+    observed: Any
+    loaded_queries: int
+    load_s: float
+
+
+@dataclass(frozen=True)
+class RoundSnapshot:
+    """What policies see at the end of a round; only batches of the current epochs count.
+
+    Parameters
+    ----------
+    number, batch
+        Numbers of the round and of its last batch.
+    routing
+        The spatial routing under which it ran.
+    busy_s
+        Processor time of each machine, without loading queries.
+    now
+        Event time that the stream has reached.
+    batches
+        Notes of the round's batches, in order.
+    hidden
+        Cells of queries that are no reason to rebalance, ``(k, 4)``, both ends included.
+    accepted
+        Decisions accepted so far in this round, by policy.
+    """
+
+    number: int
+    batch: int
+    routing: SpatialRouting
+    busy_s: NDArray[np.float64]
+    now: int
+    batches: Sequence[BatchNotes]
+    hidden: NDArray[np.int32] = field(default_factory=lambda: NO_CELLS)
+    accepted: Mapping[str, Decision] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the round."""
+        return self.routing.plan
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a policy proposes.
+
+    Parameters
+    ----------
+    decision
+        Changes, or none, with the reason.
+    memory
+        What the policy must know after a restart, and figures for the record of the round.
+    facts
+        Rows to record whether the decision is accepted or not.
+    """
+
+    decision: Decision
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+
+
+class Policy(Protocol):
+    """Proposes at the end of a round."""
+
+    @property
+    def name(self) -> str:
+        """Name in the record of the round."""
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Propose what to change."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a proposal, and why."""
+
+    policy: str
+    accepted: bool
+    reason: str
+    proposal: Proposal
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row for the record of the round."""
+        verdict = "accepted" if self.accepted else "refused"
+        return {"policy": self.policy, "verdict": verdict, "reason": self.reason}
+
+
+class Arbiter:
+    """Accepts or refuses what policies propose; the only place that does."""
+
+    def end_round(
+        self, snapshot: RoundSnapshot, policies: Sequence[Policy]
+    ) -> tuple[list[Verdict], SpatialRouting | None]:
+        """Ask the policies in their order; returns the verdicts and the next routing, if any.
+
+        A later policy sees the decisions accepted before it.
+        """
+        verdicts: list[Verdict] = []
+        after: SpatialRouting | None = None
+        for policy in policies:
+            proposal = policy.propose(snapshot)
+            decision, accepted, reason = proposal.decision, True, proposal.decision.reason
+            if isinstance(decision, Rebalance):
+                try:
+                    after = (after or snapshot.routing).apply(decision.changes)
+                except ValueError as error:
+                    accepted, reason = False, f"{reason}; refused: {error}"
+                    decision = NoChange(reason)
+            verdicts.append(Verdict(policy.name, accepted, reason, proposal))
+            known = {**snapshot.accepted, policy.name: decision}
+            snapshot = replace(snapshot, accepted=known)
+        return verdicts, after
+
+
+class Rounds:
+    """Collects what batches report, and ends rounds.
+
+    Parameters
+    ----------
+    store
+        Where decisions are recorded.
+    strategy
+        Name of the strategy, for the record.
+    policies
+        In the order in which they propose.
+    round_length
+        Length of a round in event time.
+    now
+        Event time that the stream has reached.
+    number
+        Number of the next round.
+    hidden
+        Returns the cells of queries that are no reason to rebalance at an event time.
+    clock
+        Seconds, to time decisions.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        strategy: str,
+        policies: Sequence[Policy],
+        round_length: int,
+        now: int | None = None,
+        number: int = 0,
+        hidden: Callable[[int], NDArray[np.int32]] = lambda now: NO_CELLS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._store = store
+        self._strategy = strategy
+        self._policies = policies
+        self._length = round_length
+        self._now = TIME_MIN if now is None else now
+        self._number = number
+        self._hidden = hidden
+        self._clock = clock
+        self._arbiter = Arbiter()
+        self._start_round(None)
+
+    def _start_round(self, opened: int | None) -> None:
+        self._opened = opened
+        self._busy: dict[int, float] = {}
+        self._notes: list[BatchNotes] = []
+
+    def after_batch(self, batch: Batch, reports: Reports) -> SpatialRouting | None:
+        """Note a batch of the current epochs; returns the next routing if the round ends with one.
+
+        A batch that ran under another routing says nothing about this one and must not be noted.
+        """
+        matching = batch.outcomes[MatchingStage.name].metrics
+        statistics = batch.outcomes[STATISTICS]
+        self._notes.append(
+            BatchNotes(
+                statistics.observed,
+                int(statistics.metrics["loaded_queries"]),
+                float(matching["load_s"]),
+            )
+        )
+        busy = task_seconds(reports, MatchingStage.name)
+        for report in reports[MatchingStage.name]:
+            spent = busy[report.machine] - report.counts["load_s"]
+            self._busy[report.machine] = self._busy.get(report.machine, 0.0) + spent
+        times: ReadTimes = batch.outcomes[ReadingStage.name].result
+        if times.oldest is None or times.newest is None:
+            return None
+        self._now = max(self._now, times.newest)
+        if self._opened is None:
+            self._opened = times.oldest
+        if self._now - self._opened < self._length:
+            return None
+        return self._end_round(batch)
+
+    def _end_round(self, batch: Batch) -> SpatialRouting | None:
+        started = self._clock()
+        routing = spatial(batch.routings)
+        busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
+        hidden = self._hidden(self._now)
+        snapshot = RoundSnapshot(
+            self._number, batch.number, routing, busy_s, self._now, tuple(self._notes), hidden
+        )
+        verdicts, after = self._arbiter.end_round(snapshot, self._policies)
+        balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
+        decision = balance.proposal.decision
+        changes = decision.changes if isinstance(decision, Rebalance) and balance.accepted else ()
+        row = {
+            "round": self._number,
+            "batch_id": batch.number,
+            "strategy": self._strategy,
+            "epoch": routing.epoch,
+            "next_epoch": None if after is None else after.epoch,
+            "changes": [change_to_json(change) for change in changes],
+            "reason": balance.reason,
+            "quarantined": len(hidden),
+            "imbalance": imbalance(busy_s),
+            "seconds": self._clock() - started,
+            "verdicts": [verdict.to_json() for verdict in verdicts],
+            **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
+        }
+        facts = [Fact("rounds", self._number, row), add_round(self._store, row)]
+        if after is not None:
+            body = {**after.plan.to_json(), "strategy": self._strategy}
+            facts.append(Fact("plans", after.epoch, body))
+        self._store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
+        self._number += 1
+        self._start_round(self._now)
+        return after

@@ -1,0 +1,319 @@
+"""Generator of random points around populated places, with temporary, drifting hotspots.
+
+Problem: a stream source must produce any range of rows on any worker, also after a restart, and the
+rows must be the same. A generator with mutable state cannot do that.
+
+Idea: a counter-based random generator (Philox) whose counter *is* the row number. One step of the
+counter gives four 64-bit words, which suffice for a row, so row ``k`` depends only on the seed and
+``k``, and random access is free. The words of a row are used like this::
+
+    word 0            place, by weight
+    word 1  low half  radius of the offset (or its x, if a hotspot is uniform)
+            high half angle of the offset  (or its y)
+    word 2  low half  hotspot that receives the row, if any
+            high half the value
+    word 3            unused
+
+Points arrive at a constant rate; a hotspot changes their location, not their number. The generator
+does not move individual objects (rows are independent) and ignores streets and coasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+
+from roost.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+VALUE_MEAN = 20.0
+"""Mean of the exponentially distributed ``value`` column."""
+
+_WORDS_PER_ROW = 4
+# Rows processed at a time: their temporaries fit into a core's L2 cache.
+_STRIDE_ROWS = 16_384
+# The side of a normal hotspot, and the lifetime of a normal intensity, span six deviations.
+_DEVIATIONS = 6.0
+_US_PER_S = 1e6
+_UNIT_32 = np.float64(2.0**-32)
+_UNIT_53 = np.float64(2.0**-53)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFF_FFFF)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Places around which points are drawn: three arrays of equal length.
+
+    Parameters
+    ----------
+    lon, lat
+        Degrees.
+    weight
+        Relative share of the points of each place; not negative, and not all zero.
+    """
+
+    lon: Floats
+    lat: Floats
+    weight: Floats
+
+    def __post_init__(self) -> None:
+        if not len(self.lon) == len(self.lat) == len(self.weight) > 0:
+            lengths = (len(self.lon), len(self.lat), len(self.weight))
+            raise ConfigError("generator.places", lengths, "three arrays of one length, not empty")
+        usable = np.isfinite(self.weight).all() and (self.weight >= 0).all()
+        if not usable or not self.weight.any():
+            raise ConfigError("generator.places", "weights", "finite weights >= 0, not all zero")
+
+
+def load_places() -> Places:
+    """Return the bundled places: the 2,000 most populous of GeoNames, weighted by population."""
+    with (resources.files("roost") / "data" / "cities.csv").open("rb") as file:
+        table = pa.csv.read_csv(file)
+    columns = (table[name].to_numpy().astype(np.float64) for name in ("lon", "lat", "population"))
+    return Places(*columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Hotspot:
+    """A temporary hotspot: a square that receives a share of all points.
+
+    Parameters
+    ----------
+    center
+        Longitude and latitude at ``start_us``.
+    side
+        Side of the square in degrees. A uniform hotspot stays inside it; of a normal one, 99.7 %
+        of the points are within it on each axis.
+    share
+        Share of all points, in (0, 1]; at the peak, if the intensity is normal.
+    start_us, stop_us
+        Lifetime in event time, microseconds since 1970 UTC, half-open.
+    spread
+        Distribution of its points in the square: ``uniform`` or ``normal``.
+    intensity
+        Share over its lifetime: ``step`` is constant, ``normal`` a bell curve with its peak in the
+        middle.
+    drift_deg_per_s
+        Velocity of the centre, in degrees of longitude and latitude per second of event time.
+    """
+
+    center: tuple[float, float]
+    side: float
+    share: float
+    start_us: int
+    stop_us: int
+    spread: Literal["uniform", "normal"] = "uniform"
+    intensity: Literal["step", "normal"] = "step"
+    drift_deg_per_s: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError("hotspot.share", self.share, "a number in (0, 1]")
+        if not 0 <= self.side < np.inf:
+            raise ConfigError("hotspot.side", self.side, "degrees, 0 or more")
+        if self.start_us >= self.stop_us:
+            raise ConfigError(
+                "hotspot.stop_us", self.stop_us, f"more than start_us {self.start_us}"
+            )
+        if self.spread not in ("uniform", "normal"):
+            raise ConfigError("hotspot.spread", self.spread, "uniform or normal")
+        if self.intensity not in ("step", "normal"):
+            raise ConfigError("hotspot.intensity", self.intensity, "step or normal")
+
+    def share_at(self, time_us: Integers) -> Floats:
+        """Return its share of all points at each time."""
+        alive = (time_us >= self.start_us) & (time_us < self.stop_us)
+        if self.intensity == "step":
+            return np.where(alive, self.share, 0.0)
+        middle_us = (self.start_us + self.stop_us) / 2
+        deviation_us = (self.stop_us - self.start_us) / _DEVIATIONS
+        bell = np.exp(-0.5 * ((time_us - middle_us) / deviation_us) ** 2)
+        return np.where(alive, self.share * bell, 0.0)
+
+    def _place(self, time_us: Integers, offset: Words) -> tuple[Floats, Floats]:
+        age_s = (time_us - self.start_us) / _US_PER_S
+        if self.spread == "uniform":
+            x, y = _halves(offset)
+            dx, dy = (x - 0.5) * self.side, (y - 0.5) * self.side
+        else:
+            dx, dy = _normal_pair(offset, self.side / _DEVIATIONS)
+        lon = self.center[0] + self.drift_deg_per_s[0] * age_s + dx
+        lat = self.center[1] + self.drift_deg_per_s[1] * age_s + dy
+        return lon, lat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointGenerator:
+    """An infinite stream of points with random access to any range of rows.
+
+    Parameters
+    ----------
+    places
+        Places of points outside hotspots.
+    rate_per_s
+        Points per second of event time.
+    start_us
+        Event time of row 0, microseconds since 1970 UTC.
+    seed
+        Seed of the stream, not negative.
+    hotspots
+        Hotspots, whose shares sum to at most 1 at any time.
+    spread_deg
+        Standard deviation of a point around its place, on each axis.
+
+    Examples
+    --------
+    >>> generator = PointGenerator(load_places(), rate_per_s=1_000, start_us=0, seed=7)
+    >>> generator.block(5, 8).column_names
+    ['id', 'event_time', 'lon', 'lat', 'value']
+    >>> generator.block(5, 8).equals(generator.block(0, 100).slice(5, 3))
+    True
+    """
+
+    places: Places
+    rate_per_s: float
+    start_us: int
+    seed: int
+    hotspots: tuple[Hotspot, ...] = ()
+    spread_deg: float = 0.1
+    _keep: Floats = field(init=False, repr=False)
+    _other: Integers = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_per_s < np.inf:
+            raise ConfigError("generator.rate_per_s", self.rate_per_s, "a number above 0")
+        if not 0 <= self.seed < 2**128:
+            raise ConfigError("generator.seed", self.seed, "an integer from 0 to 2**128 - 1")
+        if not 0 <= self.spread_deg < np.inf:
+            raise ConfigError("generator.spread_deg", self.spread_deg, "degrees, 0 or more")
+        object.__setattr__(self, "hotspots", tuple(self.hotspots))
+        for at in self.hotspots:
+            together = sum(h.share for h in self.hotspots if h.start_us <= at.start_us < h.stop_us)
+            if together > 1 + 1e-9:
+                raise ConfigError("generator.hotspots", together, "shares of at most 1 together")
+        keep, other = _alias_table(self.places.weight)
+        object.__setattr__(self, "_keep", keep)
+        object.__setattr__(self, "_other", other)
+
+    def time_us(self, rows: Integers) -> Integers:
+        """Return the event times of rows, microseconds since 1970 UTC; never decreasing."""
+        age_us: Integers = np.floor(rows * (_US_PER_S / self.rate_per_s)).astype(np.int64)
+        return age_us + self.start_us
+
+    def block(self, start_row: int, stop_row: int) -> pa.Table:
+        """Return rows ``start_row`` to ``stop_row - 1``.
+
+        Returns
+        -------
+        pa.Table
+            ``id`` (int64, the row number), ``event_time`` (timestamp[us, UTC]), ``lon``, ``lat``
+            and ``value`` (double; exponential with mean 20, for predicates).
+        """
+        if not 0 <= start_row <= stop_row:
+            raise ValueError(f"rows {start_row} to {stop_row} are not a range of rows")
+        ids = np.arange(start_row, stop_row, dtype=np.int64)
+        times_us = self.time_us(ids)
+        lon, lat, value = np.empty((3, len(ids)), dtype=np.float64)
+        for part in _strides(len(ids)):
+            self._fill(start_row + part.start, times_us[part], lon[part], lat[part], value[part])
+        stamps = pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
+        names = ["id", "event_time", "lon", "lat", "value"]
+        return pa.table([pa.array(ids), stamps, lon, lat, value], names=names)
+
+    def _fill(
+        self, first_row: int, time_us: Integers, lon: Floats, lat: Floats, value: Floats
+    ) -> None:
+        words = _words(self.seed, first_row, len(time_us))
+        which = self._choose(_unit(words[:, 0]))
+        dx, dy = _normal_pair(words[:, 1], self.spread_deg)
+        np.add(self.places.lon[which], dx, out=lon)
+        np.add(self.places.lat[which], dy, out=lat)
+        pick, chance = _halves(words[:, 2])
+        self._redirect(time_us, words[:, 1], pick, lon, lat)
+        _onto_globe(lon, lat)
+        np.multiply(-VALUE_MEAN, np.log(1.0 - chance), out=value)
+
+    def _choose(self, chance: Floats) -> Integers:
+        scaled = chance * len(self._keep)
+        slot = scaled.astype(np.int64)
+        return np.where(scaled - slot < self._keep[slot], slot, self._other[slot])
+
+    def _redirect(
+        self, time_us: Integers, offset: Words, pick: Floats, lon: Floats, lat: Floats
+    ) -> None:
+        """Move the rows whose pick is in a hotspot's slice of [0, 1) to that hotspot."""
+        floor = np.zeros(len(pick))
+        for hotspot in self.hotspots:
+            if time_us[-1] < hotspot.start_us or time_us[0] >= hotspot.stop_us:
+                continue
+            ceiling = floor + hotspot.share_at(time_us)
+            taken = np.flatnonzero((pick >= floor) & (pick < ceiling))
+            lon[taken], lat[taken] = hotspot._place(time_us[taken], offset[taken])
+            floor = ceiling
+
+
+def _strides(rows: int) -> Iterator[slice]:
+    for start in range(0, rows, _STRIDE_ROWS):
+        yield slice(start, min(start + _STRIDE_ROWS, rows))
+
+
+def _alias_table(weight: Floats) -> tuple[Floats, Integers]:
+    """Divide weights into equal slots of at most two owners each (Walker's alias method).
+
+    Slot ``k`` belongs to ``k`` up to ``keep[k]`` of its width, and to ``other[k]`` beyond. A draw
+    costs two look-ups; a search in cumulative weights would take half of the total time.
+    """
+    keep = weight / weight.sum() * len(weight)
+    other = np.arange(len(weight), dtype=np.int64)
+    small = [k for k, width in enumerate(keep) if width < 1]
+    large = [k for k, width in enumerate(keep) if width >= 1]
+    while small and large:
+        poor, rich = small.pop(), large[-1]
+        other[poor] = rich
+        keep[rich] -= 1 - keep[poor]
+        if keep[rich] < 1:
+            small.append(large.pop())
+    # Remaining small slots are full up to rounding.
+    keep[small] = 1.0
+    return keep, other
+
+
+def _words(seed: int, first_row: int, rows: int) -> Words:
+    source = np.random.Philox(key=seed, counter=first_row)
+    return source.random_raw(_WORDS_PER_ROW * rows).reshape(rows, _WORDS_PER_ROW)
+
+
+def _unit(words: Words) -> Floats:
+    """Convert words to numbers in [0, 1)."""
+    return (words >> np.uint64(11)) * _UNIT_53
+
+
+def _halves(words: Words) -> tuple[Floats, Floats]:
+    """Convert each word to two independent numbers in [0, 1)."""
+    return (words & _LOW) * _UNIT_32, (words >> _HALF) * _UNIT_32
+
+
+def _normal_pair(words: Words, deviation: float) -> tuple[Floats, Floats]:
+    """Convert each word to two independent normal numbers (Box-Muller transform)."""
+    u, v = _halves(words)
+    radius = deviation * np.sqrt(-2.0 * np.log(1.0 - u))
+    angle = 2.0 * np.pi * v
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+def _onto_globe(lon: Floats, lat: Floats) -> None:
+    """Wrap longitudes across the antimeridian, and clip latitudes at the poles."""
+    over = np.flatnonzero(np.abs(lon) > 180.0)
+    lon[over] = (lon[over] + 180.0) % 360.0 - 180.0
+    np.clip(lat, -90.0, 90.0, out=lat)

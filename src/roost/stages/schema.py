@@ -1,0 +1,167 @@
+"""Which columns of a source are the coordinates, the time and the identifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from roost.errors import ConfigError
+from roost.model.schemas import TIMESTAMP, id_type_of, time_type_of
+from roost.model.settings import RunConfig
+from roost.model.space import Coordinates, Rect, Space
+from roost.stages.decode import MALFORMED, ROW, PointSchema
+from roost.window import Alias
+
+X_NAMES = ("lon", "x", "longitude", "lng")
+Y_NAMES = ("lat", "y", "latitude")
+LONLAT_NAMES = ("lon", "longitude", "lng")
+WORLD = Rect(-180.0, -90.0, 180.0, 90.0)
+# The share of points inside the bounds that are guessed from a sample: outliers would stretch
+# the cells, and the edge cells reach out to them anyway.
+CORE_SHARE = (0.001, 0.999)
+
+
+def _find(names: list[str], asked: str | None, usual: tuple[str, ...], key: str) -> str:
+    if asked is not None:
+        if asked not in names:
+            raise ConfigError(key, asked, f"a column of the points: {', '.join(names)}")
+        return asked
+    for name in usual:
+        if name in names:
+            return name
+    takes = f"the name of a column, since none of {', '.join(usual)} is there"
+    raise ConfigError(key, None, takes)
+
+
+def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> PointSchema:
+    """Find the columns of a source.
+
+    Parameters
+    ----------
+    schema
+        Columns that the source has.
+    config
+        Names that were asked for.
+    numbered
+        Whether the source can number its rows, for points without identifiers.
+    """
+    own = [field for field in schema if field.name not in (ROW, MALFORMED)]
+    names = [field.name for field in own]
+    x = _find(names, config.points.x, X_NAMES, "points.x")
+    y = _find(names, config.points.y, Y_NAMES, "points.y")
+    time = _find(names, config.points.time, (), "points.time")
+    point_id = config.points.id or ("id" if "id" in names else None)
+    if point_id is None and not numbered:
+        raise ConfigError("points.id", None, "the name of a column with identifiers")
+    if point_id is not None:
+        _find(names, point_id, (), "points.id")
+    id_type = pa.int64()
+    if point_id is not None:
+        id_type = id_type_of(schema.field(point_id).type, "points.id")
+    return PointSchema(
+        x=x,
+        y=y,
+        time=time,
+        point_id=point_id,
+        id_type=id_type,
+        time_type=time_type_of(schema.field(time).type, "points.time"),
+        attributes=pa.schema([field.with_type(_plain_type(field.type)) for field in own]),
+    )
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Type that a column is decoded to: categories and views only save room in their files."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if kind == pa.string_view():
+        return pa.string()
+    return pa.binary() if kind == pa.binary_view() else kind
+
+
+def message_schema(config: RunConfig) -> pa.Schema:
+    """Columns of points that come as JSON messages: the declared attributes and the usual four."""
+    declared: Mapping[str, str] = config.points.attributes
+    fields: dict[str, pa.DataType] = {
+        config.points.x or "lon": pa.float64(),
+        config.points.y or "lat": pa.float64(),
+        config.points.time: TIMESTAMP,
+        config.points.id or "id": pa.string(),
+    }
+    for name, text in declared.items():
+        try:
+            fields[name] = pa.type_for_alias(text)
+        except ValueError:
+            takes = "a type such as string, double, int64, bool"
+            raise ConfigError(f"points.attributes.{name}", text, takes) from None
+    return pa.schema(list(fields.items()))
+
+
+def space_for(config: RunConfig, points: PointSchema, sample: pa.Table | None) -> Space:
+    """Space of a run: as configured, else guessed from a sample."""
+    coordinates = config.space.coordinates
+    if coordinates is None:
+        lonlat = points.x in LONLAT_NAMES
+        coordinates = Coordinates.LONLAT if lonlat else Coordinates.PLANE
+    bounds = config.space.bounds
+    if bounds is None:
+        bounds = _guess_bounds(points, sample, coordinates)
+    return Space(bounds, *config.space.grid, coordinates, config.space.outside)
+
+
+def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coordinates) -> Rect:
+    if sample is None or sample.num_rows == 0:
+        if coordinates is Coordinates.LONLAT:
+            return WORLD
+        raise ConfigError("space.bounds", None, "x0,y0,x1,y1 where there is no sample of points")
+    edges = []
+    for name in (points.x, points.y):
+        values = sample[name].to_numpy()
+        try:
+            numbers = np.asarray(values, np.float64)
+        except (TypeError, ValueError):
+            raise ConfigError("space.bounds", None, f"x0,y0,x1,y1 ({name} is text)") from None
+        numbers = numbers[np.isfinite(numbers)]
+        if coordinates is Coordinates.LONLAT:
+            numbers = numbers[np.abs(numbers) <= 540.0]
+        low, high = np.quantile(numbers, CORE_SHARE) if numbers.size else (0.0, 1.0)
+        if not low < high:
+            low, high = low - 0.5, high + 0.5
+        edges.append((float(low), float(high)))
+    (x0, x1), (y0, y1) = edges
+    return Rect(x0, y0, x1, y1)
+
+
+def time_unit(points: PointSchema) -> int:
+    """Event time of a second, or 1 where times are plain numbers."""
+    return 1_000_000 if points.time_type == TIMESTAMP else 1
+
+
+def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
+    """Attributes that the window keeps: the usual four and those that were named, or all."""
+    known = points.attributes
+    if config.window.attributes is None:
+        return known
+    for name in config.window.attributes:
+        if name not in known.names:
+            takes = f"attributes of the points: {', '.join(known.names)}"
+            raise ConfigError("window.attributes", name, takes)
+    kept = {points.x, points.y, points.time, points.point_id, *config.window.attributes}
+    return pa.schema([field for field in known if field.name in kept])
+
+
+def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
+    """Attributes that are coordinates, times or identifiers just as the window has them anyway."""
+    moment = points.time_type == TIMESTAMP
+    own = [
+        (points.x, pa.float64(), Alias.X),
+        (points.y, pa.float64(), Alias.Y),
+        (points.time, points.time_type, Alias.MOMENT if moment else Alias.NUMBER),
+        (points.point_id, points.id_type, Alias.ID),
+    ]
+    return {
+        name: alias
+        for name, kind, alias in own
+        if name is not None and kept.field(name).type == kind
+    }

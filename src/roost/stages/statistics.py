@@ -1,0 +1,431 @@
+"""Statistics for the balancer: points by cell, or each machine's TrioStat statistics.
+
+Under ``global`` the machines report how many of their points lie in each cell. Under ``swarm``
+TrioStat's statistics stay with the machine and two numbers leave it. A worker process is not a
+machine, any of them may run any machine's next task: so the statistics are a file, written by each
+batch for the next. When a partition moves, its new machine reads its part of the old machine's
+file; when it was split or merged, the statistics are cut or joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.balance import Partition, Plan
+from roost.errors import StateError
+from roost.kernel.cells import locate_cells
+from roost.model.records import TIME_MIN
+from roost.model.space import Space
+from roost.queries.counts import QueryCounts
+from roost.queries.live import QuerySet
+from roost.queries.partitions import live_ranges
+from roost.queries.versions import SegmentRef
+from roost.stages.contract import (
+    Batch,
+    MapExecutor,
+    Outcome,
+    Output,
+    Report,
+    Reports,
+    Stage,
+)
+from roost.stages.matching import GATHERED, Gathered
+from roost.stages.routing import spatial
+from roost.stages.window import WindowStage
+from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
+from roost.storage.store import Fact, View
+from roost.window.view import WindowFiles, batch_of
+from roost.workload import CellCounter, CellCounts, EulerHistogram, MachineStats, PartitionStats
+
+FADE = 0.5
+STATISTICS = "statistics"
+
+
+class CountingWork:
+    """Counts the points of a machine by cell."""
+
+    def __init__(self, space: Space, loaded_queries: int = 0) -> None:
+        self._grid = space.grid
+        self._counter = CellCounter(space.columns * space.rows)
+        self._loaded = loaded_queries
+
+    def process(self, port: str, block: Gathered) -> Iterable[Output]:
+        """Count a block."""
+        points, cells = block
+        if cells is None:
+            cells = locate_cells(points.x, points.y, self._grid.edges_x, self._grid.edges_y)
+        self._counter.add(cells)
+        return ()
+
+    def finish(self, marks: None) -> Iterable[Output]:
+        """Nothing is emitted."""
+        return ()
+
+    def report(self) -> Report:
+        """Report the counts."""
+        return Report(self._counter.take(), {"loaded_queries": self._loaded})
+
+
+@dataclass(frozen=True)
+class CountingTask:
+    """Counts points by cell.
+
+    Parameters
+    ----------
+    space
+        Where the cells are.
+    arriving
+        By machine, how many queries are in the partitions that it has just been given.
+    """
+
+    space: Space
+    arriving: Mapping[int, int]
+
+    def build(self, machine: int, cache: WorkerCache) -> CountingWork:
+        """Build one machine's work."""
+        return CountingWork(self.space, self.arriving.get(machine, 0))
+
+    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
+        """Ignore marks."""
+
+
+@dataclass
+class CellStage(Stage):
+    """Statistics of ``global``: what every cell received, seen by the driver.
+
+    Parameters
+    ----------
+    queries, space
+        The live queries, and where they are.
+    """
+
+    name = STATISTICS
+    inputs = (GATHERED,)
+
+    queries: QuerySet
+    space: Space
+    _counts: QueryCounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start without any query."""
+        self._counts = QueryCounts(self.space)
+
+    def histogram(self, now: int) -> EulerHistogram:
+        """Count the live queries by cell."""
+        return self._counts.update(self.queries.segments(), now)
+
+    def prepare(self, batch: Batch) -> CountingTask:
+        """Return the task of a batch, with the number of queries that move."""
+        routing = spatial(batch.routings)
+        moved = routing.arrivals(spatial(batch.before))
+        if not moved:
+            return CountingTask(self.space, {})
+        parts = routing.plan.partitions
+        rects = np.array([(p.column0, p.row0, p.column1, p.row1) for p in parts])
+        now = TIME_MIN if batch.reached is None else batch.reached
+        counts = self.histogram(now).count_many(rects).tolist()
+        queries = {p.partition_id: count for p, count in zip(parts, counts, strict=True)}
+        arriving = {m: sum(queries[number] for number in found) for m, found in moved.items()}
+        return CountingTask(self.space, arriving)
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        """Show the policy the counts of each machine."""
+        cells: dict[int, CellCounts] = {r.machine: r.value for r in reports[self.name]}
+        loaded = sum(int(report.counts["loaded_queries"]) for report in reports[self.name])
+        return Outcome(metrics={"loaded_queries": loaded}, observed=cells)
+
+
+@dataclass(frozen=True)
+class TrioTask:
+    """How the machines of a batch update TrioStat's statistics.
+
+    Parameters
+    ----------
+    number, plan, space
+        Of the batch.
+    segments, folder
+        The live queries: names of their files, and where these are.
+    files, names
+        Where statistics are, and by machine the file of the batch before.
+    before
+        The plan of the batch before, which says whose file has a partition that has moved.
+    arrivals
+        Partitions that each machine has just been given.
+    closes
+        Whether a round ended with the batch before.
+    fade
+        What is left of earlier rounds' points when a round is closed.
+    now
+        Event time that the stream had reached; queries that ended before are not counted.
+    window, gone
+        Where the window's files are, and those whose points have left it since.
+    """
+
+    number: int
+    plan: Plan
+    space: Space
+    segments: tuple[SegmentRef, ...]
+    folder: Files
+    files: Files
+    names: Mapping[int, str]
+    before: Plan
+    arrivals: Mapping[int, tuple[int, ...]]
+    closes: bool
+    fade: float
+    now: int
+    window: Files | None = None
+    gone: tuple[str, ...] = ()
+
+    def build(self, machine: int, cache: WorkerCache) -> TrioWork:
+        """Build one machine's work."""
+        return TrioWork(self, machine, cache)
+
+    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
+        """Ignore marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrioValue:
+    """A machine's file, and the two numbers of the SWARM protocol."""
+
+    file: str
+    numerator: float
+    received: float
+
+
+class TrioWork(CountingWork):
+    """Updates one machine's statistics."""
+
+    def __init__(self, task: TrioTask, machine: int, cache: WorkerCache) -> None:
+        super().__init__(task.space)
+        self._task = task
+        self._machine = machine
+        self._cache = cache
+        self._report = Report()
+
+    def finish(self, marks: None) -> Iterable[Output]:
+        """Bring the machine's statistics up to this batch."""
+        task, machine = self._task, self._machine
+        files = _Files(task)
+        arrived = task.arrivals.get(machine, ())
+        loaded = 0
+        partitions = []
+        for partition in task.plan.of_machine(machine):
+            ranges = live_ranges(task.folder, task.segments, partition, task.space, task.now)
+            if partition.partition_id in arrived:
+                loaded += len(ranges)
+            stats = _inherited(files, machine, partition, ranges)
+            if task.closes:
+                stats.close_round(task.fade)
+            stats.set_queries(ranges)
+            partitions.append(stats)
+        mine = MachineStats(partitions)
+        mine.add_cells(self._counter.take(), task.plan.columns)
+        for name in task.gone:
+            # One machine wrote the file, but its cells may belong to any machine by now.
+            assert task.window is not None
+            counts = WindowFiles(task.window, self._cache).segment(name).counts
+            mine.expire_cells(counts, task.plan.columns)
+        name = task.files.name(f"{task.number:010d}-", f"{machine:05d}", ".trio")
+        task.files.write(name, mine.to_arrays(), durable=False)
+        # The numbers as they are if the round ends here; the file stays open.
+        mine.close_round(task.fade)
+        value = TrioValue(name, mine.numerator(), mine.received())
+        self._report = Report(value, {"loaded_queries": loaded})
+        return ()
+
+    def report(self) -> Report:
+        """Report the file and two numbers."""
+        return self._report
+
+
+def load_statistics(files: Files, name: str) -> MachineStats:
+    """Read a machine's file."""
+    return MachineStats.from_arrays(files.map(name))
+
+
+@dataclass
+class TrioStage(Stage):
+    """Statistics of ``swarm``: they stay with the machines.
+
+    Parameters
+    ----------
+    space
+        Where points are.
+    folder
+        Where the files of the queries are.
+    files
+        Where statistics are.
+    window
+        The window, if there is one: its points are then what statistics count.
+    """
+
+    name = STATISTICS
+    inputs = (GATHERED,)
+
+    space: Space
+    folder: Files
+    files: Files
+    window: WindowStage | None = None
+    names: dict[int, str] = field(init=False, default_factory=dict)
+    first: int | None = field(init=False, default=None)
+
+    @property
+    def fade(self) -> float:
+        """What is left of earlier rounds' points: all, if a window decides when they expire."""
+        return FADE if self.window is None else 1.0
+
+    def open(self, view: View) -> None:
+        """Read which files hold the machines' statistics, and since which batch they count."""
+        row = view.get(STATISTICS, "trio") or {"files": {}, "first": None}
+        self.names = {int(machine): name for machine, name in row["files"].items()}
+        self.first = row["first"]
+
+    def prepare(self, batch: Batch) -> TrioTask:
+        """Return the task of a batch."""
+        routing, before = spatial(batch.routings), spatial(batch.before)
+        first = batch.number if self.first is None else self.first
+        gone = () if self.window is None else self.window.gone
+        return TrioTask(
+            batch.number,
+            routing.plan,
+            self.space,
+            batch.queries.segments,
+            self.folder,
+            self.files,
+            self.names,
+            before.plan,
+            routing.arrivals(before),
+            batch.closes_round,
+            self.fade,
+            TIME_MIN if batch.reached is None else batch.reached,
+            None if self.window is None else self.window.files,
+            tuple(name for name in gone if batch_of(name) >= first),
+        )
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        """Record the files; show the policy two numbers of each machine."""
+        values: dict[int, TrioValue] = {r.machine: r.value for r in reports[self.name]}
+        names = {machine: value.file for machine, value in values.items()}
+        first = batch.number if self.first is None else self.first
+        row = {"files": {str(machine): name for machine, name in names.items()}, "first": first}
+        loaded = sum(int(report.counts["loaded_queries"]) for report in reports[self.name])
+        return Outcome(
+            facts=[Fact(STATISTICS, "trio", row)],
+            metrics={"loaded_queries": loaded},
+            observed=values,
+            result=(names, first),
+        )
+
+    def committed(self, batch: Batch, outcome: Outcome) -> None:
+        """Continue from the files of the batch."""
+        self.names, self.first = outcome.result
+
+    def cleanup(self) -> None:
+        """Delete the files of earlier batches."""
+        self.files.delete("", keep=self.names.values())
+
+    def state(self) -> Any:
+        """Return the files by machine, and the first batch that they count."""
+        return self.names, self.first
+
+
+class _Files:
+    """Files of the batch before, each read once."""
+
+    def __init__(self, task: TrioTask) -> None:
+        self._task = task
+        self._before = {p.partition_id: p for p in task.before.partitions}
+        self._read: dict[int, MachineStats] = {}
+
+    def of(self, partition_id: int, machine: int) -> PartitionStats | None:
+        """Return a partition's statistics under the plan before, preferably this machine's."""
+        known = self._before.get(partition_id)
+        if known is None:
+            return None
+        owner = machine if machine in known.machines else known.machines[0]
+        if owner not in self._read:
+            name = self._task.names.get(owner)
+            try:
+                stats = MachineStats() if name is None else load_statistics(self._task.files, name)
+            except StateError:
+                stats = MachineStats()  # lost with its host: they build up again
+            self._read[owner] = stats
+        found = self._read[owner].partitions.get(partition_id)
+        return None if found is None else PartitionStats.from_array(found.to_array())
+
+
+def _inherited(
+    files: _Files, machine: int, partition: Partition, ranges: NDArray[np.int32]
+) -> PartitionStats:
+    same = files.of(partition.partition_id, machine)
+    if same is not None:
+        return same
+    known = [files.of(parent, machine) for parent in partition.parents]
+    parts = [stats for stats in known if stats is not None]
+    if parts and len(parts) == len(known):
+        whole = _joined(parts, partition.partition_id, ranges)
+        if whole is not None:
+            return _restricted(whole, partition)
+    return _fresh(partition, ranges)
+
+
+def _fresh(partition: Partition, ranges: NDArray[np.int32]) -> PartitionStats:
+    """Statistics that know the queries and have seen no point; none of the queries is new."""
+    p = partition
+    stats = PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
+    stats.set_queries(ranges)
+    stats.close_round()
+    for axis in (stats.rows, stats.columns):
+        axis.r[:] = 0.0
+        axis.pre_span[:] = 0.0
+    return stats
+
+
+def _joined(
+    parts: list[PartitionStats], partition_id: int, ranges: NDArray[np.int32]
+) -> PartitionStats | None:
+    """Join parts two by two as they form rectangles; None where they do not."""
+    parts = sorted(parts, key=lambda part: (part.row0, part.column0))
+    while len(parts) > 1:
+        pair = next(
+            ((a, b) for a in parts for b in parts if a is not b and _are_neighbours(a, b)), None
+        )
+        if pair is None:
+            return None
+        whole = PartitionStats.merged(partition_id, *pair, ranges)
+        parts = [part for part in parts if part not in pair] + [whole]
+    return parts[0]
+
+
+def _are_neighbours(first: PartitionStats, second: PartitionStats) -> bool:
+    side_by_side = first.row0 == second.row0 and first.row1 == second.row1
+    stacked = first.column0 == second.column0 and first.column1 == second.column1
+    return (side_by_side and first.column1 == second.column0) or (
+        stacked and first.row1 == second.row0
+    )
+
+
+def _restricted(stats: PartitionStats, partition: Partition) -> PartitionStats:
+    """Cut off what lies outside a partition, side by side.
+
+    Queries are not counted again here: those that came with this batch must still be found new.
+    """
+    p, number = partition, partition.partition_id
+    if stats.column0 < p.column0:
+        stats = stats.cut(True, p.column0, number, number)[1]
+    if stats.column1 > p.column1:
+        stats = stats.cut(True, p.column1, number, number)[0]
+    if stats.row0 < p.row0:
+        stats = stats.cut(False, p.row0, number, number)[1]
+    if stats.row1 > p.row1:
+        stats = stats.cut(False, p.row1, number, number)[0]
+    if stats.partition_id != number:
+        stats = PartitionStats.from_array(np.concatenate([[number], stats.to_array()[1:]]))
+    return stats

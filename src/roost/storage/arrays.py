@@ -1,0 +1,85 @@
+"""Named arrays in one file that any process can map.
+
+Layout: an 8-byte magic, the length of a JSON directory, the directory (name, type, shape, place
+of each array), then the arrays, each at a multiple of 64 bytes. Files are written under another
+name, flushed and renamed, so a file with its final name is complete. Files never change, and only
+their owner may read them.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.errors import StateError
+from roost.storage.private import private_opener
+
+MAGIC = b"ROOSTSG1"
+ALIGN = 64
+PARTIAL = ".partial"
+
+
+def _aligned(place: int) -> int:
+    return (place + ALIGN - 1) // ALIGN * ALIGN
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: bool = True) -> int:
+    """Write arrays to a new file; returns its size in bytes.
+
+    A file that can be computed again need not be ``durable``: it survives the failure of a
+    process, but perhaps not that of the host.
+    """
+    directory: list[dict[str, Any]] = []
+    place = 0
+    for name, array in arrays.items():
+        place = _aligned(place)
+        directory.append(
+            {"name": name, "dtype": array.dtype.str, "shape": array.shape, "place": place}
+        )
+        place += array.nbytes
+    head = json.dumps(directory).encode()
+    start = _aligned(len(MAGIC) + 8 + len(head))
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    with open(partial, "wb", opener=private_opener) as file:
+        file.write(MAGIC + len(head).to_bytes(8, "little") + head)
+        for entry, array in zip(directory, arrays.values(), strict=True):
+            file.seek(start + entry["place"])
+            file.write(np.ascontiguousarray(array).data)
+        file.truncate(start + place)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.rename(path)
+    return start + place
+
+
+def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a file, read-only; pages are read when first used."""
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise StateError(f"segment {path} cannot be mapped: {error}") from error
+    if mapped[: len(MAGIC)] != MAGIC:
+        raise StateError(f"{path} is not a segment file")
+    length = int.from_bytes(mapped[len(MAGIC) : len(MAGIC) + 8], "little")
+    directory = json.loads(mapped[len(MAGIC) + 8 : len(MAGIC) + 8 + length])
+    start = _aligned(len(MAGIC) + 8 + length)
+    arrays: dict[str, NDArray[Any]] = {}
+    for entry in directory:
+        shape = tuple(entry["shape"])
+        count = int(np.prod(shape))
+        dtype = np.dtype(entry["dtype"])
+        if count:
+            array = np.frombuffer(mapped, dtype, count, start + entry["place"])
+        else:
+            array = np.empty(0, dtype)
+        arrays[entry["name"]] = array.reshape(shape)
+    return arrays

@@ -1,0 +1,56 @@
+"""What a worker process retains between tasks, passed in as an argument."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+Value = TypeVar("Value")
+
+
+class WorkerCache:
+    """What a worker process retains between tasks; entries are immutable and named by their key.
+
+    The least recently used entry of a kind is dropped first.
+    """
+
+    LIMITS: ClassVar[Mapping[str, int]] = {
+        "index": 2,
+        "router": 2,
+        "parquet": 8,
+        "row groups": 2,
+        "window": 1 << 20,  # dropped by age
+    }
+
+    def __init__(self) -> None:
+        self._entries: dict[str, OrderedDict[Any, Any]] = {}
+        self._lock = threading.Lock()  # snapshot queries may run beside a batch
+
+    def get(self, kind: str, key: Any, build: Callable[[], Value]) -> Value:
+        """Return the entry of a key, built if the cache does not have it."""
+        with self._lock:
+            entries = self._entries.setdefault(kind, OrderedDict())
+            if key in entries:
+                entries.move_to_end(key)
+                found: Value = entries[key]
+                return found
+        value = build()
+        with self._lock:
+            entries[key] = value
+            while len(entries) > self.LIMITS.get(kind, 8):
+                entries.popitem(last=False)
+        return value
+
+    def drop(self, kind: str, stale: Callable[[Any], bool]) -> None:
+        """Drop the entries whose keys are stale."""
+        with self._lock:
+            entries = self._entries.get(kind, OrderedDict())
+            for key in [key for key in entries if stale(key)]:
+                del entries[key]
+
+    def size(self, kind: str) -> int:
+        """Return the number of entries of a kind."""
+        with self._lock:
+            return len(self._entries.get(kind, ()))

@@ -1,0 +1,14 @@
+"""Fakes and oracles, for users' tests and for Roost's own.
+
+:class:`InProcessPipeline` is :class:`roost.Pipeline` without Spark: the same stages, loop, store
+and files, with the tasks run one after the other in this process. :func:`brute_force` computes
+matches from their definition.
+"""
+
+from __future__ import annotations
+
+from roost.runtime.executor import InProcessExecutor
+from roost.testing.oracle import brute_force
+from roost.testing.pipeline import InProcessPipeline
+
+__all__ = ["InProcessExecutor", "InProcessPipeline", "brute_force"]

@@ -1,0 +1,62 @@
+"""``roost compile`` compiles every loop, so that no batch waits for the compiler."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import roost
+from roost.cli import main
+
+SOURCE = Path(roost.__file__).parent
+
+
+def loops() -> dict[tuple[Path, str], str]:
+    """Decorators of the functions that numba compiles, by file and name."""
+    return {
+        (path, node.name): ast.unparse(decorator)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if "njit" in ast.unparse(decorator)
+    }
+
+
+def test_every_loop_is_cached_and_releases_the_interpreter_lock() -> None:
+    found = loops()
+    assert len(found) > 100
+    for where, decorator in found.items():
+        assert decorator.startswith("njit(cache=True, nogil=True"), where
+
+
+def test_the_command_compiles_each_package_with_loops(capsys: pytest.CaptureFixture[str]) -> None:
+    packages = {path.relative_to(SOURCE).parts[0] for path, _ in loops()}
+    packages.remove("workload")  # balance compiles its loops
+    assert main(["compile"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[name, "compiled"] for name in sorted(packages)]
+
+
+@pytest.mark.full
+def test_no_loop_is_left_to_the_first_batch(tmp_path: Path) -> None:
+    """Compile into an empty cache, and look for the index file of each function."""
+    path = os.pathsep.join(sys.path)
+    env = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "roost", "compile"], env=env, check=True)
+    # The cache of a directory is named DIRECTORY_DIGEST, the index of a function MODULE.NAME-LINE.
+    cached = {
+        (index.parent.name.rsplit("_", 1)[0], index.name.split("-")[0])
+        for index in tmp_path.rglob("*.nbi")
+    }
+    missing = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for (path, name), decorator in loops().items()
+        if "inline" not in decorator and (path.parent.name, f"{path.stem}.{name}") not in cached
+    }
+    assert missing == set()

@@ -1,0 +1,51 @@
+"""Batches on Spark whose processor times are counted by the work, so that decisions repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark import SparkContext
+
+from balance_checks import Busy, Seen, look, worked
+from roost.engine.executor import SparkExecutor
+from roost.runtime.chain import Chain, Placement
+from roost.stages.contract import Report, Task
+
+
+class CountedExecutor(SparkExecutor):
+    """Runs batches on Spark and replaces the measured times.
+
+    ``busy`` returns the seconds of a machine; None leaves the times as measured. Each batch is
+    noted in ``seen``, if there is such a list.
+    """
+
+    def __init__(
+        self, context: SparkContext, busy: Busy | None = worked, seen: list[Seen] | None = None
+    ) -> None:
+        super().__init__(context)
+        self._busy_of = busy
+        self._seen = seen
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        reports = super().run(inputs, chain, tasks, placement)
+        if self._busy_of is not None:
+            number = tasks["matching"].number  # type: ignore[attr-defined]
+            reports = {
+                stage: [_counted(self._busy_of, number, report) for report in found]
+                for stage, found in reports.items()
+            }
+        if self._seen is not None:
+            self._seen.append(look(tasks, reports))
+        return reports
+
+
+def _counted(busy: Busy, number: int, report: Report) -> Report:
+    if report.stage != "matching":
+        return replace(report, seconds=0.0)
+    load_s = 1e-9 * report.counts["loaded_bytes"]
+    counts = {**report.counts, "load_s": load_s}
+    return replace(report, counts=counts, seconds=busy(number, report) + load_s)
