@@ -344,6 +344,7 @@ def test_no_text_is_too_strange_for_a_polygon(text: str) -> None:
     assert geometry is None or isinstance(geometry, shapely.Geometry)
 
 
+@pytest.mark.no_cover  # tracing would be measured, too
 def test_fifty_thousand_requests_are_judged_at_once() -> None:
     size = 50_000
     random = np.random.default_rng(2)

@@ -494,6 +494,7 @@ def test_whole_partitions_keep_their_ids_when_they_move() -> None:
 # -- size
 
 
+@pytest.mark.no_cover  # tracing would be measured, too
 def test_ten_thousand_machines_are_planned_in_about_a_second() -> None:
     side, machines = 1000, 10_000
     base = np.full(side * side, 1.0 / side**2)
