@@ -1,7 +1,7 @@
-"""A run under an adaptive strategy that kills itself around the first change of plan it makes.
+"""A driver with an adaptive strategy that kills itself around its first plan change.
 
-``python balance_driver.py SPEC.json`` runs on from where the state directory is. What a machine
-was busy for is counted, not measured, so that decisions repeat themselves.
+``python balance_driver.py SPEC.json`` continues from the state directory. Busy times are
+computed from the work, not measured, so that decisions are reproducible.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from roost.runtime.records import Commit
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run and when to die.
+    """What to run and when to kill the process.
 
     ``requests`` has the block of requests before each batch. ``kill`` is a step of a batch, or
-    ``run+staged``: the first of them after this life has changed the plan.
+    ``run+staged``: the first of them after this process has changed the plan.
     """
 
     points: str
@@ -71,7 +71,7 @@ def config_of(spec: Spec, **more: Any) -> RunConfig:
 
 
 class Run:
-    """One life of the driver."""
+    """One process of the driver."""
 
     def __init__(self, spec: Spec, kill: Callable[[], None], upto: int | None = None) -> None:
         self.spec = spec
@@ -81,7 +81,7 @@ class Run:
         self.pipeline: Pipeline | None = None
 
     def on_batch(self, commit: Commit) -> None:
-        """Log what comes before the next batch, unless an earlier life did."""
+        """Log the requests of the next batch, unless an earlier process did."""
         assert self.pipeline is not None
         following = commit.batch_id + 1
         if following < len(self.spec.requests):

@@ -1,8 +1,7 @@
-"""Points and requests for the pipeline tests, what must come of them, and what did.
+"""Points and requests for the pipeline tests, with expected and actual results.
 
-A case is plain data: points and requests as dictionaries, each with the reason for which it must
-be refused, if it must. The expected matches come from the brute force of ``oracle.py`` and from a
-sequential reading of the requests, one at a time with Python dictionaries.
+A case has points and requests as dictionaries, each with its expected rejection reason, if any.
+The expected matches come from the brute force of ``oracle.py``; requests are applied one at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _known(value: Any, test: Callable[[Any], bool]) -> bool:
     return value is not None and test(value)
 
 
-# Each text with its meaning, written down once more in Python; an unknown value is never true.
+# Each predicate with its meaning in Python; a comparison with null is never true.
 PREDICATES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "fare > 50": lambda p: _known(p["fare"], lambda v: v > 50),
     "fare >= 50 and base = 'B1'": lambda p: (
@@ -57,7 +56,7 @@ PREDICATES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Points and requests; ``expect`` in a record is the reason for which it is refused."""
+    """Points and requests; ``expect`` in a record is its expected rejection reason."""
 
     points: list[Record]
     requests: list[Record]
@@ -80,10 +79,10 @@ class Case:
 
 
 def settle(requests: Sequence[Record]) -> tuple[list[Record], list[tuple[int, str]]]:
-    """Read requests one after the other: queries with their lives, and (place, reason) refused.
+    """Apply requests in order; returns queries with lifetimes, and rejected (position, reason).
 
-    A name may have several lives, each over before the next begins; a life that ends before it
-    begins is none.
+    A name may have several lifetimes, which do not overlap; one that ends before it begins is
+    empty.
     """
     queries: list[Record] = []
     lives: dict[Any, list[Record]] = {}
@@ -113,7 +112,7 @@ def settle(requests: Sequence[Record]) -> tuple[list[Record], list[tuple[int, st
 
 
 def pairs(points: Iterable[Record], queries: Iterable[Record], lonlat: bool) -> list[Any]:
-    """Brute force over the points that are not refused."""
+    """Match the accepted points by brute force."""
     good = [point for point in points if not point.get("expect")]
     return brute_force(
         good, queries, lonlat=lonlat, predicate=lambda text, point: PREDICATES[text](point)
@@ -121,7 +120,7 @@ def pairs(points: Iterable[Record], queries: Iterable[Record], lonlat: bool) -> 
 
 
 def expected(case: Case) -> list[tuple[Any, Any, int]]:
-    """Matches of a case as (query, point, time), requests in force from the start."""
+    """Return the matches as (query, point, time), if all requests precede the points."""
     queries, _ = settle(case.requests)
     times = {point["id"]: point["time"] for point in case.points}
     return sorted((q, p, times[p]) for q, p in pairs(case.points, queries, case.lonlat))
@@ -131,7 +130,7 @@ def expected(case: Case) -> list[tuple[Any, Any, int]]:
 
 
 def point_table(case: Case, points: Sequence[Record] | None = None) -> pa.Table:
-    """Points as a table; columns keep whatever types their values have."""
+    """Return points as a table; the values determine the column types."""
     points = case.points if points is None else points
     x, y = case.names
     columns: dict[str, pa.Array] = {
@@ -179,7 +178,7 @@ def request_table(case: Case, requests: Sequence[Record] | None = None) -> pa.Ta
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind."""
+    """The output of a run."""
 
     matches: list[tuple[Any, Any, int]]
     dead: list[Record]
@@ -187,12 +186,12 @@ class Outcome:
     batches: dict[tuple[Any, Any], list[int]] = field(default_factory=dict)
 
     def refused(self, origin: str) -> list[tuple[int, str]]:
-        """(Position, reason) of the dead letters of points or requests."""
+        """Return (position, reason) of the dead letters of points or requests."""
         return sorted((d["position"], d["reason"]) for d in self.dead if d["origin"] == origin)
 
 
 def read_folder(folder: Path) -> list[Record]:
-    """All rows of the published Parquet files, in no order."""
+    """Return all rows of the published Parquet files, in any order."""
     rows: list[Record] = []
     for path in sorted(folder.glob("*.parquet")):
         rows += pq.ParquetFile(path).read().to_pylist()
@@ -200,7 +199,7 @@ def read_folder(folder: Path) -> list[Record]:
 
 
 def as_time(value: dt.datetime | int) -> int:
-    """Event time of a match as the number it was written with."""
+    """Return the event time of a match as it was written: a number."""
     if isinstance(value, int):
         return value
     return (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
@@ -216,11 +215,11 @@ def outcome(out: Path, report: Record) -> Outcome:
 
 
 def config_for(case: Case, folder: Path, **settings: Any) -> RunConfig:
-    """Settings of a run over a case; its files are written where they are not given."""
+    """Return the settings of a run over a case; writes the files that are not given."""
     folder.mkdir(parents=True, exist_ok=True)
     if "points.path" not in settings:
         settings["points.path"] = str(folder / "points.parquet")
-        # In name order and in event order at once, unless the case says otherwise.
+        # Name order is also event order, unless the case differs.
         pq.write_table(point_table(case), settings["points.path"], row_group_size=64)
     if "queries.path" not in settings:
         settings["queries.path"] = str(folder / "requests.parquet")
@@ -245,7 +244,7 @@ def run_case(spark: SparkSession, case: Case, folder: Path, **settings: Any) -> 
 
 
 def check_figures(result: Outcome, rows: int) -> None:
-    """Nothing lost: rows in are points and dead letters, and every sum of the report holds."""
+    """Check that input rows equal points plus dead letters, and that the report is consistent."""
     report = result.report
     dead_points = [d for d in result.dead if d["origin"] == "point"]
     assert report["points"] + len(dead_points) == rows
@@ -273,7 +272,7 @@ class Maker:
         self._corners: list[tuple[float, float]] = []
 
     def coordinate(self) -> tuple[float, float]:
-        """A place: on a border of a cell or of a query, inside, outside, far outside."""
+        """Draw a coordinate: on a border of a cell or a query, inside, outside, or far outside."""
         chance, b = self._chance, self._bounds
         kind = chance.random()
         if kind < 0.25 and self._corners:
@@ -323,7 +322,7 @@ class Maker:
         return {"cx": cx, "cy": cy, "radius": radius}
 
     def _polygon(self) -> Record:
-        """A frame or a triangle with corners on eighths of the bounds, sometimes beyond them."""
+        """Draw a frame or triangle with corners on eighths of the bounds, sometimes beyond them."""
         chance, b = self._chance, self._bounds
         i, j = chance.randrange(-1, 7), chance.randrange(-1, 7)
         wide, high = chance.randrange(2, 5), chance.randrange(2, 5)
@@ -344,7 +343,7 @@ class Maker:
     def requests(
         self, count: int, ids: Callable[[int], Any], span: tuple[int, int]
     ) -> list[Record]:
-        """Registrations with terminations, repetitions and strangers' requests among them."""
+        """Draw registrations mixed with terminations, duplicates and requests of other users."""
         chance = self._chance
         made: list[Record] = []
         for number in range(count):
@@ -360,7 +359,7 @@ class Maker:
                 }
             )
             if chance.random() < 0.25:
-                # One without a time ends its query before the first point: seldom.
+                # Rare: without a time, the termination precedes the first point.
                 at = None if chance.random() < 0.1 else chance.randrange(*span)
                 made.append(
                     {
@@ -384,7 +383,7 @@ def wkt(*rings: Sequence[tuple[float, float]]) -> str:
 def random_case(
     seed: int, points: int, queries: int, *, lonlat: bool = False, **kinds: bool
 ) -> Case:
-    """A case from a seed; times rise, so that the file is in event order."""
+    """Return the case of a seed; event times increase with the row."""
     chance = random.Random(seed)
     maker = Maker(seed + 1, lonlat=lonlat)
     first = START_US if kinds.get("timestamps", True) else 0

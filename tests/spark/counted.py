@@ -1,4 +1,4 @@
-"""Batches on Spark whose processor times are counted by the work, so that decisions repeat."""
+"""Batches on Spark with busy times computed from the work, so that decisions are reproducible."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from roost.stages.contract import Report, Task
 class CountedExecutor(SparkExecutor):
     """Runs batches on Spark and replaces the measured times.
 
-    ``busy`` returns the seconds of a machine; None leaves the times as measured. Each batch is
-    noted in ``seen``, if there is such a list.
+    ``busy`` returns the seconds of a machine; None retains the measured times. Each batch is
+    appended to ``seen``, if given.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A run in a process of its own that kills itself, or an executor, at a chosen moment.
+"""A driver process that kills itself, or an executor, at a chosen moment.
 
-``python crash_driver.py SPEC.json...`` runs the pipeline of each :class:`Spec` on from where its
-state directory is. Requests come while it runs, each block once however often the process dies:
-after a batch is committed, and between the intent and the replay of the log.
+``python crash_driver.py SPEC.json...`` continues the pipeline of each :class:`Spec`. Requests
+arrive while it runs, each block once for all processes: after a batch is committed, and between the
+intent and the replay of the log.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Blocks = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run and when to die.
+    """What to run and when to kill the process.
 
     ``kill`` is (batch, step), the step being one of those of a batch, ``run+N`` for N
-    milliseconds into the tasks, or ``run+staged`` for the moment its first file is there.
-    ``requests`` has blocks of requests: ``start``, ``after-K`` for what is logged once batch K is
-    committed, and ``during-K`` for what is logged when its intent is written and not yet applied.
-    ``kill_executors`` names batches in which an executor that is at work is killed.
+    milliseconds into the tasks, or ``run+staged`` for the moment its first file appears.
+    ``requests`` has blocks of requests: ``start``, ``after-K`` (logged after the commit of batch
+    K) and ``during-K`` (logged after its intent, before the log is applied).
+    ``kill_executors`` lists batches in which a busy executor is killed.
     """
 
     points: str
@@ -89,7 +89,7 @@ def block_of(requests: list[dict[str, Any]]) -> pa.Table:
 
 
 class Run:
-    """One life of the driver."""
+    """One process of the driver."""
 
     def __init__(self, spec: Spec, kill: Callable[[], None]) -> None:
         self.spec = spec
@@ -99,7 +99,7 @@ class Run:
         self.steps: list[tuple[int, str]] = []
 
     def log(self, name: str) -> None:
-        """Log a block of requests, unless an earlier life did."""
+        """Log a block of requests, unless an earlier process did."""
         assert self.pipeline is not None
         if name in self.spec.requests:
             self.pipeline.log.append(block_of(self.spec.requests[name]), tag=name)
@@ -132,7 +132,7 @@ class Run:
         self._kill()
 
     def _kill_executor(self) -> None:
-        """Kill an executor that has a task under way."""
+        """Kill an executor that is running a task."""
         assert self.pipeline is not None
         spark, pids = self.pipeline.spark, executor_pids()
         while True:
@@ -149,7 +149,7 @@ class Run:
         ) as pipeline:
             self.pipeline = pipeline
             self.log("start")
-            # What a life that ended between a commit and its requests still owes.
+            # Requests that a process did not log because it was killed after the commit.
             for commit in records.commits(pipeline.store):
                 self.on_batch(commit)
             if not self.spec.streaming:
@@ -160,20 +160,20 @@ class Run:
 
 
 def stream_of(spark: SparkSession, spec: Spec) -> DataFrame:
-    """Stream a folder with Spark's own source, a file a batch."""
+    """Stream a folder with Spark's file source, one file per batch."""
     schema = spark.read.parquet(spec.points).schema
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     return reader.parquet(spec.points)
 
 
 def executors(spark: SparkSession) -> list[Any]:
-    """What Spark knows of its executors."""
+    """Return Spark's summaries of its executors."""
     found = spark.sparkContext._jsc.sc().statusStore().executorList(True)
     return [found.apply(place) for place in range(found.size())]
 
 
 def lost_tasks(spark: SparkSession) -> int:
-    """Tasks that had to be run again, or stages that had to."""
+    """Return the number of repeated tasks and stages."""
     tracker = spark.sparkContext.statusTracker()
     jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(None)))
     stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
@@ -181,7 +181,7 @@ def lost_tasks(spark: SparkSession) -> int:
 
 
 def executor_pids() -> dict[str, int]:
-    """Executors below this process, by id."""
+    """Return the process ids of this driver's executors, by executor id."""
     found: dict[str, int] = {}
     for process in psutil.Process().children(recursive=True):
         words = _words(process)
@@ -198,7 +198,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def tagged_processes(name: str, value: str) -> Iterator[psutil.Process]:
-    """Processes that have inherited an environment variable, whoever their parent is now."""
+    """Return processes that inherited an environment variable, orphans included."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(name) == value:
@@ -217,7 +217,7 @@ def main() -> None:
     settings = {
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        # Tell at once which executor is at work.
+        # Report the active executor without delay.
         "spark.ui.liveUpdate.period": "0",
     }
     spark = make_session(specs[0].master, settings)

@@ -1,7 +1,7 @@
-"""A guarded run that kills itself at the first intent after the detector has blocked somebody.
+"""A guarded run that kills itself at the first intent after the detector has blocked a user.
 
-``python guard_driver.py FOLDER BATCHES`` runs on from where the folder's state is. What a
-machine was busy for is counted, not measured, so that the same users are found each time.
+``python guard_driver.py FOLDER BATCHES`` continues from the folder's state. Busy times are
+computed from the work, not measured, so that every run detects the same users.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ counted = partial(CountedExecutor, busy=worked_by_pairs)
 
 
 def play(spark: SparkSession, story: GuardStory, folder: Path, *, die: bool = False) -> None:
-    """Run a story to its end, or to its death."""
+    """Run a scenario to its end, or until the process kills itself."""
 
     def log(number: int) -> None:
         if number < len(story.blocks):

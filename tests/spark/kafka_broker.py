@@ -1,10 +1,8 @@
-"""A real Kafka broker for tests, from nothing but Java and Maven Central.
+"""A real Kafka broker for tests, which needs only Java and Maven Central.
 
-Problem: a test against a mock proves nothing about Kafka, and a broker that somebody must install
-first is a broker that is never there. Idea: the server's jars are fetched as the connector's are,
-once, into a cache; one JVM then is broker and controller (KRaft) on loopback.
-
-It does not do replication, security or more than one node.
+A mock proves nothing about Kafka, and tests that need an installed broker are rarely run. The
+server's jars are fetched once into a cache, as the connector's are. One JVM on loopback is broker
+and controller (KRaft); there is no replication and no security.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from roost.errors import RoostError
 KAFKA_VERSION = "4.3.1"
 _SERVER = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    # The server logs through slf4j 1.7 and brings no backend; without one it fails in silence.
+    # The server logs through slf4j 1.7 without a backend; without one it fails silently.
     "org.slf4j:slf4j-simple:1.7.36",
 )
 _CLUSTER = "cm9vc3QtdGVzdC1ub2RlMQ"
 _READY = "Kafka Server started"
-# The short session timeout is for restarts: until it has passed, the controller takes a broker that
-# comes back for a second one with the same id, and turns it away.
+# A short session timeout, for restarts: until it expires, the controller treats a restarted broker
+# as a second one with the same id and rejects it.
 _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
@@ -68,11 +66,11 @@ _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.h
 
 
 class BrokerUnavailable(Exception):
-    """Java or the broker's files cannot be had here; the message says which."""
+    """Java or the broker's jars are not available; the message says which."""
 
 
 class BrokerFailed(Exception):
-    """The broker is here and does not run, which no test may pass over."""
+    """The broker is installed and does not run: tests must fail, not skip."""
 
 
 def _free_ports(count: int) -> list[int]:
@@ -90,7 +88,7 @@ class KafkaBroker:
     Parameters
     ----------
     timeout_s
-        How long a start may take before the broker has failed.
+        Time limit of a start.
 
     Examples
     --------
@@ -114,7 +112,7 @@ class KafkaBroker:
 
     @property
     def folder(self) -> Path:
-        """Where the broker keeps its data and its logs, until it is closed."""
+        """Folder of the broker's data and logs, deleted when it is closed."""
         if self._folder is None:
             raise RuntimeError("the broker is not open")
         return self._folder
@@ -165,11 +163,11 @@ class KafkaBroker:
         self._wait_until_ready(log)
 
     def kill(self) -> None:
-        """End the broker as a crash would: SIGKILL, nothing flushed, nothing said."""
+        """Kill the broker by SIGKILL, as a crash would."""
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the broker and delete its data."""
+        """Stop the broker and delete its data."""
         self._end(signal.SIGKILL)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -195,7 +193,7 @@ class KafkaBroker:
             raise BrokerFailed(f"Kafka cannot format its folder: {done.stderr[-500:]}")
 
     def _wait_until_ready(self, log: Path) -> None:
-        """Wait for the broker's own word; polling only decides how soon we notice."""
+        """Wait until the broker logs that it is ready."""
         assert self._process is not None
         deadline = time.monotonic() + self._timeout_s
         while _READY not in (said := log.read_text(errors="replace")):
@@ -208,7 +206,7 @@ class KafkaBroker:
 
 @contextmanager
 def open_broker() -> Iterator[KafkaBroker]:
-    """Start a broker; where there can be none, skip the test with the reason."""
+    """Start a broker; skip the test with the reason if none is available."""
     with ExitStack() as stack:
         try:
             broker = stack.enter_context(KafkaBroker())
@@ -218,7 +216,7 @@ def open_broker() -> Iterator[KafkaBroker]:
 
 
 def produce(broker: KafkaBroker, topic: str, *values: bytes | None, partition: int = 0) -> None:
-    """Write messages to one partition of a topic, and wait until they are there."""
+    """Write messages to one partition of a topic, and wait until they are stored."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": broker.bootstrap})
@@ -249,7 +247,7 @@ def reading(broker: KafkaBroker, topic: str) -> Iterator[Callable[[], bytes]]:
 
 
 def read_all(broker: KafkaBroker, topic: str) -> list[tuple[bytes, bytes]]:
-    """Read the messages that a topic of one partition has now, keys and values."""
+    """Read the current messages of a topic of one partition: keys and values."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test"}

@@ -1,4 +1,4 @@
-"""Pipelines in a process of their own, which knows the connector's jars and may be killed.
+"""Pipelines in a separate process, which has the connector's jars and may be killed.
 
 Reads runs from standard input, each a line of JSON: settings, and steps to pause before. Prints
 each pause and each report in a line that begins with ``@``; another line ends a pause.

@@ -1,6 +1,6 @@
-"""Plans that change while real Spark runs: exact matches, true accounts, and no death that hurts.
+"""Plan changes on Spark: exact matches, correct reports and recovery from every crash.
 
-``tests/core/test_balancer.py`` has the same in one process, many more batches of it.
+``tests/core/test_balancer.py`` tests the same in one process, with many more batches.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
 
 
 class Died(BaseException):
-    """Stands for the death of the driver: whatever is on the disk stays as it is."""
+    """Simulates a crash of the driver: the files stay as they are."""
 
 
 def die() -> None:
     raise Died
 
 
-# --------------------------------------------------------------------------- runs to look at
+# --------------------------------------------------------------------------- shared runs
 
 
 @dataclass
@@ -101,7 +101,7 @@ def run(
     kill: Callable[[], None] = die,
     **settings: Any,
 ) -> Ran:
-    """Run on Spark, and look at every batch; ``steady`` counts busy times, else they are real."""
+    """Run on Spark and record every batch; ``steady`` computes busy times instead of measuring."""
     seen: list[Seen] = []
 
     busy, noted = worked if steady else None, seen if watched else None
@@ -127,7 +127,7 @@ def truth(story: Story) -> Truth:
 def runs(
     spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Strategy, Ran]:
-    """By counted times: measured ones of a few points are those of the task, not of the points."""
+    """With computed busy times: for few points, the task itself dominates measured ones."""
     made = {}
     for strategy in (Strategy.UNIFORM, *ADAPTIVE):
         spec = spec_of(tmp_path_factory.mktemp(strategy.value), story, strategy)
@@ -149,7 +149,7 @@ def test_plans_change_and_matches_do_not(
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_every_plan_is_whole_and_partitions_have_their_queries(
+def test_every_plan_is_complete_and_partitions_have_their_queries(
     runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
 ) -> None:
     check_history(runs[strategy].state, MACHINES)
@@ -162,7 +162,7 @@ def test_every_plan_is_whole_and_partitions_have_their_queries(
             assert found <= in_partition(ever, p)
 
 
-def test_statistics_are_the_true_counts_of_every_split(
+def test_statistics_equal_the_counts_of_every_split(
     runs: dict[Strategy, Ran], truth: Truth
 ) -> None:
     ran = runs[Strategy.SWARM]
@@ -171,7 +171,7 @@ def test_statistics_are_the_true_counts_of_every_split(
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_only_who_is_given_a_partition_loads_queries(
+def test_only_machines_that_receive_a_partition_load_queries(
     runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
 ) -> None:
     ran = runs[strategy]
@@ -197,7 +197,7 @@ def test_only_who_is_given_a_partition_loads_queries(
             assert batch[key] == pytest.approx(sum(getattr(r, key) for r in one.results))
 
 
-def test_what_is_reported(runs: dict[Strategy, Ran], truth: Truth) -> None:
+def test_report(runs: dict[Strategy, Ran], truth: Truth) -> None:
     for strategy in ADAPTIVE:
         ran = runs[strategy]
         balance, rounds = ran.report["balance"], ran.rounds
@@ -228,14 +228,14 @@ def test_the_model_learns_from_measured_times(
     errors = [row["model_error"] for row in ran.rounds]
     assert len(errors) == 9 and all(error > 0.0 for error in errors)
     assert ran.report["balance"]["model_error"] == errors[-1]
-    # Chance may spoil a round or two: others use the processor too.
+    # Other processes may disturb a round or two.
     assert float(np.median(errors[3:])) < 1.0
 
 
-# --------------------------------------------------------------------------- from one to another
+# --------------------------------------------------------------------------- changes of strategy
 
 
-def test_strategies_take_over_from_each_other(
+def test_every_strategy_continues_a_state_of_another(
     spark: SparkSession, tmp_path: Path, story: Story, truth: Truth
 ) -> None:
     spec = spec_of(tmp_path, story, Strategy.UNIFORM)
@@ -270,7 +270,7 @@ def stream_files(story: Story, folder: Path) -> Path:
     for number in range(story.batches):
         path = folder / f"{number:03d}.parquet"
         pq.write_table(story.table(number, number + 1), path)
-        # Spark takes older files first.
+        # Spark reads older files first.
         os.utime(path, (1_000_000_000 + number,) * 2)
     return folder
 
@@ -278,7 +278,7 @@ def stream_files(story: Story, folder: Path) -> Path:
 def stream(
     spark: SparkSession, story: Story, strategy: Strategy, folder: Path, **hooks: Any
 ) -> Ran:
-    """Run on Spark's own source, a file a batch."""
+    """Run on Spark's file source, one file per batch."""
     spec = spec_of(folder, story, strategy)
     points = stream_files(story, folder / "points")
     seen: list[Seen] = []
@@ -309,10 +309,10 @@ def crowded(batches: int) -> Story:
 @pytest.mark.parametrize(
     "strategy", [Strategy.SWARM, pytest.param(Strategy.GLOBAL, marks=pytest.mark.full)]
 )
-def test_machines_without_points_take_part(
+def test_machines_without_points_participate(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
-    """In either form of a batch every machine reports, closes its rounds and is given load."""
+    """With slices and DataFrames, every machine reports, closes its rounds and receives load."""
     story = crowded(5)
     truth = Truth(story)
     made = [
@@ -333,17 +333,17 @@ def test_machines_without_points_take_part(
             assert sorted(result.points for result in ran.seen[0].results)[:-1] == [0, 0, 0]
         if strategy is Strategy.SWARM:
             check_statistics(truth, ran.seen, {row["batch_id"] for row in ran.rounds})
-    # Counted times: both forms decide the same.
+    # Busy times are computed: both decide the same.
     slices, frames = ([one.plan for one in ran.seen] for ran in made)
     if strategy is Strategy.SWARM:
         assert slices == frames
 
 
-# --------------------------------------------------------------------------- deaths
+# --------------------------------------------------------------------------- crashes
 
 
 class Chain:
-    """Processes one after the other on one state directory."""
+    """Consecutive processes on one state directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -351,7 +351,7 @@ class Chain:
 
     def life(self, spec: Spec) -> int:
         path = spec.to_file(self._folder / "spec.json")
-        # To files, not pipes: the orphans of a dead driver would keep a pipe open.
+        # To files, not pipes: orphans of a killed driver would hold a pipe open.
         with (self._folder / "err.txt").open("w") as err:
             done = subprocess.run(
                 [sys.executable, str(DRIVER), str(path)],
@@ -373,7 +373,7 @@ class Chain:
 
 
 def epochs_of(state: Path) -> Iterator[tuple[int, int, bool]]:
-    """(batch, epoch, whether it was committed) of every intent, read without Roost."""
+    """Return (batch, epoch, whether it was committed) of every intent, read without Roost."""
     db = sqlite3.connect(state / "state.db")
     try:
         statement = (
@@ -389,7 +389,7 @@ def epochs_of(state: Path) -> Iterator[tuple[int, int, bool]]:
 
 
 def check_death(state: Path, moment: str, known: int) -> int:
-    """The change is wholly there; returns the epoch to go on with."""
+    """Check that the plan change is complete; returns the epoch to continue with."""
     changed = check_rounds(state)
     plans = check_history(state, MACHINES)
     last = plans[-1].epoch
@@ -403,7 +403,7 @@ def check_death(state: Path, moment: str, known: int) -> int:
 
 
 def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[str]) -> None:
-    """Die by SIGKILL at one moment after the other, each after another change of plan."""
+    """Kill the driver at one moment after the other, each after another plan change."""
     story = jumping(10, batches=8, rows=250, stay=5, standing=90)
     spec = spec_of(folder, story, strategy)
     state = Path(spec.out) / "state"
@@ -413,7 +413,7 @@ def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[s
         assert chain.life(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
         known = check_death(state, moment, known)
     before = list(epochs_of(state))
-    # The last life is in this process: it is the same code, and its session is there already.
+    # The last run is in this process, which has a session already.
     ran = run(spark, spec)
     assert ran.seen[0].plan.epoch == known
     assert ran.seen[0].batch_id == before[-1][0] + before[-1][2]
@@ -426,14 +426,14 @@ def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[s
     assert chain.orphans() == []
 
 
-def test_killed_around_a_change_of_plan(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_around_a_plan_change(spark: SparkSession, tmp_path: Path) -> None:
     sweep(spark, tmp_path, Strategy.SWARM, ["end", "run+staged"])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("moment", ["end", "intent", "apply", "run", "run+staged", "commit"])
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_killed_at_every_moment_around_a_change(
+def test_killed_at_every_moment_around_a_plan_change(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, moment: str
 ) -> None:
     sweep(spark, tmp_path, strategy, [moment])
@@ -441,10 +441,10 @@ def test_killed_at_every_moment_around_a_change(
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_abandoned_at_every_change(
+def test_crash_at_every_plan_change(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, truth: Truth, story: Story
 ) -> None:
-    """The same without processes: each life dies at the first change that it makes."""
+    """The same without processes: each run raises at its first plan change."""
     spec = spec_of(tmp_path, story, strategy)
     state = Path(spec.out) / "state"
     steps = ["end", "intent", "apply", "run", "commit"]
@@ -461,13 +461,13 @@ def test_abandoned_at_every_change(
     check_history(state, MACHINES)
 
 
-# --------------------------------------------------------------------------- longer
+# --------------------------------------------------------------------------- long runs
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ADAPTIVE)
 @pytest.mark.parametrize("machines", [2, 7])
-def test_long_runs_by_the_real_clock(
+def test_long_runs_with_measured_times(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, machines: int
 ) -> None:
     story = jumping(50 + machines, batches=45, rows=400, stay=6)
@@ -483,7 +483,7 @@ def test_long_runs_by_the_real_clock(
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_a_quiet_load_is_left_alone(
+def test_a_steady_load_changes_no_plan(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     spec = spec_of(tmp_path, even(3, batches=40, rows=1_000), strategy)

@@ -1,4 +1,4 @@
-"""Spark SQL's cell join, the yardstick, gives exact answers: else its speed means nothing."""
+"""The cell join in Spark SQL, a baseline of the benchmarks, returns exact matches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_polygons_with_holes_and_parts_equal_geos(spark: SparkSession, tmp_path:
     vertices = shapely.get_coordinates(shapes)
     on_edges = np.array([(-0.5, 0.0), (0.75, 0.25), (3.5, 0.0), (4.5, 2.0), (5.5, 3.0), (0, -3)])
     anywhere = rng.uniform(-4, 7, (400, 2))
-    # Heights equal to those of vertices are where a crossing number goes wrong.
+    # Crossing-number tests fail most easily at the heights of vertices.
     level = np.column_stack([rng.uniform(-4, 7, len(vertices)), vertices[:, 1]])
     places = np.vstack([vertices, on_edges, anywhere, level])
     points = save_points(places[:, 0], places[:, 1], tmp_path / "points.parquet")

@@ -1,4 +1,4 @@
-"""Real clusters: one loses an executor in mid-batch and no match, one encrypts all it sends."""
+"""Local clusters: one loses an executor during a batch, one encrypts all traffic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import encryption_story as story
+import encryption_scenario as scenario
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ POINTS = 400_000
 BATCH_ROWS = 200_000
 BOXES = 300
 MASTER = "local-cluster[3,1,1024]"
-"""Three executors of one core and 1,024 MB each, as processes of their own."""
+"""Three executor processes of one core and 1,024 MB each."""
 
 Numbers = np.ndarray[Any, Any]
 
@@ -54,7 +54,7 @@ def request(number: int, box: list[float]) -> dict[str, Any]:
 
 
 def brute(x: Numbers, y: Numbers, boxes: Numbers) -> Numbers:
-    """Find every match, as one number of its query and its point."""
+    """Return every match, as one number of its query and its point."""
     found = []
     for number, (x0, y0, x1, y1) in enumerate(boxes):
         inside = np.flatnonzero((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1))
@@ -72,7 +72,7 @@ def matches_in(folder: Path) -> Numbers:
 
 
 def spark_home(folder: Path) -> Path:
-    """Make a home for Spark where its workers may write; they do so below it."""
+    """Return a copy of Spark's home in which its workers may write."""
     folder.mkdir()
     for path in Path(pyspark.__file__).parent.iterdir():
         if path.name != "work":
@@ -80,7 +80,7 @@ def spark_home(folder: Path) -> Path:
     return folder
 
 
-def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
+def test_an_executor_is_killed_during_a_batch(tmp_path: Path) -> None:
     points = tmp_path / "points.parquet"
     x, y = make_points(points)
     boxes = make_boxes()
@@ -98,7 +98,7 @@ def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
             master=MASTER,
             kill_executors=batches,
         )
-        # A cold executor is in its first task for seconds, a warm one for moments.
+        # The first task of an executor takes seconds, later ones milliseconds.
         for strategy, batches in (("uniform", (0,)), ("replicated", (0, 1)))
     ]
     chain = Chain(tmp_path, SPARK_HOME=str(spark_home(tmp_path / "home")))
@@ -118,11 +118,11 @@ def test_an_executor_dies_in_mid_batch(tmp_path: Path) -> None:
     assert chain.orphans() == []
 
 
-def test_an_encrypted_cluster_matches_the_same_and_shows_nothing(tmp_path: Path) -> None:
-    expected = story.expected(*story.make_points(tmp_path / "points.parquet"))
+def test_an_encrypted_cluster_returns_the_same_matches_and_leaks_nothing(tmp_path: Path) -> None:
+    expected = scenario.expected(*scenario.make_points(tmp_path / "points.parquet"))
     home = spark_home(tmp_path.with_name(f"{tmp_path.name}-home"))
     done = subprocess.run(
-        [sys.executable, story.__file__, str(tmp_path), "000"],
+        [sys.executable, scenario.__file__, str(tmp_path), "000"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -133,8 +133,8 @@ def test_an_encrypted_cluster_matches_the_same_and_shows_nothing(tmp_path: Path)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["matches"] == told["found"] == len(expected)
-    assert told["window"] == story.POINTS
-    story.check_files(tmp_path, expected, 0o000)
+    assert told["window"] == scenario.POINTS
+    scenario.check_files(tmp_path, expected, 0o000)
 
     assert told["answers"] == ["0o600", "0o700"]
     assert told["settings"].items() >= REQUIRED.items()

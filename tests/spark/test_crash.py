@@ -1,8 +1,8 @@
-"""The driver dies at every step of a batch, by SIGKILL, and the sink holds each match once.
+"""The driver is killed at every step of a batch, and the output has each match once.
 
-Every chain starts real processes that kill themselves at one moment after the other; a last run
-goes to the end. What they leave must be, row by row and batch by batch, what a run leaves that
-nobody killed, which in turn must be what brute force says.
+Each chain starts processes that kill themselves at one moment after the other; a last run
+completes. Their output must equal, row by row and batch by batch, the output of an undisturbed run,
+which in turn must equal brute force.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ Kill = tuple[int, str]
 
 
 def one_by_one(moments: Sequence[str]) -> list[list[Kill]]:
-    """Chains that die once in each batch, at another moment each time; together at all moments."""
+    """Return chains of one kill per batch, at another moment each; together, all moments."""
     return [
         [(number, moments[(turn + number) % len(moments)]) for number in range(KILLED_BATCHES)]
         for turn in range(len(moments))
     ]
 
 
-def again_and_again(moments: Sequence[str]) -> list[Kill]:
-    """A chain that dies at all the moments of a batch, and then at those of the next."""
+def repeatedly(moments: Sequence[str]) -> list[Kill]:
+    """Return a chain of kills at all moments of a batch, then at those of the next."""
     return list(itertools.product(range(KILLED_BATCHES), moments))
 
 
@@ -77,18 +77,18 @@ def test_the_chains_cover_every_moment_of_every_batch() -> None:
     assert {moment.partition("+")[0] for moment in MOMENTS} == set(STEPS)
 
 
-# --------------------------------------------------------------------------- the story
+# --------------------------------------------------------------------------- the scenario
 
 
 @dataclass(frozen=True)
-class Story:
-    """Points with bad ones among them, and requests that come while they are matched."""
+class Scenario:
+    """Points, some invalid, and requests that arrive while they are matched."""
 
     spec: Spec
     case: Case
 
 
-def story(folder: Path, strategy: str, *, streaming: bool = False) -> Story:
+def scenario(folder: Path, strategy: str, *, streaming: bool = False) -> Scenario:
     case = random_case(41, BATCH_ROWS * BATCHES, 60, timestamps=False, text_ids=True)
     for row in range(3, len(case.points), 17):
         case.points[row].update(x=math.nan, expect="not_finite")
@@ -103,13 +103,13 @@ def story(folder: Path, strategy: str, *, streaming: bool = False) -> Story:
         requests=blocks(case.requests),
         streaming=streaming,
     )
-    return Story(spec, case)
+    return Scenario(spec, case)
 
 
 def blocks(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Share out requests: most hold from a batch on, some are refused, some name a time.
+    """Distribute requests: most hold from a batch on, some are rejected, some name a time.
 
-    Nothing is there at the start: the first batch is matched at log position 0.
+    The log is empty at the start: the first batch is matched at log position 0.
     """
     names = [f"{kind}-{k}" for k in range(BATCHES - 1) for kind in ("during", "after")]
     made: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -130,21 +130,21 @@ def write_points(folder: Path, case: Case, *, streaming: bool) -> Path:
         rows = case.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
         file = path / f"{number}.parquet"
         pq.write_table(point_table(case, rows), file)
-        # Spark takes older files first.
+        # Spark reads older files first.
         os.utime(file, (1_000_000_000 + number, 1_000_000_000 + number))
     return path
 
 
-def brute(story: Story) -> list[tuple[int, Any, Any]]:
-    """Find (batch, query, point) by brute force, a batch at a time."""
+def brute(scenario: Scenario) -> list[tuple[int, Any, Any]]:
+    """Return (batch, query, point) by brute force, batch by batch."""
     found: list[tuple[int, Any, Any]] = []
     logged: list[dict[str, Any]] = []
     for number in range(BATCHES):
         queries = settle(logged)[0]
-        points = story.case.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
+        points = scenario.case.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
         found += [(number, q, p) for q, p in pairs(points, queries, False)]
         for kind in ("during", "after"):
-            logged += story.spec.requests.get(f"{kind}-{number}", [])
+            logged += scenario.spec.requests.get(f"{kind}-{number}", [])
     return sorted(found)
 
 
@@ -152,7 +152,7 @@ Left = tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]
 
 
 def left_behind(out: Path) -> Left:
-    """Every published row, however often it is there."""
+    """Return every published row with its multiplicity."""
     matches = Counter(
         (m["batch_id"], m["query_id"], m["point_id"], as_time(m["event_time"]))
         for m in read_folder(out / "matches")
@@ -161,21 +161,21 @@ def left_behind(out: Path) -> Left:
     return matches, dead
 
 
-def check_dead(story: Story, dead: Counter[tuple[Any, ...]]) -> None:
+def check_dead(scenario: Scenario, dead: Counter[tuple[Any, ...]]) -> None:
     rows = [dict(row) for row in dead.elements()]
-    bad = sum(1 for point in story.case.points if point.get("expect"))
+    bad = sum(1 for point in scenario.case.points if point.get("expect"))
     assert sum(1 for row in rows if row["origin"] == "point") == bad > 10
     refused = sorted((r["position"], r["reason"]) for r in rows if r["origin"] == "request")
-    logged = [r for name in story.spec.requests for r in story.spec.requests[name]]
+    logged = [r for name in scenario.spec.requests for r in scenario.spec.requests[name]]
     assert refused == settle(logged)[1]
     assert len(refused) > 5
 
 
-# --------------------------------------------------------------------------- chains of deaths
+# --------------------------------------------------------------------------- chains of crashes
 
 
 class Chain:
-    """Processes one after the other on one state directory, and what is left of them."""
+    """Consecutive processes on one state directory, and their output."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self._folder = folder
@@ -186,7 +186,7 @@ class Chain:
         paths = [
             spec.to_file(self._folder / f"spec-{number}.json") for number, spec in enumerate(specs)
         ]
-        # To files, not pipes: the orphans of a dead driver would keep a pipe open.
+        # To files, not pipes: orphans of a killed driver would hold a pipe open.
         said, complained = self._folder / "out.txt", self._folder / "err.txt"
         with said.open("w") as out, complained.open("w") as err:
             done = subprocess.run(
@@ -203,19 +203,19 @@ class Chain:
         )
 
     def die(self, spec: Spec, kills: Sequence[Kill]) -> None:
-        """Die at each of the moments, one life after the other."""
+        """Run one process for each moment, killed at that moment."""
         for kill in kills:
             done = self.life(replace(spec, kill=kill))
             assert done.returncode == -signal.SIGKILL, f"at {kill}: {done.stderr[-3000:]}"
 
     def orphans(self) -> list[psutil.Process]:
-        """Processes that outlive their drivers for longer than they may."""
+        """Return processes that outlive their drivers for too long."""
         _, alive = psutil.wait_procs(list(tagged_processes(TAG, self._tag)), timeout=60)
         return alive
 
 
 def undisturbed(spark: SparkSession, folder: Path, strategy: str, *, streaming: bool) -> Left:
-    calm = story(folder, strategy, streaming=streaming)
+    calm = scenario(folder, strategy, streaming=streaming)
     run = Run(calm.spec, kill=lambda: None)
     run.go(spark)
     assert run.steps == list(itertools.product(range(BATCHES), STEPS))
@@ -226,7 +226,7 @@ def undisturbed(spark: SparkSession, folder: Path, strategy: str, *, streaming: 
 
 
 class Died(BaseException):
-    """Stands for a death where no process need die: whatever is on the disk stays as it is."""
+    """Simulates a crash of the driver: the files stay as they are."""
 
 
 def die() -> None:
@@ -240,23 +240,23 @@ def die() -> None:
         for strategy in Strategy
     ],
 )
-def test_abandoned_at_every_step_of_every_batch(
+def test_crash_at_every_step_of_every_batch(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, full: bool
 ) -> None:
-    """The same sweep without processes: cheap enough for all steps."""
+    """The same sweep without processes, which is fast enough for all steps."""
     calm = undisturbed(spark, tmp_path / "calm", strategy, streaming=False)
-    chains = [*one_by_one(STEPS), again_and_again([s for s in BEFORE_COMMIT if s in STEPS])]
+    chains = [*one_by_one(STEPS), repeatedly([s for s in BEFORE_COMMIT if s in STEPS])]
     if not full:
         chains = chains[: len(STEPS) : KILLED_BATCHES]  # each step once
     for number, kills in enumerate(chains):
-        rough = story(tmp_path / f"rough-{number}", strategy)
+        rough = scenario(tmp_path / f"rough-{number}", strategy)
         for kill in kills:
             with pytest.raises(Died):
                 Run(replace(rough.spec, kill=kill), die).go(spark)
         check_left(rough, calm, Run(rough.spec, die).go(spark))
 
 
-def check_left(rough: Story, calm: Left, report: dict[str, Any]) -> None:
+def check_left(rough: Scenario, calm: Left, report: dict[str, Any]) -> None:
     out = Path(rough.spec.out)
     matches, dead = left_behind(out)
     assert matches == calm[0]
@@ -272,10 +272,10 @@ def sweep(
     spark: SparkSession, folder: Path, strategy: str, kills: Sequence[Kill], *, streaming: bool
 ) -> None:
     calm = undisturbed(spark, folder / "calm", strategy, streaming=streaming)
-    rough = story(folder / "rough", strategy, streaming=streaming)
+    rough = scenario(folder / "rough", strategy, streaming=streaming)
     chain = Chain(folder / "rough")
     chain.die(rough.spec, kills)
-    # The last life is in this process: it is the same code, and its session is there already.
+    # The last run is in this process, which has a session already.
     check_left(rough, calm, Run(rough.spec, die).go(spark))
     assert chain.orphans() == []
 
@@ -289,7 +289,7 @@ PART: list[Kill] = [
 ]
 
 
-def test_killed_in_one_batch_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_in_every_batch(spark: SparkSession, tmp_path: Path) -> None:
     sweep(spark, tmp_path, "uniform", PART, streaming=False)
 
 
@@ -320,7 +320,7 @@ def test_killed_at_every_moment_of_every_batch(
         pytest.param(Strategy.REPLICATED, True, id="streaming"),
     ],
 )
-def test_killed_again_and_again(
+def test_killed_repeatedly(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, streaming: bool
 ) -> None:
-    sweep(spark, tmp_path, strategy, again_and_again(BEFORE_COMMIT), streaming=streaming)
+    sweep(spark, tmp_path, strategy, repeatedly(BEFORE_COMMIT), streaming=streaming)

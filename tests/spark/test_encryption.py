@@ -1,6 +1,6 @@
-"""Without ``engine.encrypt`` strangers get answers and find plain text, on the shared session.
+"""Without ``engine.encrypt``, unauthenticated clients get responses and files are plain text.
 
-``test_cluster.py`` looks in the same way at a cluster with it, and finds neither.
+``test_cluster.py`` makes the same checks with ``engine.encrypt``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import encryption_story as story
+import encryption_scenario as scenario
 import pytest
 from pyspark.sql import SparkSession
 
@@ -28,38 +28,38 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_without_encryption_strangers_see_everything(
+def test_without_encryption_traffic_and_files_are_readable(
     spark: SparkSession, tmp_path: Path, umask: None
 ) -> None:
-    expected = story.expected(*story.make_points(tmp_path / "points.parquet"))
+    expected = scenario.expected(*scenario.make_points(tmp_path / "points.parquet"))
     local = Path(spark.sparkContext.getConf().get("spark.local.dir") or "")
-    told = story.run(story.config_of(tmp_path), local, spark)
+    told = scenario.run(scenario.config_of(tmp_path), local, spark)
     assert told["matches"] == told["found"] == len(expected) > 1_000
-    assert told["window"] == story.POINTS
+    assert told["window"] == scenario.POINTS
     assert told["answers"] == ["0o600", "0o700"]
     assert told["mark_in_shuffle"]
     assert told["stranger"]
-    story.check_files(tmp_path, expected, 0o022)
+    scenario.check_files(tmp_path, expected, 0o022)
 
 
 def test_a_session_that_does_not_encrypt_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    config = story.config_of(tmp_path, **{"engine.encrypt": True})
+    config = scenario.config_of(tmp_path, **{"engine.encrypt": True})
     with pytest.raises(ConfigError, match=r"engine.encrypt: got True, .*spark.authenticate=true"):
         Pipeline(config, spark=spark)
     assert not config.out.dir.exists()
     with pytest.raises(ConfigError, match=r"spark.io.encryption.enabled=true"):
-        make_session("local[2]", encrypt=True)  # finds the one that is there
+        make_session("local[2]", encrypt=True)  # returns the active session
 
 
 def test_spark_checkpoints_are_in_a_private_folder(
     spark: SparkSession, tmp_path: Path, umask: None
 ) -> None:
-    story.make_points(tmp_path / "points.parquet")
+    scenario.make_points(tmp_path / "points.parquet")
     (tmp_path / "in").mkdir()
     (tmp_path / "points.parquet").rename(tmp_path / "in" / "points.parquet")
     schema = spark.read.parquet(str(tmp_path / "in")).schema
     frame = spark.readStream.schema(schema).parquet(str(tmp_path / "in"))
-    config = story.config_of(tmp_path)
+    config = scenario.config_of(tmp_path)
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.start(frame).awaitTermination()
     checkpoint = config.out.state_dir / "checkpoint"

@@ -1,4 +1,4 @@
-"""Every example runs and says what it should; so do the code blocks of the README."""
+"""Every example and every code block of the README runs and prints the expected output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(name: str) -> Any:
 
 
 def generated(rows: int, rate: float, seed: int) -> Any:
-    """Rows of ``generate:rows=…,rate=…,seed=…``; their second of event time is row / rate."""
+    """Return the rows of ``generate:rows=…,rate=…,seed=…``; event time is row / rate seconds."""
     return PointGenerator(load_places(), rate, 0, seed, spread_deg=0.1).block(0, rows)
 
 
@@ -144,7 +144,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def in_folder(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory; the session is there, so Roost finds it and starts no other."""
+    """Run in an empty working directory; Roost uses the active session."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

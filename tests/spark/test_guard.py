@@ -1,4 +1,4 @@
-"""The guard on Spark: an attack, a death after the block, a crowd, and requests as a stream."""
+"""The guard on Spark: an attack, a crash after the block, a crowd, and streamed requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def drive(folder: Path, batches: int) -> int:
     return done.returncode
 
 
-def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(
+def test_blocked_users_stay_blocked_after_a_crash(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = GuardStory("attack", SEED, batches=14)
@@ -71,7 +71,7 @@ def test_who_was_blocked_before_the_driver_died_is_blocked_after_it(
         before = decisions(store)
         done = len(records.commits(store))
     assert set(blocked_users(before)) == story.malicious and done < 14
-    # The last life is in this process: it is the same code, and its session is there already.
+    # The last run is in this process, which has a session already.
     monkeypatch.setattr(engine, "SparkExecutor", counted)
     play(spark, story, tmp_path)
     with closing(QueryService(tmp_path / "out" / "state")) as desk:
@@ -151,13 +151,13 @@ def config_of(folder: Path) -> RunConfig:
 
 
 def users_of(keeper: GuardState) -> dict[str, tuple[float, float]]:
-    """x1 and x2 of the open round."""
+    """Return x1 and x2 of the open round."""
     users = keeper.guard._users
     pairs = users.numbers[: users.used, :2].tolist()
     return {n: (a, b) for n, (a, b) in zip(users.names, pairs, strict=True) if a or b}
 
 
-def test_requests_of_a_stream_are_judged_and_counted_by_spark(
+def test_spark_checks_and_counts_streamed_requests(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = config_of(tmp_path), tmp_path / "requests"
@@ -187,7 +187,7 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
         }
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.run()
-    for number in range(2):  # the second time Spark has nothing new to say
+    for number in range(2):  # the second time, Spark has no new requests
         with Pipeline(config, spark=spark) as pipeline:
             write_batch(folder, 1)
             frame = stream(spark, folder)
@@ -203,7 +203,7 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
             if number:
                 assert pipeline.log.end() == end
             end = pipeline.log.end()
-    # What admission refused was taken back; nothing else was counted twice.
+    # Requests that admission rejected were subtracted; none was counted twice.
     assert sum(by_driver) == 1 + 5
     with closing(QueryService(config.out.state_dir)) as desk:
         live = Counter(
@@ -215,7 +215,9 @@ def test_requests_of_a_stream_are_judged_and_counted_by_spark(
         assert live == {"ann": 20, "bob": 21}
 
 
-def test_a_stream_of_something_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_without_the_columns_of_requests_is_rejected(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     frame = spark.readStream.format("rate").load()
     with (
         Pipeline(config_of(tmp_path), spark=spark) as pipeline,

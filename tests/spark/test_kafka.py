@@ -57,7 +57,7 @@ def test_reads_any_range_of_what_was_appended(broker: KafkaBroker, topic: str) -
                 assert names_of(log.read(after, upto)) == expected[after:upto]
 
 
-def test_keeps_values_and_types(broker: KafkaBroker, topic: str) -> None:
+def test_preserves_values_and_types(broker: KafkaBroker, topic: str) -> None:
     table = pa.table(
         {
             "query_id": pa.array([1, -(1 << 62)], pa.int64()),
@@ -78,9 +78,9 @@ def test_an_empty_block_is_no_entry(broker: KafkaBroker, topic: str) -> None:
         assert log.end() == 1
 
 
-def test_a_large_block_is_cut_into_messages(broker: KafkaBroker, topic: str) -> None:
+def test_a_large_block_is_split_into_messages(broker: KafkaBroker, topic: str) -> None:
     chance = random.Random(5)
-    # One long text among short ones: an even cut would put too much into one message.
+    # One long text among short ones: a division by rows would exceed the limit of a message.
     texts = [chance.randbytes(chance.choice([8, 8, 8, 20_000])).hex() for _ in range(400)]
     table = pa.table({"query_id": texts})
     with KafkaQueryLog(broker.bootstrap, topic) as log:
@@ -89,7 +89,7 @@ def test_a_large_block_is_cut_into_messages(broker: KafkaBroker, topic: str) -> 
         assert pa.concat_tables(log.read(0, end)).equals(table)
 
 
-def test_a_request_larger_than_a_message_is_refused(broker: KafkaBroker, topic: str) -> None:
+def test_a_request_larger_than_a_message_is_rejected(broker: KafkaBroker, topic: str) -> None:
     text = random.Random(6).randbytes(1_000_000).hex()
     with KafkaQueryLog(broker.bootstrap, topic) as log:
         with pytest.raises(StateError, match="a message takes 900000"):
@@ -129,7 +129,7 @@ def test_many_writers_agree_on_one_order(broker: KafkaBroker, topic: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["describe_topics", "describe_configs", "list_offsets"])
-def test_waits_until_the_brokers_know_a_topic_that_was_just_made(
+def test_waits_until_brokers_know_a_new_topic(
     broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     from confluent_kafka import KafkaError, KafkaException
@@ -152,7 +152,7 @@ def test_waits_until_the_brokers_know_a_topic_that_was_just_made(
     assert len(asked) == 3
 
 
-def test_takes_requests_written_by_hand_as_json(broker: KafkaBroker, topic: str) -> None:
+def test_accepts_handwritten_json_requests(broker: KafkaBroker, topic: str) -> None:
     requests: list[dict[str, Any]] = [
         {"op": "register", "query_id": "a", "user_id": "u", "cx": 1, "cy": 2.5, "radius": 3},
         {"op": "terminate", "query_id": 7, "at": "2014-04-01T00:00:00Z", "wkt": None},
@@ -183,7 +183,7 @@ MALFORMED = {
 }
 
 
-def test_malformed_messages_keep_their_place(broker: KafkaBroker, topic: str) -> None:
+def test_malformed_messages_retain_their_position(broker: KafkaBroker, topic: str) -> None:
     with KafkaQueryLog(broker.bootstrap, topic) as log:
         for number, value in enumerate(MALFORMED.values()):
             produce(broker, topic, value)
@@ -237,7 +237,7 @@ def test_transactions_of_other_programs(broker: KafkaBroker, topic: str) -> None
         assert names_of(log.read(1, 6)) == [["b"], ["c"]]
 
 
-def test_entries_that_are_gone_are_an_error(broker: KafkaBroker, topic: str) -> None:
+def test_deleted_entries_are_an_error(broker: KafkaBroker, topic: str) -> None:
     with KafkaQueryLog(broker.bootstrap, topic, timeout_s=5) as log:
         log.append(block("a"))
         log.append(block("b"))
@@ -261,7 +261,7 @@ def test_entries_that_are_gone_are_an_error(broker: KafkaBroker, topic: str) -> 
         ({"cleanup_policy": "compact", "retention_ms": "-1"}, "cleanup.policy takes delete"),
     ],
 )
-def test_a_topic_that_is_no_log_is_refused(
+def test_a_topic_that_is_no_log_is_rejected(
     broker: KafkaBroker, topic: str, settings: dict[str, Any], message: str
 ) -> None:
     broker.create_topic(topic, **settings)

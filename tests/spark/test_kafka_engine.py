@@ -1,6 +1,6 @@
 """The engine with points, requests and matches in topics of a real Kafka broker.
 
-Whatever needs Spark's connector runs in a process of its own, which may be killed.
+Tests of Spark's connector run in a separate process, which may be killed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def topic(request: pytest.FixtureRequest) -> str:
     return "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 
-def test_what_maven_does_not_have_is_a_reason(
+def test_a_jar_that_maven_lacks_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -58,7 +58,7 @@ def test_what_maven_does_not_have_is_a_reason(
     assert list((tmp_path / "roost").iterdir()) == []
 
 
-def test_no_java_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -67,7 +67,7 @@ def test_no_java_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 class Maven:
-    """Stands in for Ivy: gives what it has, and remembers what it was asked for."""
+    """Replaces Ivy: provides the given revisions and records requests."""
 
     def __init__(self, *has: str) -> None:
         self.has = has
@@ -91,7 +91,7 @@ class Maven:
         (["4.2.0"], "4.2.0", [pyspark.__version__, "4.2.0"]),
     ],
 )
-def test_the_newest_connector_that_works_is_taken_and_kept(
+def test_the_newest_working_connector_is_fetched_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: list[str], taken: str, asked: list[str]
 ) -> None:
     maven = Maven(*has)
@@ -104,7 +104,7 @@ def test_the_newest_connector_that_works_is_taken_and_kept(
         assert maven.asked == asked
 
 
-def test_no_connector_is_an_error_that_says_what_to_do(
+def test_a_missing_connector_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -114,17 +114,17 @@ def test_no_connector_is_an_error_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("name", ["spark.jars", "spark.jars.packages"])
-def test_jars_that_the_user_names_are_enough(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_jars_in_the_settings_suffice(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(kafka_jars, "_run_ivy", None)
     assert kafka_jars.kafka_settings({name: "mine"}, "java") == {}
 
 
-def test_no_broker_is_named_at_once() -> None:
+def test_an_unreachable_broker_is_reported_at_once() -> None:
     with pytest.raises(SourceError, match=r"no Kafka broker answers, 127\.0\.0\.1:1: "):
         check_brokers("127.0.0.1:1")
 
 
-def test_one_broker_of_several_is_enough(broker: KafkaBroker) -> None:
+def test_one_reachable_broker_suffices(broker: KafkaBroker) -> None:
     check_brokers(f"127.0.0.1:1,{broker.bootstrap}")
 
 
@@ -154,7 +154,7 @@ def test_an_address_is_brokers_and_a_topic(text: str, parts: tuple[str, str] | N
 CITY = (-74.1, 40.6, -73.8, 40.9)
 START = dt.datetime(2014, 4, 1, tzinfo=dt.UTC)
 BATCH = 100
-# Messages that are no points, with the reason of their dead letter.
+# Messages that are not points, with the reason of their dead letter.
 DEAD: list[tuple[bytes | None, str]] = [
     (None, "malformed"),
     (b"", "malformed"),
@@ -185,7 +185,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
 
 
 def make_points(chance: random.Random, count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Make points as messages have them."""
+    """Return points with the fields of messages."""
     x0, y0, x1, y1 = CITY
     return [
         {
@@ -226,11 +226,11 @@ def make_queries(chance: random.Random, count: int, first: int = 0) -> list[dict
 def expected(points: list[dict[str, Any]], queries: list[dict[str, Any]]) -> list[tuple[str, str]]:
     plain = [{**point, "x": point["lon"], "y": point["lat"]} for point in points]
 
-    def dear(text: str, point: Mapping[str, Any]) -> bool:
+    def expensive(text: str, point: Mapping[str, Any]) -> bool:
         assert text == "fare > 50"
         return point["fare"] is not None and point["fare"] > 50
 
-    return brute_force(plain, queries, lonlat=True, predicate=dear)
+    return brute_force(plain, queries, lonlat=True, predicate=expensive)
 
 
 def as_json(records: Iterable[dict[str, Any]]) -> list[bytes]:
@@ -238,7 +238,7 @@ def as_json(records: Iterable[dict[str, Any]]) -> list[bytes]:
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """Kill a driver with its JVM, as a crash of the host would."""
+    """Kill a driver and its JVM, as a crash of the host would."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -300,7 +300,7 @@ def connector() -> None:
 
 @pytest.fixture(scope="module")
 def lasting(connector: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """One driver for all runs that end by themselves."""
+    """One driver process for all runs that are not killed."""
     with Driver(tmp_path_factory.mktemp("driver")) as driver:
         yield driver
 
@@ -340,7 +340,7 @@ def streamed(
     chance = random.Random(17)
     folder = tmp_path_factory.mktemp("streamed")
     points = make_points(chance, 400)
-    # Points all of them, whatever they look like.
+    # All of these are points.
     points[0]["id"] = "2014-04-01"
     odd = {
         **points[1],
@@ -390,7 +390,7 @@ QUERY_FIELDS = (
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_topic_is_matched_as_brute_force_does(
+def test_matches_of_a_topic_equal_brute_force(
     streamed: Streamed, broker: KafkaBroker, strategy: str
 ) -> None:
     report = streamed.reports[strategy]
@@ -411,7 +411,7 @@ def test_a_topic_is_matched_as_brute_force_does(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_no_point_or_request_is_a_dead_letter(streamed: Streamed, strategy: str) -> None:
+def test_invalid_points_and_requests_are_dead_letters(streamed: Streamed, strategy: str) -> None:
     dead = pq.read_table(streamed.folder / strategy / "dead").to_pylist()
     points = [letter for letter in dead if letter["origin"] == "point"]
     assert sorted(letter["reason"] for letter in points) == streamed.dead
@@ -420,15 +420,15 @@ def test_what_is_no_point_or_request_is_a_dead_letter(streamed: Streamed, strate
     assert not list((streamed.folder / strategy / "matches").glob("*.parquet"))
 
 
-def test_a_sample_of_the_topic_shares_out_the_work(streamed: Streamed) -> None:
+def test_a_sample_of_the_topic_balances_the_work(streamed: Streamed) -> None:
     for strategy in STRATEGIES:
         shares = [machine["points"] for machine in streamed.reports[strategy]["machines"]]
         assert sum(shares) == len(streamed.points)
-        # A uniform plan takes in the outliers, too: whom it gives the work is up to them.
+        # A uniform plan includes the outliers, which determine how it distributes the work.
         assert strategy == "uniform" or min(shares) > len(streamed.points) / 6, strategy
 
 
-def test_a_topic_that_is_not_there_is_named(streamed: Streamed) -> None:
+def test_a_missing_topic_is_an_error(streamed: Streamed) -> None:
     assert list(streamed.nowhere) == ["error"]
     told = r"SourceError: topic nowhere cannot be read: .*UnknownTopicOrPartition.*"
     assert re.fullmatch(told, streamed.nowhere["error"])
@@ -454,12 +454,12 @@ def test_a_killed_driver_leaves_every_match_once(
         assert driver.hear() == ["intent", 1]
         produce(broker, f"{topic}-log", *as_json(queries[40:41]))
         driver.go_on()
-        # The batch has its intent, with the new query, which is not applied yet.
+        # The intent of the batch includes the new query, which is not applied yet.
         assert driver.hear() == ["apply", 1]
     produce(broker, f"{topic}-log", *as_json(queries[41:]))
     with Driver(tmp_path) as driver:
         driver.run(settings, ("publish", 2))
-        # Committed, but neither published nor known to Spark.
+        # Committed, but neither published nor in Spark's checkpoint.
         assert driver.hear() == ["publish", 2]
     lasting.run(settings)
     assert lasting.hear().get("error") is None
@@ -473,7 +473,7 @@ def test_a_killed_driver_leaves_every_match_once(
     assert found == sorted(expect)
 
 
-def test_requests_written_by_hand_hold_from_the_next_batch(
+def test_handwritten_requests_take_effect_with_the_next_batch(
     broker: KafkaBroker, connector: None, topic: str, tmp_path: Path
 ) -> None:
     chance = random.Random(29)
@@ -505,7 +505,7 @@ def test_requests_written_by_hand_hold_from_the_next_batch(
         reading(broker, f"{topic}-matches") as get,
     ):
         try:
-            # Every point has a match with the first query: with the last of them a batch is done.
+            # Every point matches the first query: the last match completes a batch.
             for requests, points in zip(
                 ([everywhere], [west, {"op": "register"}], [west_ends]), groups, strict=True
             ):

@@ -1,4 +1,4 @@
-"""The whole pipeline equals brute force, and nothing that came in is lost."""
+"""The pipeline's matches equal brute force, and no input is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def city() -> Case:
     return random_case(2, 500, 60, lonlat=True, text_ids=True)
 
 
-def test_the_cases_are_worth_running(plane: Case, city: Case) -> None:
+def test_the_cases_cover_matches_and_rejections(plane: Case, city: Case) -> None:
     for case in (plane, city):
         queries, refused = settle(case.requests)
         assert {reason for _, reason in refused} >= {"duplicate_query", "not_owner"}
@@ -78,7 +78,7 @@ def test_the_cases_are_worth_running(plane: Case, city: Case) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "machines"), PLACEMENTS)
-def test_every_placement_gives_the_same_matches(
+def test_every_strategy_returns_the_same_matches(
     spark: SparkSession,
     tmp_path: Path,
     plane: Case,
@@ -150,7 +150,7 @@ def beyond_case() -> Case:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_beyond_the_bounds_is_exact(
+def test_matches_beyond_the_bounds_are_exact(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     case = beyond_case()
@@ -166,7 +166,9 @@ def test_beyond_the_bounds_is_exact(
     ]
 
 
-def test_beyond_the_bounds_is_refused_where_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_points_beyond_the_bounds_are_rejected_if_configured(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     case = beyond_case()
     for row in (0, 1, 2, 5):
         case.points[row]["expect"] = Reason.OUT_OF_BOUNDS
@@ -188,7 +190,7 @@ def test_beyond_the_bounds_is_refused_where_told(spark: SparkSession, tmp_path: 
 
 
 def test_a_point_on_a_border_matches_both_neighbours(spark: SparkSession, tmp_path: Path) -> None:
-    """Borders of queries that are borders of cells and of machines, and not."""
+    """Borders of queries on and off the borders of cells and machines."""
     requests = []
     for axis, cuts in (("x", [0.0, 16.0, 32.0, 32.1, 64.0]), ("y", [0.0, 8.0, 16.0, 16.3, 32.0])):
         for low, high in itertools.pairwise(cuts):
@@ -212,7 +214,7 @@ def test_a_point_on_a_border_matches_both_neighbours(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.parametrize("timestamps", [True, False], ids=["timestamp", "integer"])
-def test_life_is_half_open_and_blind_to_batches(
+def test_lifetimes_are_half_open_and_independent_of_batches(
     spark: SparkSession, tmp_path: Path, timestamps: bool
 ) -> None:
     first = START_US if timestamps else -5
@@ -260,11 +262,11 @@ def test_matches_have_the_types_of_the_input(spark: SparkSession, tmp_path: Path
             ]
 
 
-# --------------------------------------------------------------------------- bad input
+# --------------------------------------------------------------------------- invalid input
 
 
 def bad_points() -> Case:
-    """Good points with one of every fault among them, on lon/lat."""
+    """Return valid points with one of every fault among them, on lon/lat."""
     good = {"x": -74.0, "y": 40.7, "fare": 60.0, "base": "B1", "note": "-"}
     faults: list[tuple[dict[str, Any], Reason | None]] = [
         ({}, None),
@@ -288,7 +290,7 @@ def bad_points() -> Case:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_bad_points_are_dead_letters_once(
+def test_invalid_points_are_dead_letters_once(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     case = bad_points()
@@ -304,7 +306,7 @@ def test_bad_points_are_dead_letters_once(
 
 
 def test_points_of_wrong_types_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
-    """Text columns are read value by value: one bad value costs one row."""
+    """Text columns are parsed value by value: one invalid value rejects one row."""
     times = [
         "2014-04-01T00:00:00Z", "yesterday", "2014-04-01 00:00:02", "2014-04-01T02:00:03+02:00",
         "2014-04-01", None,
@@ -340,7 +342,7 @@ def register(query_id: Any, **fields: Any) -> dict[str, Any]:
 
 
 def bad_requests() -> list[dict[str, Any]]:
-    """Every way to be refused, each beside a request that is fine."""
+    """Return a request for every rejection reason, each beside a valid request."""
     box = {"x0": 0.0, "y0": 0.0, "x1": 9.0, "y1": 9.0}
     many = ", ".join(f"{math.cos(k / 10)!r} {math.sin(k / 10)!r}" for k in range(60))
     cases: list[tuple[dict[str, Any], Reason]] = [
@@ -374,7 +376,7 @@ def bad_requests() -> list[dict[str, Any]]:
     return made
 
 
-def test_bad_requests_are_dead_letters_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_requests_are_dead_letters_once(spark: SparkSession, tmp_path: Path) -> None:
     points = random_case(7, 50, 1).points
     case = Case(points, bad_requests())
     result = run_case(
@@ -387,11 +389,11 @@ def test_bad_requests_are_dead_letters_once(spark: SparkSession, tmp_path: Path)
     assert records[1]["query_id"] == 2 and records[1]["x0"] == 10.0
 
 
-# --------------------------------------------------------------------------- while it runs
+# --------------------------------------------------------------------------- requests while it runs
 
 
-class Asking:
-    """Sends requests after batches of some numbers."""
+class Requester:
+    """Sends requests after given batches."""
 
     def __init__(self) -> None:
         self.requests: dict[int, list[Query | Terminate]] = {}
@@ -405,7 +407,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("strategy", [Strategy.REPLICATED, Strategy.UNIFORM])
-def test_requests_while_running_hold_from_the_next_batch(
+def test_requests_while_running_take_effect_with_the_next_batch(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     points = [{"id": n, "time": START_US + n, "x": n % 60 + 0.5, "y": 1.0} for n in range(100)]
@@ -423,7 +425,7 @@ def test_requests_while_running_hold_from_the_next_batch(
     everywhere = Box(-1, -1, 99, 99)
     instant = dt.datetime.fromtimestamp(START_US / 1e6, dt.UTC)
     later = instant + dt.timedelta(microseconds=75)
-    after = Asking()
+    after = Requester()
     with Pipeline(config, spark=spark, on_batch=after) as pipeline:
         after.pipeline = pipeline
         pipeline.request(Query("start", everywhere))
@@ -457,12 +459,12 @@ def test_requests_while_running_hold_from_the_next_batch(
     assert after.seen == list(range(10))
 
 
-def test_a_run_that_is_stopped_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stopped_run_continues(spark: SparkSession, tmp_path: Path) -> None:
     case = random_case(11, 200, 30)
     config = config_for(case, tmp_path, **{"engine.batch_rows": 30})
     with Pipeline(config, spark=spark, on_batch=lambda commit: pipeline.stop()) as pipeline:
         assert pipeline.run()["points"] == 30
-    # Another placement: a new plan, and the same matches.
+    # Another strategy: a new plan, and the same matches.
     placed = {"engine.batch_rows": 50, "engine.strategy": "history", "engine.machines": 7}
     config = with_settings(config, placed)
     with Pipeline(config, spark=spark) as pipeline:
@@ -484,7 +486,7 @@ def test_no_queries_and_no_points(spark: SparkSession, tmp_path: Path) -> None:
     assert result.report["batches"] == 0 and result.matches == []
 
 
-def test_bounds_and_machines_are_guessed(spark: SparkSession, tmp_path: Path) -> None:
+def test_bounds_and_machines_have_defaults(spark: SparkSession, tmp_path: Path) -> None:
     case = random_case(13, 120, 25, lonlat=True)
     result = run_case(
         spark,
@@ -504,7 +506,7 @@ def test_bounds_and_machines_are_guessed(spark: SparkSession, tmp_path: Path) ->
 def test_many_small_batches_and_many_requests(
     spark: SparkSession, tmp_path: Path, full: bool
 ) -> None:
-    """Segments merge and end while batches go on; each batch sees exactly what it must."""
+    """Segments merge and end while batches run; each batch matches exactly its live queries."""
     rounds = 60 if full else 15
     case = random_case(14, 8 * rounds, 3 * rounds, timestamps=False)
     untimed = [{**r, "at": None, "expires_at": None} for r in case.requests]
@@ -549,7 +551,7 @@ def test_history_needs_a_sample(spark: SparkSession, tmp_path: Path) -> None:
         pipeline.start(frame)
 
 
-def test_times_come_back_as_they_went_in(spark: SparkSession, tmp_path: Path) -> None:
+def test_event_times_are_preserved(spark: SparkSession, tmp_path: Path) -> None:
     early = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
     points = [{"id": 1, "time": as_time(early), "x": 1.0, "y": 1.0}]
     case = Case(points, [register(1, x0=0.0, y0=0.0, x1=2.0, y1=2.0)])
@@ -558,10 +560,10 @@ def test_times_come_back_as_they_went_in(spark: SparkSession, tmp_path: Path) ->
     assert pq.ParquetFile(path).read()["event_time"].to_pylist() == [early]
 
 
-def test_a_small_replicated_batch_uses_one_machine_after_the_other(
+def test_small_replicated_batches_use_machines_in_turn(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle machines stay in the figures, and no point is lost or doubled by leaving them out."""
+    """Idle machines stay in the report, and no point is lost or duplicated."""
     monkeypatch.setattr(SparkExecutor, "rows_per_task", 4096)
     table = pa.table({"x": [5.0] * 90, "y": [5.0] * 90, "event_time": list(range(90))})
     pq.write_table(table, tmp_path / "points.parquet")

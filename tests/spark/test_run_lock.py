@@ -1,4 +1,4 @@
-"""A second run on a state directory is refused before it has changed anything there."""
+"""A second run on a state directory is rejected before it changes anything."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BATCH_ROWS = 100
 
 
 def contents(folder: Path) -> tuple[dict[str, tuple[int, int]], str]:
-    """Return modes and times of all that is below a folder, and the hashes of its files."""
+    """Return modes and times of everything below a folder, and the hashes of its files."""
     found = {}
     for path in (folder, *folder.rglob("*")):
         stat = path.stat()
         found[str(path)] = (stat.st_mode, stat.st_mtime_ns)
-    # By another process: one that closes an SQLite file loses its own locks on it.
+    # In another process: a process that closes an SQLite file loses its locks on it.
     command = ["find", str(folder), "-type", "f", "-exec", "sha256sum", "{}", "+"]
     hashes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "state.db" in hashes
@@ -36,7 +36,7 @@ def contents(folder: Path) -> tuple[dict[str, tuple[int, int]], str]:
 
 
 def test_a_second_run_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Both runs would read all points: some of them would match twice and others never."""
+    """Without the lock, both runs would read all points, and match some twice and others never."""
     case = random_case(81, POINTS, 40)
     config = config_for(case, tmp_path, **{"engine.batch_rows": BATCH_ROWS})
     # The second run has more requests, other batches and another plan.
@@ -85,7 +85,7 @@ def test_a_second_run_changes_nothing(spark: SparkSession, tmp_path: Path) -> No
     ]
     assert report["points"] == POINTS and report["batches"] == POINTS // BATCH_ROWS
     assert outcome(config.out.dir, report).matches == expected(case)
-    # The lock ended with the run: the next one finds every point matched, and adds none.
+    # The lock is released: the next run has no points left to match.
     with Pipeline(config, spark=spark) as pipeline:
         again = pipeline.run()
     assert json.loads(json.dumps(again)) == json.loads(json.dumps(report))

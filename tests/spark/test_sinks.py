@@ -1,4 +1,4 @@
-"""Where matches go: each sink gets every match of a batch, under the batch's number."""
+"""Sinks: each receives every match of a batch, with the number of the batch."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def published(config: RunConfig) -> Counter[Row]:
     return Counter((row["batch_id"], row["query_id"], row["point_id"]) for row in rows)
 
 
-class Kept:
-    """What a sink was given: batch by batch, call by call."""
+class Received:
+    """Matches that a sink received, by call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, list[Row]]] = []
@@ -63,10 +63,10 @@ class Kept:
         return [Counter(rows) for number, rows in self.calls if number == batch_id]
 
 
-def test_every_sink_gets_what_is_published(
+def test_every_sink_receives_the_published_matches(
     spark: SparkSession, case: Case, config: RunConfig
 ) -> None:
-    called, framed = Kept(), Kept()
+    called, framed = Received(), Received()
     sinks = [CallbackSink(called.table, rows_max=7), ForeachBatchSink(spark, framed.frame)]
     with Pipeline(config, spark=spark, sinks=sinks) as pipeline:
         result = outcome(config.out.dir, pipeline.run())
@@ -103,8 +103,8 @@ def test_count_writes_no_matches_and_counts_them_all(
     assert list((config.out.dir / "matches" / "_staging").iterdir()) == []
 
 
-def test_count_still_serves_other_sinks(spark: SparkSession, case: Case, config: RunConfig) -> None:
-    kept = Kept()
+def test_count_delivers_to_other_sinks(spark: SparkSession, case: Case, config: RunConfig) -> None:
+    kept = Received()
     counted = with_settings(config, {"out.sink": "count"})
     with Pipeline(counted, spark=spark, sinks=[CallbackSink(kept.table)]) as pipeline:
         pipeline.run()
@@ -135,15 +135,15 @@ def test_console_prints_the_first_matches(
 
 
 class Died(BaseException):
-    """Stands for the driver's death."""
+    """Simulates a crash of the driver."""
 
 
 @pytest.mark.parametrize("step", ["commit", "publish"])
-def test_what_is_delivered_again_is_the_same(
+def test_a_repeated_delivery_is_the_same(
     spark: SparkSession, case: Case, config: RunConfig, step: str
 ) -> None:
-    """A batch that died after its delivery comes again, same number, same matches."""
-    called, framed = Kept(), Kept()
+    """After a crash behind the delivery, the batch repeats with its number and matches."""
+    called, framed = Received(), Received()
     sinks = [CallbackSink(called.table, rows_max=1 << 20), ForeachBatchSink(spark, framed.frame)]
 
     def die(name: str, batch_id: int) -> None:
@@ -168,7 +168,7 @@ def test_what_is_delivered_again_is_the_same(
 def test_a_sink_that_fails_stops_the_run_and_loses_nothing(
     spark: SparkSession, case: Case, config: RunConfig
 ) -> None:
-    kept = Kept()
+    kept = Received()
     broken = [True]
 
     def take(batch_id: int, table: pa.Table) -> None:

@@ -1,4 +1,4 @@
-"""Roost's own sources: every format, order and pace gives the matches that brute force gives."""
+"""Roost's own sources: every format, order and speed gives the matches of brute force."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def iso(time_us: int) -> str:
 
 
 def plain(point: dict[str, Any]) -> dict[str, Any]:
-    """A point as a person would write it down."""
+    """Return a point as a user would write it."""
     fields = {key: point[key] for key in ("id", "x", "y", "fare", "base", "note")}
     return {"event_time": iso(point["time"]), **fields}
 
@@ -70,7 +70,7 @@ def check(case: Case, result: Outcome, rows: int | None = None) -> None:
 
 
 def replayed_in_order(case: Case, result: Outcome) -> None:
-    """Whatever came in, batches follow event time."""
+    """Check that batches follow event time."""
     spans: dict[int, list[int]] = {}
     times = {point["id"]: point["time"] for point in case.points}
     for (_, point), [batch] in result.batches.items():
@@ -93,7 +93,7 @@ def test_csv(spark: SparkSession, tmp_path: Path, case: Case) -> None:
             writer.writerow(plain(point))
             if number in (7, 100):
                 file.write("only,three,fields\n")
-    # An empty field of a CSV is nothing, also where it was an empty text.
+    # An empty field of a CSV is null, even if it was an empty text.
     result = run_case(spark, case, tmp_path, **{"points.path": str(path), "engine.batch_rows": 50})
     check(case, result, len(case.points) + 2)
     replayed_in_order(case, result)
@@ -137,8 +137,10 @@ def test_parquet_out_of_order(spark: SparkSession, tmp_path: Path, case: Case) -
     replayed_in_order(case, result)
 
 
-def test_row_numbers_are_those_of_the_file(spark: SparkSession, tmp_path: Path, case: Case) -> None:
-    """A point without an identifier is known by its row, in whatever order it is replayed."""
+def test_row_numbers_are_positions_in_the_file(
+    spark: SparkSession, tmp_path: Path, case: Case
+) -> None:
+    """The row identifies a point without an identifier, in any order of replay."""
     mixed = shuffled(case, 4)
     named = [{**point, "id": row} for row, point in enumerate(mixed)]
     rows = replace(case, points=named, row_ids=True)
@@ -173,7 +175,7 @@ def test_a_folder_of_files_that_overlap(
 def test_a_folder_of_files_that_follow_each_other(
     spark: SparkSession, tmp_path: Path, case: Case
 ) -> None:
-    """Read in place, by time and not by name; rows are still numbered by name."""
+    """Files are read by time, not by name; rows are numbered by name."""
     folder = tmp_path / "points"
     folder.mkdir()
     parts = [case.points[160:], case.points[:80], case.points[80:160]]
@@ -225,7 +227,7 @@ def test_a_folder_that_grows_while_it_is_read(
     assert result.report["batches"] == 4
 
 
-def test_growth_between_runs_keeps_the_numbers(
+def test_growth_between_runs_preserves_row_numbers(
     spark: SparkSession, tmp_path: Path, case: Case
 ) -> None:
     folder = tmp_path / "points"
@@ -236,14 +238,14 @@ def test_growth_between_runs_keeps_the_numbers(
     config = config_for(numbered, tmp_path, **{"points.path": str(folder), "engine.batch_rows": 50})
     with Pipeline(config, spark=spark) as pipeline:
         assert pipeline.run()["points"] == 120
-    # Earlier in time and in name: it comes later all the same, and renumbers nothing.
+    # Earlier in time and in name, but read later, without renumbering.
     pq.write_table(point_table(numbered, rows[120:]), folder / "a.parquet")
     with Pipeline(config, spark=spark) as pipeline:
         result = outcome(config.out.dir, pipeline.run())
     check(numbered, result)
 
 
-def test_sources_that_cannot_be_read_say_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreadable_sources_are_errors(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 this is not it")
     pq.write_table(pa.table({"x": [1.0], "y": [1.0]}), tmp_path / "timeless.parquet")
@@ -263,11 +265,11 @@ def test_sources_that_cannot_be_read_say_so(spark: SparkSession, tmp_path: Path)
             pipeline.run()
 
 
-# --------------------------------------------------------------------------- pace
+# --------------------------------------------------------------------------- speed
 
 
 class Clock:
-    """Seconds that pass a step at each look."""
+    """A clock that advances by one step per call."""
 
     def __init__(self, step_s: float) -> None:
         self.now_s = 100.0
@@ -279,8 +281,8 @@ class Clock:
 
 
 @pytest.mark.parametrize("timestamps", [True, False], ids=["timestamp", "integer"])
-def test_speed_holds_points_back(spark: SparkSession, tmp_path: Path, timestamps: bool) -> None:
-    """No point is matched before its time has come, and each comes in the end."""
+def test_speed_delays_points(spark: SparkSession, tmp_path: Path, timestamps: bool) -> None:
+    """No point is matched before its time, and each is matched in the end."""
     second = 1_000_000 if timestamps else 1
     first = START_US if timestamps else 1_000
     points = [{"id": n, "time": first + n * second, "x": 1.0, "y": 1.0} for n in range(30)]
@@ -334,7 +336,9 @@ def generator(rate: float, seed: int) -> PointGenerator:
     )
 
 
-def test_the_generator_gives_the_same_rows_in_any_cut(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_generator_gives_the_same_rows_for_any_batch_size(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     table = generator(50_000.0, 7).block(0, 20_000)
     lon, lat = (table[name].to_numpy() for name in ("lon", "lat"))
     europe = Box(-10.0, 35.0, 30.0, 60.0)
@@ -359,7 +363,7 @@ def test_the_generator_gives_the_same_rows_in_any_cut(spark: SparkSession, tmp_p
         assert all(times[point] == time for _, point, time in result.matches)
 
 
-def test_a_live_generator_keeps_to_its_rate(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_live_generator_maintains_its_rate(spark: SparkSession, tmp_path: Path) -> None:
     clock = Clock(0.05)
     config = RunConfig(
         points={"path": "generate:rows=1000,rate=1000,seed=3,pace=live"},
@@ -385,7 +389,7 @@ def test_other_seeds_give_other_points() -> None:
     assert not one["lon"].equals(other["lon"])
 
 
-def test_a_session_without_the_connector_is_named(spark: Any, tmp_path: Path) -> None:
+def test_a_session_without_the_connector_is_an_error(spark: Any, tmp_path: Path) -> None:
     config = RunConfig(points={"path": "kafka://127.0.0.1:1/points"}, out={"dir": tmp_path})
     wrong = pytest.raises(SourceError, match="this Spark session has no Kafka connector")
     with Pipeline(config, spark=spark) as pipeline, wrong:

@@ -1,4 +1,4 @@
-"""Any streaming DataFrame with named columns: the matches of brute force, each once."""
+"""Streaming DataFrames with configured column names: the matches of brute force, each once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from roost.runtime.records import Commit
 pytestmark = pytest.mark.spark
 
 FILES = 3
-# What a user may call them; Roost is told.
+# Column names of a user, set in the configuration.
 NAMES = {"x": "east", "y": "north", "event_time": "seen", "id": "key"}
 NAMES |= {"lon": NAMES["x"], "lat": NAMES["y"]}
 STATIC = [Strategy.REPLICATED, Strategy.UNIFORM]
@@ -45,7 +45,7 @@ def write_files(case: Case, folder: Path, first: int = 0, files: int = FILES) ->
         table = table.rename_columns([NAMES.get(name, name) for name in table.column_names])
         path = folder / f"{first + number}.parquet"
         pq.write_table(table, path)
-        # Spark takes older files first.
+        # Spark reads older files first.
         os.utime(path, (1_000_000_000 + first + number,) * 2)
 
 
@@ -99,7 +99,7 @@ def test_a_stream_equals_brute_force(
 
 
 @pytest.mark.parametrize("strategy", STATIC)
-def test_a_restart_adds_nothing_and_more_files_add_theirs(
+def test_a_restart_adds_nothing_and_new_files_add_their_matches(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     case = random_case(52, 160, 30)
@@ -116,7 +116,7 @@ def test_a_restart_adds_nothing_and_more_files_add_theirs(
     check(case, run(spark, config, stream(spark, tmp_path / "points")))
 
 
-def test_bad_rows_of_a_stream_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_rows_of_a_stream_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
     case = random_case(53, 120, 20, lonlat=True)
     faults: dict[int, tuple[dict[str, Any], str]] = {
         5: ({"x": float("nan")}, "not_finite"),
@@ -156,8 +156,8 @@ def test_requests_between_batches_of_a_stream(spark: SparkSession, tmp_path: Pat
     check_figures(result, 90)
 
 
-def test_a_stream_that_spark_has_worked_on(spark: SparkSession, tmp_path: Path) -> None:
-    """Columns of other types, made by Spark itself, from text."""
+def test_a_stream_of_columns_that_spark_computes(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns of other types, which Spark parses from text."""
     folder = tmp_path / "points"
     folder.mkdir()
     day = "2014-04-01 00:00:"
@@ -186,7 +186,7 @@ def test_a_stream_that_spark_has_worked_on(spark: SparkSession, tmp_path: Path) 
     assert as_time(stored["event_time"][0].as_py()) in times
 
 
-def test_a_stream_without_identifiers_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_without_identifiers_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.readStream.format("rate").load()
     frame = frame.selectExpr("timestamp AS event_time", "1D AS x", "2D AS y")
     config = config_for(Case([], []), tmp_path, **{"points.path": None, "queries.path": None})
@@ -214,5 +214,5 @@ def test_batches_of_a_stream_report_the_time_of_reading_and_routing(
         if strategy is Strategy.UNIFORM:
             assert stages["reading"]["bytes_out"] > 0
             assert 0 < figures["route_s"] <= stages["reading"]["seconds"]
-        else:  # any machine may match any point: nothing is sent
+        else:  # any machine may match any point: no exchange
             assert (stages["reading"]["bytes_out"], figures["route_s"]) == (0, 0)

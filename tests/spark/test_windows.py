@@ -1,4 +1,4 @@
-"""Windows on Spark: snapshots, aggregates, nearest points and joins against plain lists."""
+"""Windows on Spark: snapshots, aggregates, nearest points and joins against brute force."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from window_story import BATCHES, Record, Standing, WindowStory
+from window_scenario import BATCHES, Record, Standing, WindowScenario
 
 from layouts import random_change
 from roost import Box, Circle, Pipeline, Query, RunConfig
@@ -44,12 +44,12 @@ from roost.window.snapshot import Question
 
 pytestmark = pytest.mark.spark
 
-STORIES = [
-    WindowStory(1, "time", 35.0),
-    WindowStory(2, "time", 40.0, tumbling=True, lateness=15.0),
-    WindowStory(3, "count", 170),
-    WindowStory(4, "time", 25.0, lateness=5.0),
-    WindowStory(5, "count", 100, tumbling=True),
+SCENARIOS = [
+    WindowScenario(1, "time", 35.0),
+    WindowScenario(2, "time", 40.0, tumbling=True, lateness=15.0),
+    WindowScenario(3, "count", 170),
+    WindowScenario(4, "time", 25.0, lateness=5.0),
+    WindowScenario(5, "count", 100, tumbling=True),
 ]
 
 
@@ -61,13 +61,13 @@ def rows_of(out: Path, kind: str) -> dict[int, list[Record]]:
     return found
 
 
-def check_outputs(story: WindowStory, out: Path) -> None:
+def check_outputs(scenario: WindowScenario, out: Path) -> None:
     aggregates, nearest = rows_of(out, "aggregates"), rows_of(out, "nearest")
     pairs, dead = rows_of(out, "pairs"), rows_of(out, "dead")
     late = [row for rows in dead.values() for row in rows if row["reason"] == "late"]
-    assert sorted(json.loads(row["record"])["id"] for row in late) == story.late()
+    assert sorted(json.loads(row["record"])["id"] for row in late) == scenario.late()
     for batch in range(BATCHES):
-        wanted = story.aggregates(batch)
+        wanted = scenario.aggregates(batch)
         found = {(row["query_id"], row["name"]): row["number"] for row in aggregates[batch]}
         assert len(found) == len(aggregates[batch])
         assert found.keys() == wanted.keys(), batch
@@ -76,14 +76,14 @@ def check_outputs(story: WindowStory, out: Path) -> None:
         near: dict[str, list[Any]] = defaultdict(list)
         for row in nearest[batch]:
             near[row["query_id"]].append((row["rank"], row["point_id"]))
-        assert {name: sorted(rows) for name, rows in near.items()} == story.nearest(batch)
+        assert {name: sorted(rows) for name, rows in near.items()} == scenario.nearest(batch)
         joined = [(row["left_id"], row["right_id"]) for row in pairs[batch]]
         assert len(joined) == len(set(joined))
-        assert set(joined) == story.pairs(batch), batch
+        assert set(joined) == scenario.pairs(batch), batch
 
 
 class Shuffling(GlobalPolicy):
-    """Changes the plan after every round, for no reason at all."""
+    """Proposes a random plan change after every round."""
 
     def hottest(self, plan: Plan, machine: int) -> None:
         return None
@@ -105,14 +105,14 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "GlobalPolicy", Shuffling)
 
 
-def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
-    """Ask about the window, and compare with plain lists."""
-    window = [p for _, p in story.window(number)]
+def look(pipeline: Pipeline, scenario: WindowScenario, number: int) -> None:
+    """Compare snapshot queries on the window with brute force."""
+    window = [p for _, p in scenario.window(number)]
     found = pipeline.snapshot(Box(20, 10, 70, 80)).toArrow()
     inside = [p["id"] for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
     assert sorted(found["id"].to_pylist()) == sorted(inside)
     assert set(found["at_batch"].to_pylist()) <= {number}
-    # Questions this small are answered where they are asked, unless that is forbidden.
+    # Queries this small run in this process, unless ``points_here`` is 0.
     with closing(Snapshots(pipeline.store.folder, pipeline.spark, points_here=0)) as jobs:
         by_tasks = jobs.ask(Question(Box(20, 10, 70, 80)))
         assert sorted(by_tasks.table["id"].to_pylist()) == sorted(inside)
@@ -130,49 +130,49 @@ def look(pipeline: Pipeline, story: WindowStory, number: int) -> None:
     assert nearby["id"].to_pylist() == [name for _, name in ranked]
 
 
-def run_story(
+def run_scenario(
     spark: SparkSession,
-    story: WindowStory,
+    scenario: WindowScenario,
     folder: Path,
     on_step: Callable[[str, int], None] = lambda step, batch_id: None,
     **settings: Any,
 ) -> Record:
-    """Run a story, or go on with it, with a look at the window after every batch."""
+    """Run or continue a scenario, and check the window after every batch."""
 
     def after(commit: Commit) -> None:
-        story.prepare(folder, pipeline)
-        look(pipeline, story, commit.batch_id)
+        scenario.prepare(folder, pipeline)
+        look(pipeline, scenario, commit.batch_id)
 
-    config = story.config(folder, **settings)
+    config = scenario.config(folder, **settings)
     with Pipeline(config, spark=spark, on_batch=after, on_step=on_step) as pipeline:
-        story.prepare(folder, pipeline)
+        scenario.prepare(folder, pipeline)
         return pipeline.run()
 
 
-def feeder(story: WindowStory, folder: Path) -> Callable[[Commit], None]:
-    return lambda commit: story.feed(folder, commit.batch_id + 1)
+def feeder(scenario: WindowScenario, folder: Path) -> Callable[[Commit], None]:
+    return lambda commit: scenario.feed(folder, commit.batch_id + 1)
 
 
 @pytest.mark.parametrize(
-    ("story", "strategy"),
+    ("scenario", "strategy"),
     [
-        (STORIES[0], "swarm"),
-        pytest.param(STORIES[1], "global", marks=pytest.mark.full),
-        pytest.param(STORIES[3], "replicated", marks=pytest.mark.full),
-        pytest.param(STORIES[4], "uniform", marks=pytest.mark.full),
+        (SCENARIOS[0], "swarm"),
+        pytest.param(SCENARIOS[1], "global", marks=pytest.mark.full),
+        pytest.param(SCENARIOS[3], "replicated", marks=pytest.mark.full),
+        pytest.param(SCENARIOS[4], "uniform", marks=pytest.mark.full),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.kind}-{value.seed}",
 )
-def test_a_run_with_a_window_equals_plain_lists(
-    spark: SparkSession, tmp_path: Path, story: WindowStory, strategy: str
+def test_a_run_with_a_window_equals_brute_force(
+    spark: SparkSession, tmp_path: Path, scenario: WindowScenario, strategy: str
 ) -> None:
-    report = run_story(spark, story, tmp_path, **{"engine.strategy": strategy})
+    report = run_scenario(spark, scenario, tmp_path, **{"engine.strategy": strategy})
     assert report["batches"] == BATCHES
-    check_outputs(story, tmp_path / "out")
+    check_outputs(scenario, tmp_path / "out")
 
 
 class Died(BaseException):
-    """Stands for a death where no process need die: whatever is on the disk stays as it is."""
+    """Simulates a crash of the driver: the files stay as they are."""
 
 
 STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round", "end")
@@ -180,14 +180,14 @@ STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "rou
 
 @pytest.mark.usefixtures("shuffled")
 @pytest.mark.parametrize(
-    "story",
-    [STORIES[2], *(pytest.param(s, marks=pytest.mark.full) for s in STORIES if s.seed != 3)],
-    ids=lambda story: f"{story.kind}-{story.seed}",
+    "scenario",
+    [SCENARIOS[2], *(pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS if s.seed != 3)],
+    ids=lambda scenario: f"{scenario.kind}-{scenario.seed}",
 )
-def test_no_point_is_lost_or_doubled_by_moves_and_deaths(
-    spark: SparkSession, tmp_path: Path, story: WindowStory
+def test_no_point_is_lost_or_duplicated_by_moves_and_crashes(
+    spark: SparkSession, tmp_path: Path, scenario: WindowScenario
 ) -> None:
-    """The plan changes after every batch, and the driver dies in every batch but the last few."""
+    """The plan changes after every batch, and the driver crashes in all but the last few."""
     settings = {"engine.strategy": "global", "balance.round": 1.0}
     for number, step in enumerate(STEPS):
 
@@ -196,16 +196,16 @@ def test_no_point_is_lost_or_doubled_by_moves_and_deaths(
                 raise Died
 
         with pytest.raises(Died):
-            run_story(spark, story, tmp_path, die, **settings)
-    report = run_story(spark, story, tmp_path, **settings)
+            run_scenario(spark, scenario, tmp_path, die, **settings)
+    report = run_scenario(spark, scenario, tmp_path, **settings)
     assert report["batches"] == BATCHES
     assert report["balance"]["plan_changes"] >= BATCHES // 2
-    check_outputs(story, tmp_path / "out")
+    check_outputs(scenario, tmp_path / "out")
 
 
-def test_a_standing_query_without_a_window_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    story = STORIES[0]
-    config = story.config(tmp_path)
+def test_a_standing_query_without_a_window_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
+    scenario = SCENARIOS[0]
+    config = scenario.config(tmp_path)
     config = replace(config, window={}, join={})
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.request(Query("a", Box(0, 0, 1, 1), aggregate="count"))
@@ -216,34 +216,34 @@ def test_a_standing_query_without_a_window_is_refused(spark: SparkSession, tmp_p
     assert [row["reason"] for row in dead] == ["no_window"]
 
 
-def test_large_answers_are_left_in_files_until_the_pipeline_is_closed(
+def test_large_results_stay_in_files_until_the_pipeline_is_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
-    story = STORIES[2]
-    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
-    feed = feeder(story, tmp_path)
+    scenario = SCENARIOS[2]
+    config = scenario.config(tmp_path, **{"engine.strategy": "uniform"})
+    feed = feeder(scenario, tmp_path)
     with Pipeline(config, spark=spark, on_batch=feed) as pipeline:
         pipeline.run()
         frame = pipeline.snapshot()
         left = list((tmp_path / "out" / "state" / "answers").glob("*/*.parquet"))
         assert left
-        wanted = sorted(p["id"] for _, p in story.window(BATCHES - 1))
+        wanted = sorted(p["id"] for _, p in scenario.window(BATCHES - 1))
         with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
             by_tasks = jobs.ask(Question())
             assert sorted(by_tasks.table["id"].to_pylist()) == wanted
-            assert not list(jobs._answers.iterdir())  # mapped, and nothing left behind
+            assert not list(jobs._answers.iterdir())  # mapped and deleted
         assert sorted(row["id"] for row in frame.collect()) == wanted
         assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
     assert not any(path.exists() for path in left)
 
 
-def test_only_the_newest_large_answers_are_kept(
+def test_only_the_newest_large_results_are_retained(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
     monkeypatch.setattr(snapshot, "LARGE_KEPT", 2)
-    config = STORIES[2].config(tmp_path, **{"engine.strategy": "uniform"})
+    config = SCENARIOS[2].config(tmp_path, **{"engine.strategy": "uniform"})
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.run()
         frames = [pipeline.snapshot() for _ in range(5)]
@@ -252,13 +252,13 @@ def test_only_the_newest_large_answers_are_kept(
         assert [frame.count() for frame in frames[-2:]] == [60, 60]
 
 
-def test_threads_may_ask_while_batches_are_committed(spark: SparkSession, tmp_path: Path) -> None:
-    story = STORIES[2]
-    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+def test_threads_may_query_while_batches_are_committed(spark: SparkSession, tmp_path: Path) -> None:
+    scenario = SCENARIOS[2]
+    config = scenario.config(tmp_path, **{"engine.strategy": "uniform"})
     seen: list[tuple[int, int]] = []
     over = threading.Event()
 
-    def ask() -> None:
+    def query() -> None:
         while not over.is_set():
             try:
                 answer = pipeline.snapshots.ask(Question(aggregate=parse_aggregates("count")))
@@ -267,10 +267,10 @@ def test_threads_may_ask_while_batches_are_committed(spark: SparkSession, tmp_pa
             seen.append((answer.batch_id, answer.table["count"][0].as_py()))
 
     with (
-        Pipeline(config, spark=spark, on_batch=feeder(story, tmp_path)) as pipeline,
+        Pipeline(config, spark=spark, on_batch=feeder(scenario, tmp_path)) as pipeline,
         ThreadPoolExecutor(4) as threads,
     ):
-        running = [threads.submit(ask) for _ in range(4)]
+        running = [threads.submit(query) for _ in range(4)]
         try:
             pipeline.run()
         finally:
@@ -278,11 +278,11 @@ def test_threads_may_ask_while_batches_are_committed(spark: SparkSession, tmp_pa
         for thread in running:
             thread.result()
     assert len({batch_id for batch_id, _ in seen}) > BATCHES // 2
-    assert {count == len(story.window(batch)) for batch, count in seen} == {True}
+    assert {count == len(scenario.window(batch)) for batch, count in seen} == {True}
 
 
-def test_columns_of_every_kind_come_back(spark: SparkSession, tmp_path: Path) -> None:
-    """Categories, unsigned numbers, odd times, names that Roost uses itself, and no text at all."""
+def test_columns_of_every_type_are_returned(spark: SparkSession, tmp_path: Path) -> None:
+    """Dictionaries, unsigned numbers, distant times, lists, and names that Roost itself uses."""
     never = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001
     columns = {
         "id": pa.array(["a", "b", "c", "d"]),
@@ -328,8 +328,8 @@ def test_columns_of_every_kind_come_back(spark: SparkSession, tmp_path: Path) ->
     assert told["max(until)"].startswith("9999-12-")
 
 
-def test_an_empty_answer_says_its_batch(spark: SparkSession, tmp_path: Path) -> None:
-    config = STORIES[2].config(tmp_path, **{"engine.strategy": "uniform"})
+def test_an_empty_result_has_its_batch(spark: SparkSession, tmp_path: Path) -> None:
+    config = SCENARIOS[2].config(tmp_path, **{"engine.strategy": "uniform"})
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.run()
         frame = pipeline.snapshot(Box(-9, -9, -8, -8))
@@ -339,13 +339,13 @@ def test_an_empty_answer_says_its_batch(spark: SparkSession, tmp_path: Path) -> 
             pipeline.snapshot(Box(3, 0, 1, 1))
 
 
-def test_killed_for_real_it_goes_on_and_others_may_ask(
+def test_a_killed_run_continues_and_other_processes_may_query(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story = WindowStory(6, "count", 150)
+    scenario = WindowScenario(6, "count", 150)
 
     def drive(step: str, batch_id: int) -> int:
-        words = [tmp_path, story.seed, story.kind, story.length, step, batch_id]
+        words = [tmp_path, scenario.seed, scenario.kind, scenario.length, step, batch_id]
         driver = Path(__file__).with_name("window_driver.py")
         command = [sys.executable, str(driver), *map(str, words)]
         return subprocess.run(command, capture_output=True, timeout=300, check=False).returncode
@@ -355,15 +355,15 @@ def test_killed_for_real_it_goes_on_and_others_may_ask(
     assert main(["snapshot", str(state), "--aggregate", "count"]) == 0
     assert "true at batch 2" in capsys.readouterr().out
     assert drive("commit", 6) == -signal.SIGKILL
-    # The last life is in this process: it is the same code, and its session is there already.
-    run_story(spark, story, tmp_path, **{"engine.strategy": "swarm"})
-    check_outputs(story, tmp_path / "out")
+    # The last run is in this process, which has a session already.
+    run_scenario(spark, scenario, tmp_path, **{"engine.strategy": "swarm"})
+    check_outputs(scenario, tmp_path / "out")
 
     answer = tmp_path / "answer.parquet"
     words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(answer)]
     assert main(["snapshot", str(state), *words]) == 0
     assert f"true at batch {BATCHES - 1}" in capsys.readouterr().err
-    window = [p for _, p in story.window(BATCHES - 1)]
+    window = [p for _, p in scenario.window(BATCHES - 1)]
     inside = [p for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
     wanted = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)
     assert sorted(pq.read_table(answer)["id"].to_pylist()) == wanted
@@ -378,10 +378,8 @@ def test_killed_for_real_it_goes_on_and_others_may_ask(
     assert "sliding by count, 150" in capsys.readouterr().out
 
 
-def test_an_endless_stream_needs_no_more_disk_than_its_window(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Two hundred windows' worth of points, three windows' worth of disk at most."""
+def test_disk_use_is_bounded_by_the_window(spark: SparkSession, tmp_path: Path) -> None:
+    """Two hundred windows of points use at most three windows of disk."""
     rows, windows = 400, 200
     config = with_settings(
         RunConfig(),
@@ -413,16 +411,16 @@ def test_an_endless_stream_needs_no_more_disk_than_its_window(
 
 
 def test_a_streaming_dataframe_fills_the_window(spark: SparkSession, tmp_path: Path) -> None:
-    """One file a batch, through foreachBatch, with a death between the commit and Spark's own."""
-    story = WindowStory(7, "time", 35.0)
-    first = {s.query.query_id: s.query for s in reversed(story.standing)}
-    story.standing = [Standing(query, 0) for query in first.values()]
-    story.requests = {0: list(first.values())}
+    """One file per batch, with a crash between Roost's commit and Spark's."""
+    scenario = WindowScenario(7, "time", 35.0)
+    first = {s.query.query_id: s.query for s in reversed(scenario.standing)}
+    scenario.standing = [Standing(query, 0) for query in first.values()]
+    scenario.requests = {0: list(first.values())}
     for number in range(BATCHES):
-        story.feed(tmp_path, number)
-        # Spark takes files by their age.
+        scenario.feed(tmp_path, number)
+        # Spark reads older files first.
         os.utime(tmp_path / "points" / f"{number:03d}.parquet", (10**9 + number,) * 2)
-    config = story.config(tmp_path, **{"engine.strategy": "uniform"})
+    config = scenario.config(tmp_path, **{"engine.strategy": "uniform"})
     types = "id long, x double, y double, event_time long, fare double, kind string"
     frame = (
         spark.readStream.schema(types)
@@ -435,10 +433,10 @@ def test_a_streaming_dataframe_fills_the_window(spark: SparkSession, tmp_path: P
             raise RuntimeError("died")
 
     with Pipeline(config, spark=spark, on_step=die) as pipeline:
-        pipeline.request(*story.requests[0])
+        pipeline.request(*scenario.requests[0])
         with pytest.raises(StreamingQueryException):
             pipeline.start(frame).awaitTermination(200)
     with Pipeline(config, spark=spark) as pipeline:
         assert pipeline.start(frame).awaitTermination(200)
-        look(pipeline, story, BATCHES - 1)
-    check_outputs(story, tmp_path / "out")
+        look(pipeline, scenario, BATCHES - 1)
+    check_outputs(scenario, tmp_path / "out")

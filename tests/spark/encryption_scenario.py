@@ -1,4 +1,4 @@
-"""A run whose text identifiers can be looked for on the disk, and a stranger at Spark's door."""
+"""A run whose text identifiers are searched for on disk, and an unauthenticated client of Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roost.model.space import Rect
 POINTS = 4_000
 MARK = "conspicuous"
 MASTER = "local-cluster[2,1,1024]"
-"""Two executors of one core and 1,024 MB each, as processes of their own."""
+"""Two executor processes of one core and 1,024 MB each."""
 
 
 def make_points(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -42,7 +42,7 @@ def make_points(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def expected(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> list[str]:
-    """Identifiers of the points in the box, by looking at each."""
+    """Return the identifiers of the points in the box, by brute force."""
     inside = np.flatnonzero((x >= 10) & (x <= 40) & (y >= 5) & (y <= 25))
     return sorted(f"{MARK}-{number}" for number in inside)
 
@@ -65,7 +65,7 @@ def config_of(folder: Path, **settings: Any) -> RunConfig:
 
 
 def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str, Any]:
-    """Run, and look into the shuffle files while they are there."""
+    """Run, and search the shuffle files of each batch."""
     shuffled: list[bool] = []
 
     def look(step: str, batch_id: int) -> None:
@@ -78,7 +78,7 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
         pipeline.request(Query("q", Box(10.0, 5.0, 40.0, 25.0)))
         report = pipeline.run()
         asked = pipeline.snapshot(aggregate="count").collect()[0]["count"]
-        # A job whose answers all count as large leaves them in files until the pipeline is closed.
+        # With this limit every result is large, and stays in files until the pipeline is closed.
         pipeline.snapshots._points_here = 0
         with mock.patch("roost.engine.snapshot.ANSWER_BYTES_MAX", 0):
             rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
@@ -97,11 +97,11 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
 
 
 def ask_as_stranger(spark: SparkSession) -> bool:
-    """Whether a process that knows no secret is answered when it asks for blocks, none of them.
+    """Return whether Spark responds to a client without the secret that requests no blocks.
 
-    It speaks Spark's own protocol: a frame is its length, a kind (3 asks, 4 answers) and, here, a
-    number, the length of the body and the body: kind 0 (open blocks), application, executor, and
-    names of blocks.
+    The client speaks Spark's protocol: a frame is its length, a kind (3 request, 4 response) and,
+    here, a number, the length of the body and the body: kind 0 (open blocks), application,
+    executor, and names of blocks.
     """
 
     def text(value: str) -> bytes:
@@ -123,7 +123,7 @@ def ask_as_stranger(spark: SparkSession) -> bool:
 
 
 def check_files(folder: Path, expected: list[str], umask: int) -> None:
-    """The right matches, as open as the umask says, and a state that is not."""
+    """Check the matches, their modes (as the umask sets them) and the private state directory."""
     assert sorted(row["point_id"] for row in read_folder(folder / "out" / "matches")) == expected
     state = folder / "out" / "state"
     made = {path: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.rglob("*"))}
@@ -140,7 +140,7 @@ def check_files(folder: Path, expected: list[str], umask: int) -> None:
 
 
 def executor_facts(_: object) -> tuple[bool, str]:
-    """Find out in a worker what the executor above it was told, and what all may see of it."""
+    """Return, from a worker, the environment and the visible command line of its executor."""
     secret = os.environ.get("_SPARK_AUTH_SECRET", "")
     shown = ""
     pid = os.getppid()
@@ -151,7 +151,7 @@ def executor_facts(_: object) -> tuple[bool, str]:
 
 
 def command_lines() -> str:
-    """Show what any user of the host may see of all processes."""
+    """Return the command lines of all processes, which any user of the host can read."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,6 +1,6 @@
-"""A stream with a window, standing queries and a join, and what a sequential reading makes of it.
+"""A stream with a window, standing queries and a join, with expected results by brute force.
 
-Everything here works on plain lists of points; nothing of Roost's windows is used.
+Expected results come from lists of points, without Roost's windows.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ BATCHES = 12
 
 @dataclass
 class Standing:
-    """A query as the story knows it: live for the points of some batches."""
+    """A query with the batches in which it is live."""
 
     query: Query
     first: int
-    last: int | None = None  # batch that it is no longer there for
+    last: int | None = None  # first batch in which it is no longer live
 
-    def there(self, batch: int) -> bool:
+    def live_in(self, batch: int) -> bool:
         return self.first <= batch and (self.last is None or batch < self.last)
 
 
 @dataclass
-class WindowStory:
+class WindowScenario:
     """Points in order, requests by batch, and the settings of the window."""
 
     seed: int
@@ -75,9 +75,9 @@ class WindowStory:
             self.points.append(
                 {"id": number, **place, "event_time": time, "fare": fare, "kind": kind}
             )
-        self._ask(rng)
+        self._draw_requests(rng)
 
-    def _ask(self, rng: random.Random) -> None:
+    def _draw_requests(self, rng: random.Random) -> None:
         aggregates = ["count, avg(fare), max(fare)", "sum(fare), stddev(fare), min(id)", "count"]
         for number in range(24):
             first = rng.randrange(6)
@@ -97,7 +97,7 @@ class WindowStory:
             self.requests.setdefault(first, []).append(query)
             if last is not None:
                 self.requests.setdefault(last, []).append(Terminate(name))
-                if number % 2:  # somebody takes the name again, and starts from nothing
+                if number % 2:  # a new query of the same name starts empty
                     again = Query(name, Box(0, 0, 100, 100), aggregate="count")
                     self.standing.append(Standing(again, last + 1))
                     self.requests.setdefault(last + 1, []).append(again)
@@ -106,7 +106,7 @@ class WindowStory:
             self.requests.setdefault(0, []).append(Query(f"m{number}", Box(x, y, x + 30, y + 30)))
 
     def feed(self, folder: Path, number: int) -> None:
-        """Add the points of a batch; files that are there together are replayed by event time."""
+        """Add the points of a batch; files present together are replayed by event time."""
         path = folder / "points" / f"{number:03d}.parquet"
         if number < BATCHES and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class WindowStory:
             whole.rename(path)
 
     def prepare(self, folder: Path, pipeline: Pipeline) -> None:
-        """Send what belongs before the next batch, unless a run that died has sent it."""
+        """Send the requests of the next batch, unless a crashed run has sent them."""
         last = records.last_commit(pipeline.store)
         number = 0 if last is None else last.batch_id + 1
         self.feed(folder, number)
@@ -148,13 +148,13 @@ class WindowStory:
             own["window.lateness"] = self.lateness
         return with_settings(RunConfig(), {**own, **settings})
 
-    # -- what must come of it
+    # -- expected results
 
     def batch(self, number: int) -> list[Record]:
         return self.points[number * BATCH_ROWS : (number + 1) * BATCH_ROWS]
 
     def accepted(self, upto: int) -> tuple[list[tuple[int, Record]], list[int]]:
-        """Points of the batches that were in time, and the identifiers of those that were late."""
+        """Return the points that were in time, with their batches, and the ids of late points."""
         taken: list[tuple[int, Record]] = []
         late: list[int] = []
         reached: int | None = None
@@ -192,7 +192,7 @@ class WindowStory:
         return [
             p
             for batch, p in self.window(upto)
-            if standing.there(batch)
+            if standing.live_in(batch)
             and covers(shape, p["x"], p["y"], False)
             and (query.predicate is None or (p["fare"] is not None and p["fare"] > 20))
             and (query.expires_at is None or p["event_time"] < query.expires_at)
@@ -204,7 +204,7 @@ class WindowStory:
         return [
             s
             for s in self.standing
-            if s.there(upto) and (s.query.expires_at is None or now < s.query.expires_at)
+            if s.live_in(upto) and (s.query.expires_at is None or now < s.query.expires_at)
         ]
 
     def aggregates(self, upto: int) -> dict[tuple[str, str], float | None]:
@@ -244,7 +244,7 @@ class WindowStory:
         return found
 
     def pairs(self, upto: int) -> set[tuple[int, int]]:
-        """Pairs that are found in a batch: both in its window, at least one of them new."""
+        """Return the pairs of a batch: both points in its window, at least one of them new."""
         window = self.window(upto)
         return {
             (p["id"], q["id"])
