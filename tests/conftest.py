@@ -1,4 +1,4 @@
-"""Options, markers, seeds, and the one Spark session that all Spark tests share.
+"""Options, markers, seeds, and the Spark session that all Spark tests of a process share.
 
 Without ``--full`` the long sweeps run a part: some seeds are fixed, some are fresh. Fresh seeds
 come from the number that the header prints; ``--seed`` repeats them.
@@ -121,23 +121,14 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.option.seed
 
 
-# Files of tests/spark whose tests start processes of their own and share no session.
-OWN_PROCESSES = ("test_cluster.py", "test_kafka.py", "test_kafka_engine.py")
-
-
-def _shares_session(path: Path) -> bool:
-    return path.parent.name == "spark" and path.name not in OWN_PROCESSES
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share out whole files among processes, and all files of the shared session as one block."""
+    """Distribute whole files among processes; each process that runs Spark tests has a session."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = Path(nodeid.partition("::")[0])
-            return "spark" if _shares_session(path) else str(path)
+            return nodeid.partition("::")[0]
 
     return Files(config, log)
 
@@ -146,16 +137,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="only with --full"))
-        if "spark" in getattr(item, "fixturenames", ()) and not _shares_session(item.path):
-            raise pytest.UsageError(f"{item.nodeid} uses the session that other files share")
-    # What takes longest comes first, so that two processes end at the same time.
-    items.sort(key=_order)
-
-
-def _order(item: pytest.Item) -> int:
-    if item.get_closest_marker("spark") is None:
-        return 2
-    return 0 if _shares_session(item.path) else 1
+        if item.get_closest_marker("spark"):
+            # Most of their time is in other processes, and core tests measure the same packages.
+            item.add_marker(pytest.mark.no_cover)
+    # The longest tests start first, so that all processes end at about the same time.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 # --------------------------------------------------------------------------- skips
