@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
 from roost.bench.common import environment, save_lines_plot, write_json
-from roost.bench.own import Repeated
 from roost.bench.rivals.protocol import CORES, written_rows
+from roost.bench.streams import BatchTimes, Repeated
 from roost.engine.pipeline import Pipeline
 from roost.model.choices import Strategy
 from roost.model.settings import RunConfig
@@ -57,29 +57,27 @@ class Steady(Repeated):
         return self.started + (np.arange(start, stop) + 1) / self._rate
 
 
-class _Watch:
-    """Latency of every point, by batch."""
+class ArrivalTimes(BatchTimes):
+    """Records the latency of every point, by batch."""
 
     def __init__(self, source: Steady) -> None:
+        super().__init__()
         self._source = source
         self._row = 0
-        self.readable = 0.0
         self.latencies: list[NDArray[np.float64]] = []
         self.batches: list[dict[str, float]] = []
 
-    def step(self, step: str, batch_id: int) -> None:
-        if step == "forget":  # the step after publishing
-            self.readable = time.perf_counter()
-
-    def batch(self, commit: Commit) -> None:
-        rows = commit.figures["rows"]
-        arrived = self._source.arrivals(self._row, self._row + rows)
-        self._row += rows
+    def on_batch(self, commit: Commit) -> None:
+        """Record the latency of a batch's points."""
+        super().on_batch(commit)
         assert self._source.started is not None
-        self.latencies.append(self.readable - arrived)
+        readable = self.steps[-1]["cleanup"]  # the step after publishing
+        rows = commit.figures["rows"]
+        self.latencies.append(readable - self._source.arrivals(self._row, self._row + rows))
+        self._row += rows
         self.batches.append(
             {
-                "at_s": self.readable - self._source.started,
+                "at_s": readable - self._source.started,
                 "rows": rows,
                 "seconds": commit.figures["seconds"],
                 "busy_s": sum(m["busy_s"] for m in commit.figures["machines"]),
@@ -96,7 +94,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
         spec = CaseSpec("latency", "boxes", 100_000, points=200_000, write_points=1_000)
         case = make_case(spec, pickups, folder / "case", None)
         source = Steady(case.points_path, RATE_PER_S, WARM_S + seconds)
-        watch = _Watch(source)
+        watch = ArrivalTimes(source)
         config = RunConfig(
             points={"path": case.points_path},
             queries={"path": case.queries_path},
@@ -109,7 +107,9 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             },
             out={"dir": folder / "out"},
         )
-        with Pipeline(config, source=source, on_step=watch.step, on_batch=watch.batch) as pipeline:
+        with Pipeline(
+            config, source=source, on_step=watch.on_step, on_batch=watch.on_batch
+        ) as pipeline:
             pipeline.spark  # noqa: B018  (the session starts before the clock does)
             report = pipeline.run()
         assert report["matches"] == written_rows(config.out.dir / "matches")
@@ -133,7 +133,7 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     return result
 
 
-def _result(watch: _Watch, report: dict[str, Any]) -> dict[str, Any]:
+def _result(watch: ArrivalTimes, report: dict[str, Any]) -> dict[str, Any]:
     steady = [k for k, batch in enumerate(watch.batches) if batch["at_s"] > WARM_S]
     values = np.concatenate([watch.latencies[k] for k in steady]) * 1e3
     batch_ms = np.array([watch.batches[k]["seconds"] for k in steady]) * 1e3

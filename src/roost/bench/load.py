@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from roost.bench.cases import Case, CaseSpec, data_dir, load_pickups, make_case
 from roost.bench.common import environment, save_lines_plot, write_json
-from roost.bench.own import Repeated
 from roost.bench.rivals.protocol import CORES
+from roost.bench.streams import BatchTimes, Repeated
 from roost.engine.pipeline import Pipeline
 from roost.errors import RoostError
 from roost.model.records import Box, Query
@@ -78,25 +78,6 @@ class _Sampler(threading.Thread):
             self.samples.append((time.perf_counter() - self.started, *tree_memory_mb()))
 
 
-class _Clock:
-    """When each batch began and ended."""
-
-    def __init__(self) -> None:
-        self.ended: list[float] = []
-        self.fold_s: list[float] = []
-        self._fold = 0.0
-
-    def step(self, step: str, batch_id: int) -> None:
-        now = time.perf_counter()
-        if step == "fold":
-            self._fold = now
-        elif step == "match":
-            self.fold_s.append(now - self._fold)
-
-    def batch(self, commit: Commit) -> None:
-        self.ended.append(time.perf_counter())
-
-
 def run(quick: bool, json_path: Path) -> dict[str, Any]:
     """Measure, and write the result with its plot."""
     check_permission()
@@ -115,16 +96,14 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             engine={"master": f"local[{CORES}]", "batch_rows": rows, "available_now": True},
             out={"sink": "count", "dir": folder / "out"},
         )
-        clock = _Clock()
+        times = BatchTimes()
         source = Repeated(case.points_path, 1 + ONE_MORE)
-        pipeline = Pipeline(config, source=source, on_step=clock.step, on_batch=clock.batch)
 
         def one_more(commit: Commit) -> None:
-            clock.batch(commit)
             x, y = case.bounds[0], case.bounds[1]
             pipeline.request(Query(count + commit.batch_id, Box(x, y, x + 1e-3, y + 1e-3)))
 
-        pipeline._on_batch = one_more
+        pipeline = Pipeline(config, source=source, on_step=times.on_step, on_batch=one_more)
         pipeline.spark.range(1).count()
         sampler = _Sampler()
         sampler.start()
@@ -133,13 +112,13 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             report = pipeline.run()
         sampler.done.set()
         sampler.join()
-    return _write(json_path, count, clock, started, sampler, report)
+    return _write(json_path, count, times, started, sampler, report)
 
 
 def _write(
     json_path: Path,
     count: int,
-    clock: _Clock,
+    times: BatchTimes,
     started: float,
     sampler: _Sampler,
     report: dict[str, Any],
@@ -147,10 +126,10 @@ def _write(
     pss = max(sample[1] for sample in sampler.samples)
     rss = max(sample[2] for sample in sampler.samples)
     summary = {
-        "load_s": clock.ended[0] - started,
+        "load_s": times.steps[0]["end"] - started,
         "tree_mb": pss,
         "tree_rss_mb": rss,
-        "one_more_ms": float(np.median(clock.fold_s[1:])) * 1e3,
+        "one_more_ms": float(np.median(times.between("apply", "run")[1:])) * 1e3,
     }
     row = {"case": f"{count} boxes", "system": "roost", "matches": report["matches"], **summary}
     result = {

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,7 @@ from roost.bench.rivals.protocol import (
     parser,
     written_rows,
 )
+from roost.bench.streams import BatchTimes, Repeated
 from roost.engine.pipeline import Pipeline
 from roost.kernel import Index
 from roost.model.choices import Strategy
@@ -44,79 +46,12 @@ from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.runtime.records import Commit
 from roost.stages.reading import ROWS_PER_BLOCK
-from roost.stages.slices import ParquetSlice
-from roost.stages.sources import AnySlice
 from roost.storage.store import Store
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ENDLESS = 1 << 20  # passes; stopped by the clock
-
-
-class Repeated:
-    """A file streamed several times over, as one source of points."""
-
-    grows = False
-
-    def __init__(self, path: str, passes: int) -> None:
-        self._path = path
-        self._rows: int = pq.read_metadata(path).num_rows
-        self._passes = passes
-        self.schema = pq.read_schema(path)
-
-    def total(self) -> int:
-        """Rows known to come."""
-        return self._rows * self._passes
-
-    def ended(self, offset: int) -> bool:
-        """Whether all passes are done."""
-        return offset >= self.total()
-
-    def poll(self) -> bool:
-        """Nothing new ever comes."""
-        return False
-
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset, across the borders of passes."""
-        slices: list[AnySlice] = []
-        stop = min(offset + limit, self.total())
-        while offset < stop:
-            start = offset % self._rows
-            end = min(self._rows, start + stop - offset)
-            slices.append(ParquetSlice(self._path, start, end, 0))
-            offset += end - start
-        return slices
-
-    def again(self, start: int, stop: int) -> list[AnySlice]:
-        """Rows that were taken before."""
-        return self.take(start, stop - start)
-
-    def sample(self, columns: list[str]) -> pa.Table:
-        """All rows, to learn costs from."""
-        return pq.read_table(self._path, columns=columns)
-
-
-class _Timed:
-    """Wall time from the first batch to the last, or to the first after some seconds."""
-
-    def __init__(self, stop_after_s: float = math.inf) -> None:
-        self._stop_after_s = stop_after_s
-        self.started = self.ended = 0.0
-        self.commits: list[Commit] = []
-        self.pipeline: Pipeline | None = None
-
-    def step(self, step: str, batch_id: int) -> None:
-        if step == "intent" and not self.commits:
-            self.started = time.perf_counter()
-
-    def batch(self, commit: Commit) -> None:
-        self.ended = time.perf_counter()
-        self.commits.append(commit)
-        if self.ended - self.started > self._stop_after_s and self.pipeline is not None:
-            self.pipeline.stop()
-
-    def last_rate(self) -> float:
-        """Points per second of the last batch."""
-        figures = self.commits[-1].figures
-        return float(figures["points"] / figures["seconds"])
 
 
 def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
@@ -138,30 +73,20 @@ def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
         # One pass is one batch, as for the rivals.
         config = with_settings(config, {"engine.batch_rows": job.points})
     with tempfile.TemporaryDirectory() as folder:
-        warm = _Timed(stop_after_s=case.warm_s)
         endless = Repeated(case.warm_points_path, ENDLESS)
-        spark = _stream(
-            with_settings(config, {"out.dir": Path(folder) / "warm"}), endless, warm, None
-        )
-        passes = math.ceil(case.timed_s * warm.last_rate() / job.points)
+        spark, warm = _stream(config, Path(folder) / "warm", endless, stop_after_s=case.warm_s)
+        last = warm.commits[-1].figures
+        passes = math.ceil(case.timed_s * last["points"] / last["seconds"] / job.points)
         passes = min(max(passes, 1), PASSES_MAX)
-        timed = _Timed()
         out = Path(folder) / "out"
-        _stream(
-            with_settings(config, {"out.dir": out}), Repeated(job.points_path, passes), timed, spark
-        )
-        seconds = timed.ended - timed.started
+        _, timed = _stream(config, out, Repeated(job.points_path, passes), spark)
+        seconds = timed.seconds()
         total = sum(commit.figures["matches"] for commit in timed.commits)
         if job.mode == "write":
             assert total == written_rows(out / "matches")
             # One pass stays for the benchmark to compare with the other systems.
             shutil.rmtree(job.out, ignore_errors=True)
-            _stream(
-                with_settings(config, {"out.dir": job.out}),
-                Repeated(job.points_path, 1),
-                _Timed(),
-                spark,
-            )
+            _stream(config, job.out, Repeated(job.points_path, 1), spark)
         assert total % passes == 0, "two passes over one file found different matches"
         return Result(
             f"roost-{strategy.value}",
@@ -177,13 +102,30 @@ def run_roost(job: Job, strategy: Strategy, machines: int) -> Result:
         )
 
 
-def _stream(config: RunConfig, source: Repeated, timed: _Timed, spark):  # type: ignore[no-untyped-def]
-    with Pipeline(
-        config, spark=spark, source=source, on_step=timed.step, on_batch=timed.batch
-    ) as pipeline:
-        timed.pipeline = pipeline
+def _stream(
+    config: RunConfig,
+    out: Path,
+    source: Repeated,
+    spark: SparkSession | None = None,
+    stop_after_s: float = math.inf,
+) -> tuple[SparkSession, BatchTimes]:
+    times = BatchTimes()
+
+    def on_batch(commit: Commit) -> None:
+        times.on_batch(commit)
+        if times.seconds() > stop_after_s:
+            pipeline.stop()
+
+    pipeline = Pipeline(
+        with_settings(config, {"out.dir": out}),
+        spark=spark,
+        source=source,
+        on_step=times.on_step,
+        on_batch=on_batch,
+    )
+    with pipeline:
         pipeline.run()
-        return pipeline.spark
+        return pipeline.spark, times
 
 
 def load_index(case: Case, folder: Path) -> Index:

@@ -1,0 +1,91 @@
+"""Sources and hooks with which benchmarks run the whole pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost.runtime.records import Commit
+from roost.stages.slices import ParquetSlice
+from roost.stages.sources import AnySlice
+
+
+class Repeated:
+    """A source of points that streams one file several times."""
+
+    grows = False
+
+    def __init__(self, path: str, passes: int) -> None:
+        self._path = path
+        self._rows: int = pq.read_metadata(path).num_rows
+        self._passes = passes
+        self.schema = pq.read_schema(path)
+
+    def total(self) -> int:
+        """Return the rows of all passes."""
+        return self._rows * self._passes
+
+    def ended(self, offset: int) -> bool:
+        """Return whether all passes are done."""
+        return offset >= self.total()
+
+    def poll(self) -> bool:
+        """Return False: the file does not grow."""
+        return False
+
+    def take(self, offset: int, limit: int) -> list[AnySlice]:
+        """Return the rows after an offset, across the borders of passes."""
+        slices: list[AnySlice] = []
+        stop = min(offset + limit, self.total())
+        while offset < stop:
+            start = offset % self._rows
+            end = min(self._rows, start + stop - offset)
+            slices.append(ParquetSlice(self._path, start, end, 0))
+            offset += end - start
+        return slices
+
+    def again(self, start: int, stop: int) -> list[AnySlice]:
+        """Return rows that were read before."""
+        return self.take(start, stop - start)
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """Return all rows of the file."""
+        return pq.read_table(self._path, columns=columns)
+
+
+class BatchTimes:
+    """Records when each step of each batch begins; the hooks of a pipeline.
+
+    Attributes
+    ----------
+    steps
+        Clock time of each step by its name in :mod:`roost.runtime.loop`, one dict a batch.
+    commits
+        Commit of each batch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.steps: list[dict[str, float]] = []
+        self.commits: list[Commit] = []
+
+    def on_step(self, step: str, batch_id: int) -> None:
+        """Record the beginning of a step."""
+        if step == "intent":
+            self.steps.append({})
+        self.steps[-1][step] = self._clock()
+
+    def on_batch(self, commit: Commit) -> None:
+        """Record a finished batch."""
+        self.commits.append(commit)
+
+    def seconds(self) -> float:
+        """Return the time from the first batch's beginning to the last one's end."""
+        return self.steps[-1]["end"] - self.steps[0]["intent"]
+
+    def between(self, first: str, second: str) -> list[float]:
+        """Return the seconds between the beginnings of two steps, by batch."""
+        return [steps[second] - steps[first] for steps in self.steps]
