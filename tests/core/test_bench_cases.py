@@ -1,9 +1,10 @@
-"""The benchmark's workloads, its protocol, and the rivals that need no Spark."""
+"""The workloads and the protocol of ``roost bench peers``, and its systems without Spark."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def tiny(folder: Path, spec: CaseSpec = SPEC) -> Case:
 
 
 def wide(case: Case) -> Case:
-    """Enlarge the boxes and put points on their borders, so that there is something to find."""
+    """Enlarge the boxes and put points on their borders, so that there are matches."""
     queries = pq.read_table(case.queries_path)
     x0, y0 = queries["x0"].to_numpy(), queries["y0"].to_numpy()
     boxes = cases.box_requests(np.column_stack([x0, y0, x0 + 0.5, y0 + 0.5]))
@@ -45,8 +46,7 @@ def wide(case: Case) -> Case:
     for name, values in columns.items():
         points = points.set_column(points.schema.get_field_index(name), name, pa.array(values))
     pq.write_table(points, case.points_path, row_group_size=100)
-    fields = {name: getattr(case, name) for name in Case.__slots__}
-    return Case(**{**fields, "side_x": 0.5, "side_y": 0.5})
+    return replace(case, side_x=0.5, side_y=0.5)
 
 
 def brute(case: Case) -> list[tuple[int, int]]:
@@ -63,7 +63,7 @@ def written(out: Path) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def test_points_keep_their_order_ids_and_row_groups(tmp_path: Path) -> None:
+def test_points_have_event_order_unique_ids_and_row_groups(tmp_path: Path) -> None:
     case = tiny(tmp_path)
     table = pq.read_table(case.points_path)
     assert table.num_rows == case.points == 800
@@ -78,7 +78,7 @@ def test_points_keep_their_order_ids_and_row_groups(tmp_path: Path) -> None:
     assert meta.row_group(0).column(2).compression == "UNCOMPRESSED"
 
 
-def test_boxes_have_the_promised_side_and_lie_near_points(tmp_path: Path) -> None:
+def test_boxes_have_the_documented_side_and_are_near_points(tmp_path: Path) -> None:
     case, source = tiny(tmp_path), pickups()
     queries = pq.read_table(case.queries_path)
     boxes = np.column_stack([queries[name].to_numpy() for name in ("x0", "y0", "x1", "y1")])
@@ -93,13 +93,13 @@ def test_boxes_have_the_promised_side_and_lie_near_points(tmp_path: Path) -> Non
     assert np.all(away.max(axis=2).min(axis=1) <= cases.JITTER_SIDES + 1e-9)
 
 
-def test_a_case_is_the_same_each_time_and_reads_back(tmp_path: Path) -> None:
+def test_a_case_is_deterministic_and_reads_back(tmp_path: Path) -> None:
     first, second = tiny(tmp_path / "a"), tiny(tmp_path / "b")
     assert pq.read_table(first.queries_path).equals(pq.read_table(second.queries_path))
     assert Case.load(tmp_path / "a" / "case.json") == first
 
 
-def test_the_bundled_sample_stands_in_for_the_large_data(tmp_path: Path) -> None:
+def test_the_bundled_sample_replaces_the_full_data(tmp_path: Path) -> None:
     spec = CaseSpec("polygons", "polygons", 0, points=1_000, write_points=100)
     (case,) = cases.make_cases((spec,), tmp_path, None)
     assert case.points == 1_000
@@ -141,7 +141,7 @@ def test_duckdb_equals_brute_force_counted_and_written(tmp_path: Path) -> None:
     assert written(job.out) == expected
 
 
-def test_passes_repeat_until_enough_time_is_measured(tmp_path: Path) -> None:
+def test_passes_are_repeated_for_the_timed_seconds(tmp_path: Path) -> None:
     case = tiny(tmp_path)
     now = [0.0]
     seen: list[str] = []
@@ -154,19 +154,19 @@ def test_passes_repeat_until_enough_time_is_measured(tmp_path: Path) -> None:
     job = Job(case, "count", tmp_path / "out", tmp_path / "result.json")
     result = protocol.measure(job, "fake", "1", "", one_pass, lambda: now[0])
     assert seen.count(case.warm_points_path) == 4  # 5 s of warm-up at 1.5 s a pass
-    assert seen.count(case.points_path) == result.passes == 3
-    assert result.points_per_s == pytest.approx(case.points * 3 / 4.5)
+    assert seen.count(case.points_path) == result["passes"] == 3
+    assert result["points_per_s"] == pytest.approx(case.points * 3 / 4.5)
     assert json.loads(job.json_path.read_text())["matches"] == 7
 
 
-def test_passes_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_passes_with_different_matches_are_refused(tmp_path: Path) -> None:
     case = tiny(tmp_path)
-    answers = iter(range(1_000))
+    counts = iter(range(1_000))
     job = Job(case, "count", tmp_path / "out", tmp_path / "result.json")
     clock = iter(np.arange(0.0, 1_000.0))
     with pytest.raises(AssertionError, match="different matches"):
         protocol.measure(
-            job, "fake", "1", "", lambda path, out: next(answers), lambda: float(next(clock))
+            job, "fake", "1", "", lambda path, out: next(counts), lambda: float(next(clock))
         )
 
 
@@ -199,7 +199,7 @@ def test_the_summary_takes_the_worst_counted_case() -> None:
     assert summary["ratio_vs_sedona"] is None
 
 
-def test_the_digest_knows_rows_but_not_their_order(tmp_path: Path) -> None:
+def test_the_digest_depends_on_rows_but_not_on_their_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     table = pa.table({
         "query_id": rng.integers(0, 50, 400),
@@ -223,28 +223,30 @@ def test_the_digest_knows_rows_but_not_their_order(tmp_path: Path) -> None:
 
 def test_a_system_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
     case = tiny(tmp_path / "case")
-    code = "import sys; sys.exit('out of luck')"
-    failing = peers.System("fails", lambda case: [sys.executable, "-c", code])
-    silent = peers.System("silent", lambda case: [sys.executable, "-c", "pass"])
+    code = "import sys; sys.exit('out of memory')"
+    failing = peers.System("fails", lambda: [sys.executable, "-c", code])
+    silent = peers.System("silent", lambda: [sys.executable, "-c", "pass"])
     absent = peers.System("absent", unavailable)
-    reasons = ((failing, "out of luck"), (silent, "no result"), (absent, "no such thing"))
+    reasons = ((failing, "out of memory"), (silent, "no result"), (absent, "no such thing"))
     for system, reason in reasons:
-        found = peers.run_one(case, "count", system, tmp_path)
+        command = peers.prepare([system], ["boxes"])[system.command]
+        found = peers.run_one(case, "count", system, command, tmp_path)
         assert found["points_per_s"] is None
         assert reason in found["skipped"]
+    required = peers.System("absent", unavailable, required=True)
     with pytest.raises(peers.RoostError, match="absent failed"):
-        peers.run_one(case, "count", peers.System("absent", unavailable, required=True), tmp_path)
+        peers.run_one(case, "count", required, environment.Unavailable("no network"), tmp_path)
 
 
-def unavailable(case: Case) -> list[str]:
+def unavailable() -> list[str]:
     raise environment.Unavailable("no such thing")
 
 
-def test_the_telling_line_prefers_a_missing_jar() -> None:
+def test_the_error_line_prefers_a_missing_jar() -> None:
     text = "start\n\t:: unresolved dependency: org#thing;1.0: not found\nRuntimeError: x\n"
-    assert "org#thing" in environment.telling_line(text)
-    assert environment.telling_line("a\n_x.ParserException: no\n\nLINE 1: b\n  ^\n").endswith("no")
-    assert environment.telling_line("a\nb\n\n") == "b"
+    assert "org#thing" in environment.error_line(text)
+    assert environment.error_line("a\n_x.ParserException: no\n\nLINE 1: b\n  ^\n").endswith("no")
+    assert environment.error_line("a\nb\n\n") == "b"
 
 
 def test_time_zones_and_units_of_written_times_do_not_matter(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The moving load: the same for everybody, with hotspots where and when they are meant to be."""
+"""The moving load is the same for every strategy, with hotspots as specified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_square(load: MovingLoad, table: pa.Table, corner: tuple[float, float]) ->
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_hotspot_takes_its_share_of_the_points_and_brings_its_queries(name: str) -> None:
+def test_a_hotspot_has_its_share_of_the_points_and_its_queries(name: str) -> None:
     hotspots = SCENARIOS[name]
     load = MovingLoad(PICKUPS, 500, 20, POINTS, hotspots)
     plain = MovingLoad(PICKUPS, 500, 20, POINTS)
@@ -51,7 +51,7 @@ def test_a_hotspot_takes_its_share_of_the_points_and_brings_its_queries(name: st
     assert len(live) == 500, "all hotspots have ended"
 
 
-def test_the_load_is_the_same_every_time() -> None:
+def test_the_load_is_deterministic() -> None:
     first, second = (MovingLoad(PICKUPS, 10, 8, 100, SCENARIOS["step (6.8)"]) for _ in range(2))
     assert all(first.step(k).points.equals(second.step(k).points) for k in range(8))
     assert not first.step(0).points.equals(first.step(1).points)
@@ -61,18 +61,18 @@ def test_every_strategy_matches_the_same_on_the_emulated_cluster() -> None:
     hot = (Hotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
     found = run_strategies(MovingLoad(PICKUPS, 300, 8, POINTS, hot), 5)
     assert set(found) == set(Strategy)
-    for figures in found.values():
-        assert [f.points for f in figures] == [POINTS] * 8
-        assert sum(f.matches for f in figures) > 0
-        assert all(f.batch_s > 0 and f.imbalance >= 1.0 for f in figures)
-        assert summed(figures)["units_per_s"] > 0
-    assert all(f.epoch == 0 for f in found[Strategy.HISTORY])
-    assert found[Strategy.GLOBAL][-1].epoch > 0, "the planner did nothing about the hotspot"
+    for batches in found.values():
+        assert [m.points for m in batches] == [POINTS] * 8
+        assert sum(m.matches for m in batches) > 0
+        assert all(m.batch_s > 0 and m.imbalance >= 1.0 for m in batches)
+        assert summed(batches)["units_per_s"] > 0
+    assert all(m.epoch == 0 for m in found[Strategy.HISTORY])
+    assert found[Strategy.GLOBAL][-1].epoch > 0, "the planner did not react to the hotspot"
 
 
-def test_the_longest_time_out_of_balance_counts() -> None:
+def test_the_longest_sequence_out_of_balance_counts() -> None:
     hot = (Hotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
     load = MovingLoad(PICKUPS, 50, 4, 200, hot)
-    figures = run_strategies(load, 3)[Strategy.UNIFORM]
+    batches = run_strategies(load, 3)[Strategy.UNIFORM]
     series = [1.0, 1.5, 1.3, 1.1, 1.21, 1.2, 9.0, 9.0, 9.0]
-    assert rounds_to_recover([replace(figures[0], imbalance=value) for value in series]) == 3
+    assert rounds_to_recover([replace(batches[0], imbalance=value) for value in series]) == 3

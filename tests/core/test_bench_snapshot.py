@@ -1,4 +1,4 @@
-"""The snapshot benchmark's window, questions and figures; DuckDB's answers against brute force."""
+"""Window, queries and metrics of the snapshot benchmark; DuckDB's results against brute force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roost import bench
 from roost.bench import snapshot
 from roost.bench import snapshot_cases as cases
 from roost.bench.cases import Pickups
-from roost.bench.snapshot import Contender, UnequalAnswers
+from roost.bench.snapshot import Contender, UnequalResults
 from roost.cli import build_parser
 from roost.model.records import Box, Circle
 from roost.model.space import haversine_m
@@ -34,7 +34,7 @@ def pickups(count: int = 900) -> Pickups:
 
 
 def brute(points: pa.Table, question: Question) -> np.ndarray:
-    """Identifiers in a box, or the least distances to a place."""
+    """Return identifiers in a box, or the smallest distances to a place."""
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
     shape = question.shape
     if isinstance(shape, Circle):
@@ -78,7 +78,7 @@ def test_both_layouts_hold_each_batch_in_a_file_of_its_own(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_questions_have_their_share_of_the_space_around_points(seed: int) -> None:
+def test_queries_cover_their_share_of_the_space_around_points(seed: int) -> None:
     points = cases.windowed_points(pickups(), 900)
     drawn = cases.draw_questions(points, BOUNDS, 20, np.random.default_rng(seed))
     assert drawn == cases.draw_questions(points, BOUNDS, 20, np.random.default_rng(seed))
@@ -102,29 +102,29 @@ def test_questions_have_their_share_of_the_space_around_points(seed: int) -> Non
 
 
 @pytest.mark.parametrize("layout", ["plain", "sorted"])
-def test_duckdb_answers_like_brute_force(tmp_path: Path, layout: str) -> None:
+def test_duckdb_returns_what_brute_force_does(tmp_path: Path, layout: str) -> None:
     points = cases.windowed_points(pickups(), 900)
     folder = cases.write_layouts(points, 400, tmp_path / "parquet")[layout]
     drawn = cases.draw_questions(points, BOUNDS, 10, np.random.default_rng(4))
-    # A box whose four borders lie on points.
+    # A box with points on all four borders.
     drawn["on borders"] = [Question(Box(-73.951, 40.748, -73.9, 40.8))]
     found = 0
     with snapshot.open_duckdb() as connection:
         contender = snapshot.duckdb_contender(connection, layout, folder)
         assert contender.name == f"duckdb_{layout}"
         for question in [one for questions in drawn.values() for one in questions]:
-            answer, expected = contender.answer(question), brute(points, question)
-            found += answer.num_rows
+            result, expected = contender.query(question), brute(points, question)
+            found += result.num_rows
             if question.nearest is None:
-                assert sorted(answer["id"].to_pylist()) == expected.tolist()
+                assert sorted(result["id"].to_pylist()) == expected.tolist()
             else:
-                distances = answer["distance"].to_numpy()
+                distances = result["distance"].to_numpy()
                 assert np.all(np.diff(distances) >= 0)
                 assert np.allclose(distances, expected, rtol=0, atol=1e-6)
     assert found > 1_000
 
 
-def answering(name: str, table: pa.Table) -> Contender:
+def returning(name: str, table: pa.Table) -> Contender:
     return Contender(name, lambda question: table)
 
 
@@ -135,10 +135,10 @@ def ids(*values: int) -> pa.Table:
 def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
     now, tidied = [0.0], []
 
-    def taking(name: str, seconds: float) -> Contender:
+    def delayed(name: str, seconds: float) -> Contender:
         count = [0]
 
-        def answer(question: Question) -> pa.Table:
+        def query(question: Question) -> pa.Table:
             count[0] += 1
             now[0] += seconds * count[0]
             return ids(3, 1) if count[0] == 1 else ids(*range(4))
@@ -147,9 +147,9 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
             now[0] += 100.0
             tidied.append(name)
 
-        return Contender(name, answer, tidy)
+        return Contender(name, query, tidy)
 
-    contenders = [taking("a", 1.0), taking("b", 0.01)]
+    contenders = [delayed("a", 1.0), delayed("b", 0.01)]
     questions = {"case": [Question(Box(0, 0, 1, 1))] * 5}
     rows = snapshot.measure(contenders, questions, np.random.default_rng(1), lambda: now[0])
     assert [(row["case"], row["contender"]) for row in rows] == [("case", "a"), ("case", "b")]
@@ -159,19 +159,18 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
         assert row["rows"] == pytest.approx((2 + 4 * 4) / 5)
         assert row["questions"] == 5
     assert sorted(tidied) == ["a"] * 5 + ["b"] * 5
-    asked_first = set(tidied[::2])
-    assert asked_first == {"a", "b"}, "nobody is always the first"
+    assert set(tidied[::2]) == {"a", "b"}, "no contender is always the first"
 
 
-def test_other_answers_end_the_benchmark() -> None:
+def test_different_results_end_the_benchmark() -> None:
     assert snapshot.check_same("q", {"a": ids(1, 2), "b": ids(2, 1)}) == 2
     assert snapshot.check_same("q", {"a": ids(), "b": ids()}) == 0
     for other in (ids(1), ids(1, 3), ids(1, 1, 2), ids()):
-        with pytest.raises(UnequalAnswers, match=r"q: a has 2 rows, b has \d"):
+        with pytest.raises(UnequalResults, match=r"q: a has 2 rows, b has \d"):
             snapshot.check_same("q", {"a": ids(1, 2), "b": other})
     questions = {"case": [Question(Box(0, 0, 1, 1))]}
-    with pytest.raises(UnequalAnswers, match="case, question 0"):
-        contenders = [answering("a", ids(1)), answering("b", ids(1)), answering("c", ids(2))]
+    with pytest.raises(UnequalResults, match="case, query 0"):
+        contenders = [returning("a", ids(1)), returning("b", ids(1)), returning("c", ids(2))]
         snapshot.measure(contenders, questions, np.random.default_rng(1))
 
 
@@ -185,20 +184,20 @@ def test_nearest_points_are_compared_by_distance() -> None:
     tied = near((1, 0.0), (2, 5.0 + 1e-9), (9, 7.0))
     assert snapshot.check_same("q", {"a": one, "b": tied}) == 3
     for other in (near((1, 0.0), (2, 5.0), (3, 7.1)), near((1, 0.0), (2, 5.0))):
-        with pytest.raises(UnequalAnswers, match="distance"):
+        with pytest.raises(UnequalResults, match="distance"):
             snapshot.check_same("q", {"a": one, "b": other})
 
 
 def test_the_summary_takes_the_faster_layout_on_the_small_ranges() -> None:
-    figures = {
+    metrics = {
         "range 0.01 %": {"roost": 10.0, "roost_frame": 50.0, "plain": 90.0, "sorted": 40.0},
         "range 1 %": {"roost": 20.0, "roost_frame": 40.0, "plain": 180.0, "sorted": 400.0},
         "range 25 %": {"roost": 1e9, "roost_frame": 1e9, "plain": 1.0, "sorted": 1.0},
     }
     for case, job in (("range 0.01 %", 20.0), ("range 1 %", 90.0), ("range 25 %", 1e9)):
-        figures[case]["roost_job"] = job
+        metrics[case]["roost_job"] = job
     rows = []
-    for case, of in figures.items():
+    for case, of in metrics.items():
         for name, value in of.items():
             rivals = ("spark_sql_", "duckdb_") if name in ("plain", "sorted") else ("",)
             for rival in rivals:
@@ -213,9 +212,9 @@ def test_the_summary_takes_the_faster_layout_on_the_small_ranges() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_the_command_line_names_every_bench(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["bench", "--help"])
-    words = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert "snapshot" in bench.NAMES
-    assert all(name in words for name in bench.NAMES)
+    assert all(name in printed for name in bench.NAMES)

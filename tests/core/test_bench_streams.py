@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost.bench.cases import Case, CaseSpec, load_pickups, make_case
-from roost.bench.latency import ArrivalTimes, Steady
-from roost.bench.streams import BatchTimes, Repeated
+from roost.bench.latency import Steady, latencies
+from roost.bench.streams import BatchTimes, Repeated, pipeline_config
 from roost.model.settings import RunConfig
-from roost.model.space import Rect
 from roost.testing import InProcessPipeline
 
 SPEC = CaseSpec("tiny", "boxes", 200, points=500, write_points=10, warm_points=10)
@@ -24,13 +23,8 @@ def case(tmp_path: Path) -> Case:
 
 
 def config(case: Case, out: Path) -> RunConfig:
-    return RunConfig(
-        points={"path": case.points_path},
-        queries={"path": case.queries_path},
-        space={"bounds": Rect(*case.bounds)},
-        engine={"machines": 2, "batch_rows": 400, "available_now": True},
-        out={"dir": out},
-    )
+    settings = {"engine.machines": 2, "engine.batch_rows": 400, "queries.path": case.queries_path}
+    return pipeline_config(case.points_path, case.bounds, out, settings)
 
 
 def test_latency_runs_from_arrival_until_the_files_have_their_names(
@@ -39,13 +33,13 @@ def test_latency_runs_from_arrival_until_the_files_have_their_names(
     source = Steady(case.points_path, 2_000, 0.6)
     published = []
 
-    class Watched(ArrivalTimes):
+    class Watched(BatchTimes):
         def on_step(self, step: str, batch_id: int) -> None:
             super().on_step(step, batch_id)
             files = list((tmp_path / "out" / "matches").glob("*.parquet"))
             published.append((step, sum(pq.read_metadata(file).num_rows for file in files)))
 
-    times = Watched(source)
+    times = Watched()
     with InProcessPipeline(
         config(case, tmp_path / "out"),
         source=source,
@@ -53,16 +47,18 @@ def test_latency_runs_from_arrival_until_the_files_have_their_names(
         on_batch=times.on_batch,
     ) as pipeline:
         report = pipeline.run()
-    latencies = np.concatenate(times.latencies)
-    assert latencies.size == source.total() == report["points"] == 1_200
-    assert latencies.min() > 0
+    by_batch = latencies(source, times)
+    assert sum(part.size for part in by_batch) == source.total() == report["points"] == 1_200
     before, after = (
         [rows for step, rows in published if step == name] for name in ("publish", "cleanup")
     )
     assert after[-1] == report["matches"] > before[-1]
-    for steps, batch in zip(times.steps, times.batches, strict=True):
-        assert source.started is not None
-        assert batch["at_s"] + source.started == steps["cleanup"] > steps["publish"]
+    first = 0
+    for part, steps in zip(by_batch, times.steps, strict=True):
+        arrived = source.arrivals(first, first + part.size)
+        assert part.min() > 0
+        assert np.allclose(part, steps["cleanup"] - arrived)
+        first += part.size
 
 
 def test_each_batch_has_the_times_that_benchmarks_read(case: Case, tmp_path: Path) -> None:

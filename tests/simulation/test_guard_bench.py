@@ -1,4 +1,4 @@
-"""The guard benchmark, on one case: what it writes and what it sums up."""
+"""The guard benchmark on one case: its rows, summary and plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.bench import guard
+from roost.bench import guard, run_bench
 from roost.bench.guard_pipeline import DEFENCES, Size
 from roost.sim.guarded_cases import peace
 
@@ -20,13 +20,12 @@ def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_USERS", (110, 500))
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
-    monkeypatch.setattr(guard, "crowds", lambda: {"nobody": peace()})
+    monkeypatch.setattr(guard, "crowds", lambda: {"normal users": peace()})
     small = Size(6, 2_000, 2, 0.01, {"1200/s": tuple(DEFENCES)})
     monkeypatch.setattr(guard, "QUICK", small)
     path = tmp_path / "guard.json"
-    result = guard.run(True, path)
+    assert run_bench("guard", quick=True, json_path=path) == 0
     written = json.loads(path.read_text())
-    assert written["rows"] == json.loads(json.dumps(result["rows"]))
     (row,) = written["rows"]
     named = {"throughput_gain", "availability_gain", "min_availability_gain", "rounds_to_block"}
     assert named | {"fp", "fn"} <= row.keys()
@@ -50,7 +49,7 @@ def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     (saturated,) = written["saturated"]
     assert saturated.keys() == row.keys()
     assert saturated["availability_without_attack"] < row["availability_without_attack"]
-    assert [case["case"] for case in written["others"]] == ["nobody"]
+    assert [case["case"] for case in written["others"]] == ["normal users"]
     assert [gate["users"] for gate in written["gate"]] == [110, 500]
     assert path.with_suffix(".png").stat().st_size > 1_000
     (measured,) = written["pipeline"]

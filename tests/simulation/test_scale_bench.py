@@ -1,4 +1,4 @@
-"""The scale benchmark, on few machines: what it writes and what it sums up."""
+"""The scale benchmark on few machines: its rows, summary and plot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roost.bench import scale
+from roost.bench import run_bench, scale
 
 
 def test_the_benchmark_writes_rows_a_summary_and_a_plot(
@@ -17,9 +17,8 @@ def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(scale, "WARM_MACHINES", (2,))
     monkeypatch.setattr(scale, "SIDE", 30)
     path = tmp_path / "scale.json"
-    result = scale.run(True, path)
+    assert run_bench("scale", quick=True, json_path=path) == 0
     written = json.loads(path.read_text())
-    assert written["rows"] == json.loads(json.dumps(result["rows"]))
     assert [(row["machines"], row["strategy"]) for row in written["rows"]] == [
         (machines, strategy) for machines in (3, 6) for strategy in scale.STRATEGIES
     ]

@@ -1,4 +1,7 @@
-"""Benchmarks, one module each; every result has ``rows``, ``environment`` and ``summary``."""
+"""Benchmarks, one module each, in the frame of :mod:`roost.bench.common`.
+
+A module's ``run(quick)`` measures and returns :class:`roost.bench.common.Measured`.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,26 @@ from pathlib import Path
 
 from roost.errors import ConfigError, RoostError
 
-NAMES = (
-    "peers",
-    "latency",
-    "load",
-    "trio",
-    "swarm",
-    "hotspots",
-    "scale",
-    "snapshot",
-    "guard",
-)
+NAMES = ("peers", "latency", "load", "trio", "swarm", "hotspots", "scale", "snapshot", "guard")
 
-# All of them draw plots.
+# All draw plots.
 PACKAGES: dict[str, tuple[str, ...]] = {name: ("matplotlib",) for name in NAMES}
 PACKAGES |= {name: ("duckdb", "matplotlib") for name in ("peers", "snapshot")}
 
 
 def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:
-    """Run a benchmark by name; returns the exit code: 1 if a part of it failed."""
+    """Run a benchmark by name; returns the exit code, 1 if a part of it failed."""
     if name not in NAMES:
         raise ConfigError("bench", name, ", ".join(NAMES))
     path = json_path or Path("bench-results") / f"{name}.json"
     check_packages(name)
     check_writable(path.parent, "results", "--json names another place")
-    result = import_module(f"roost.bench.{name}").run(quick, path)
-    failed = result["summary"].get("failed", [])
+    from roost.bench.common import environment, write
+
+    described = environment()
+    measured = import_module(f"roost.bench.{name}").run(quick)
+    write(name, quick, path, described, measured)
+    failed = measured.summary.get("failed", [])
     for reason in failed:
         print(f"roost bench {name}: failed: {reason}", file=sys.stderr)
     return 1 if failed else 0

@@ -1,8 +1,8 @@
 """AQWA's statistics, the baseline of TrioStat: numbers for every cell of the whole grid.
 
 One number per cell counts points, and an Euler histogram of four more counts queries. They give
-the cost of any rectangle, not only of the parts of a partition, but in each round all of them have
-to be collected in one place.
+the cost of any rectangle, not only of the parts of a partition, but the coordinator must collect
+all of them in each round.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ NUMBERS_PER_CELL = 1 + CORNERS
 
 
 class AqwaStats:
-    """Counts of points and queries of every cell, and the cost of any rectangle.
-
-    Parameters
-    ----------
-    columns, rows
-        Size of the grid.
-    """
+    """Counts the points and queries of every cell of a grid."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.queries = EulerHistogram(columns, rows)

@@ -1,10 +1,10 @@
 """A cluster of many machines, measured on one core.
 
-Every machine's part of a batch is run by the engine's own task code, one machine after the other,
-and its processor time is measured. The machines of a real cluster would do this at the same time,
-so a batch takes as long as the slowest of them: the slowest reader and router, then the slowest
-matcher, reading ahead of moved queries included. Network and Spark's own time are left out, for
-every strategy alike. Plans, rounds, statistics, intents and commits are the engine's.
+The engine's own task code runs each machine's part of a batch, one machine after the other, and
+its processor time is measured. The machines of a real cluster run at the same time, so a batch
+takes as long as the slowest reader and router, then the slowest matcher, which includes loading
+moved queries. Network and Spark's own time are not included, for any strategy. Plans, rounds,
+statistics, intents and commits are the engine's.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from roost.balance.planner import imbalance
 from roost.bench.cases import Pickups
-from roost.bench.moving import Hotspot, MovingLoad, Step
+from roost.bench.common import Row
+from roost.bench.moving import Hotspot, MovingLoad, Step, TimedLoad
+from roost.bench.streams import BatchTimes
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
 from roost.model.settings import RunConfig, with_settings
-from roost.model.space import Space
 from roost.queries.admission import Rules
-from roost.queries.guard_state import decisions
 from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.runtime.assembly import Hooks, StreamShape, assemble
@@ -46,66 +45,29 @@ from roost.stages.matching import MatchingStage
 from roost.storage.store import Store
 
 LOG = "queries.db"
-# A shared host is slower by half for some tenths of a second now and then. Times are the least of
-# so many passes over all machines, which lie further apart than that.
+COMMITTED = ("points", "matches", "epoch", "loaded_queries", "load_s")
+# A shared host slows down for some tenths of a second at times. Each time is the minimum over
+# passes over all machines; two passes of one machine are further apart than that.
 PASSES = 3
+SECONDS_PER_BATCH, SECONDS_PER_POINT = 1e-3, 1e-7
+SECONDS_PER_CHECK, SECONDS_PER_BYTE_LOADED = 2e-9, 1e-9
 POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
 
 
-class TimedLoad(Protocol):
-    """A load in rounds."""
-
-    space: Space
-    rounds: int
-
-    @property
-    def batch_us(self) -> int:
-        """Event time of a round."""
-
-    def standing(self) -> pa.Table:
-        """Return requests for the standing queries."""
-
-    def history(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Sample that a plan may learn from: points, and boxes of queries."""
-
-    def step(self, number: int) -> Step:
-        """Make one round."""
-
-
-@dataclass(frozen=True)
-class GuardOptions:
-    """What is done against attacks."""
-
-    seed: int = 0
-    round_batches: int = 4
-    evict: bool = False
-    quarantine: bool = False
-
-
-@dataclass(frozen=True)
-class WorkRates:
-    """Seconds that work takes, for when the clock of a shared host is too coarse a measure."""
-
-    per_batch: float = 1e-3
-    per_point: float = 1e-7
-    per_check: float = 2e-9
-    per_byte_loaded: float = 1e-9
-
-    def __call__(self, report: Report) -> Report:
-        """Replace a machine's times by what it did."""
-        if report.stage != MatchingStage.name:
-            return replace(report, seconds=0.0)
-        counts = report.counts
-        load_s = self.per_byte_loaded * counts["loaded_bytes"]
-        done = self.per_point * counts["points"] + self.per_check * counts["checks"]
-        return replace(
-            report, counts={**counts, "load_s": load_s}, seconds=self.per_batch + done + load_s
-        )
+def counted_work(report: Report) -> Report:
+    """Replace a machine's times by those of its counted work, which do not depend on the host."""
+    if report.stage != MatchingStage.name:
+        return replace(report, seconds=0.0)
+    counts = report.counts
+    load_s = SECONDS_PER_BYTE_LOADED * counts["loaded_bytes"]
+    match_s = SECONDS_PER_POINT * counts["points"] + SECONDS_PER_CHECK * counts["checks"]
+    seconds = SECONDS_PER_BATCH + match_s + load_s
+    return replace(report, counts={**counts, "load_s": load_s}, seconds=seconds)
 
 
 @dataclass(frozen=True)
 class TableInputs:
-    """Points in memory, in as many parts as there are machines."""
+    """Points in memory, in one part per machine."""
 
     table: pa.Table
     groups: tuple[pa.Table, ...] = ()
@@ -121,30 +83,28 @@ class TableInputs:
 
 
 class EmulatedExecutor(InProcessExecutor):
-    """Runs every machine's part several times over; the least time of each counts.
+    """Runs each machine's part several times and reports its minimum time.
 
     Parameters
     ----------
-    machines
-        How many machines there are.
     work
-        What work costs, if it is to be counted; None measures it.
+        Replaces the times of reports, as :func:`counted_work`; None measures them.
 
     Attributes
     ----------
     seconds
-        Time that the last batch takes if all parts of a level run at the same time.
+        Time of the last batch if all parts of a level run at the same time.
     """
 
-    def __init__(self, machines: int, work: WorkRates | None = None) -> None:
-        super().__init__(machines, (lambda report: report) if work is None else work)
+    def __init__(self, machines: int, work: Callable[[Report], Report] | None = None) -> None:
+        super().__init__(machines, work or (lambda report: report))
         self._passes = PASSES if work is None else 1
         self.seconds = 0.0
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
-        """Run the batch; returns the reports of the first pass with the least times."""
+        """Run the batch; returns the reports of the first pass with the minimum times."""
         run = super().run
         first, *others = [run(inputs, chain, tasks, placement) for _ in range(self._passes)]
         found = {
@@ -165,14 +125,14 @@ class EmulatedExecutor(InProcessExecutor):
 
 
 def _least(reports: tuple[Report, ...]) -> Report:
-    """Return the first report with the least time; what is loaded stays loaded, so only once."""
+    """Return the first report with the minimum time; only the first pass loads queries."""
     first = reports[0]
     busy = min(report.seconds - report.counts.get("load_s", 0.0) for report in reports)
     return replace(first, seconds=busy + first.counts.get("load_s", 0.0))
 
 
 @dataclass(frozen=True)
-class BatchFigures:
+class BatchMetrics:
     """Metrics of one batch on the emulated cluster."""
 
     round: int
@@ -180,48 +140,34 @@ class BatchFigures:
     queries: int
     matches: int
     batch_s: float
-    busy_s: float
     imbalance: float
-    hot_share: float
     epoch: int
     partitions: int
     loaded_queries: int
     load_s: float
     decision_s: float
     bytes_sent: int
-    fold_s: float
+    apply_s: float
 
     @property
-    def units(self) -> float:
-        """Units of work: queries times points."""
-        return float(self.points) * self.queries
+    def units_per_s(self) -> float:
+        """Units of work (queries times points) per second."""
+        return self.points * self.queries / self.batch_s
 
 
 def register(folder: Path, load: TimedLoad) -> None:
-    """Make a state directory that has a load's standing queries, for clusters to begin with."""
+    """Create a state directory with a load's standing queries, which clusters start from."""
     with closing(Store(folder)) as store, closing(SqliteQueryLog(folder / LOG)) as log:
         log.append(load.standing())
         QuerySet(store, log, Rules(load.space, pa.int64(), TIMESTAMP)).advance(log.end())
 
 
 def _link_segments(source: str, target: str) -> None:
-    """Copy small files, link segments: they never change."""
+    """Copy a file; link a segment, which never changes."""
     if source.endswith(".seg"):
         os.link(source, target)
     else:
         shutil.copy2(source, target)
-
-
-@dataclass(frozen=True)
-class _History:
-    """The sample that a plan may learn from."""
-
-    load: TimedLoad
-
-    def sample(self, columns: list[str]) -> pa.Table:
-        """Return the points of the sample."""
-        x, y, _ = self.load.history()
-        return pa.table(dict(zip(columns, (x, y), strict=True)))
 
 
 class EmulatedCluster:
@@ -230,17 +176,13 @@ class EmulatedCluster:
     Parameters
     ----------
     folder
-        Where its state goes; must not exist.
+        Folder of its state and output; must not exist.
     base
-        State directory that :func:`register` made.
-    strategy, machines
-        How work is assigned, and to how many.
-    load
-        The load.
-    guard
-        What is done against attacks; None does nothing.
+        State directory that :func:`register` created.
+    settings
+        Further settings of the run.
     work
-        What work costs, if it is to be counted; None measures it.
+        As for :class:`EmulatedExecutor`.
     """
 
     def __init__(
@@ -250,148 +192,118 @@ class EmulatedCluster:
         strategy: Strategy,
         machines: int,
         load: TimedLoad,
-        guard: GuardOptions | None = None,
-        work: WorkRates | None = None,
+        settings: Mapping[str, Any] | None = None,
+        work: Callable[[Report], Report] | None = None,
     ) -> None:
         shutil.copytree(base, folder / "state", copy_function=_link_segments)
-        self._store = Store(folder / "state")
+        self.store = Store(folder / "state")
         self._log = SqliteQueryLog(folder / "state" / LOG)
         self._executor = EmulatedExecutor(machines, work)
+        common = {
+            "engine.strategy": strategy,
+            "engine.machines": machines,
+            "balance.round": load.round_s / 2,  # every batch ends a round
+            "queries.id_type": "int",
+            "out.sink": "count",
+            "out.dir": folder / "out",
+            "out.state": folder / "state",
+        }
+        self._times = BatchTimes(time.process_time)
         self._loop = assemble(
-            _config(folder, strategy, machines, load, guard),
-            self._store,
+            with_settings(RunConfig(), {**common, **(settings or {})}),
+            self.store,
             self._log,
             self._executor,
-            StreamShape(POINTS, load.space, _History(load)),
-            hooks=Hooks(on_step=self._on_step, seed=0 if guard is None else guard.seed),
+            StreamShape(POINTS, load.space, load),
+            hooks=Hooks(on_step=self._times.on_step, seed=0),
         )
-        self.guard = self._loop.guard
-        self._fold_s = 0.0
         self._round = 0
-
-    def decisions(self) -> list[dict[str, Any]]:
-        """Return the guard's decisions, in order."""
-        return decisions(self._store)
-
-    def _on_step(self, step: str, batch_id: int) -> None:
-        """Time the replay of the log, which the driver does before a batch."""
-        if step == "apply":
-            self._fold_s = -time.process_time()
-        elif step == "run":
-            self._fold_s += time.process_time()
 
     def close(self) -> None:
         """Close the state."""
-        self._store.close()
+        self.store.close()
         self._log.close()
 
-    def run(self, step: Step) -> BatchFigures:
+    def run(self, step: Step) -> BatchMetrics:
         """Run one batch."""
         if step.requests is not None:
             self._log.append(step.requests)
-        commit = self._loop.run(self._round, {}, TableInputs(step.points))
-        figures = commit.figures
-        assert figures["points"] == step.points.num_rows
-        busy = [row["busy_s"] for row in figures["machines"]]
-        last = last_round(self._store)
-        decided = last is not None and last["batch_id"] == self._round
-        plan = plan_of(self._store, figures["epoch"])
+        metrics = self._loop.run(self._round, {}, TableInputs(step.points)).figures
+        assert metrics["points"] == step.points.num_rows
+        last = last_round(self.store)
+        ended = last is not None and last["batch_id"] == self._round
+        decided: Row = last if last and ended else {"seconds": 0.0, "bytes_sent": 0}
         self._round += 1
-        return BatchFigures(
-            round=commit.batch_id,
-            points=figures["points"],
+        return BatchMetrics(
+            round=self._round - 1,
             queries=step.queries,
-            matches=figures["matches"],
             batch_s=self._executor.seconds,
-            busy_s=sum(busy),
-            imbalance=imbalance(np.asarray(busy)),
-            hot_share=step.hot_share,
-            epoch=figures["epoch"],
-            partitions=len(plan["partitions"]),
-            loaded_queries=figures["loaded_queries"],
-            load_s=figures["load_s"],
-            decision_s=last["seconds"] if last and decided else 0.0,
-            bytes_sent=last["bytes_sent"] if last and decided else 0,
-            fold_s=self._fold_s,
+            imbalance=imbalance(np.array([row["busy_s"] for row in metrics["machines"]])),
+            partitions=len(plan_of(self.store, metrics["epoch"])["partitions"]),
+            decision_s=decided["seconds"],
+            bytes_sent=decided["bytes_sent"],
+            apply_s=self._times.between("apply", "run")[-1],
+            **{key: metrics[key] for key in COMMITTED},
         )
 
 
-def _config(
-    folder: Path,
-    strategy: Strategy,
-    machines: int,
-    load: TimedLoad,
-    guard: GuardOptions | None,
-) -> RunConfig:
-    """Return the settings of a cluster; every batch ends a round, which is half as long."""
-    settings: dict[str, Any] = {
-        "engine.strategy": strategy,
-        "engine.machines": machines,
-        "balance.round": load.batch_us / 2e6,
-        "queries.id_type": "int",
-        "out.sink": "count",
-        "out.dir": folder / "out",
-        "out.state": folder / "state",
-    }
-    if guard is not None:
-        settings |= {
-            "guard.enabled": True,
-            "guard.round": guard.round_batches * load.batch_us / 1e6,
-            "guard.evict": guard.evict,
-            "guard.quarantine": guard.quarantine,
-        }
-    return with_settings(RunConfig(), settings)
-
-
-def run_timeline(
-    folder: Path, base: Path, strategy: Strategy, machines: int, load: TimedLoad
-) -> list[BatchFigures]:
-    """Run a load from its first round to its last."""
-    with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:
-        return [cluster.run(load.step(number)) for number in range(load.rounds)]
-
-
-def run_strategies(
-    load: MovingLoad,
-    machines: int,
-    on_strategy: Callable[[Strategy], None] = lambda strategy: None,
-) -> dict[Strategy, list[BatchFigures]]:
-    """Run a load with every strategy; what they match must be the same."""
-    found: dict[Strategy, list[BatchFigures]] = {}
+def run_strategies(load: MovingLoad, machines: int) -> dict[Strategy, list[BatchMetrics]]:
+    """Run a load with every strategy; all must find the same matches."""
+    found: dict[Strategy, list[BatchMetrics]] = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
         register(base, load)
         for strategy in Strategy:
-            on_strategy(strategy)
             folder = Path(name) / strategy.value
-            found[strategy] = run_timeline(folder, base, strategy, machines, load)
+            with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:
+                found[strategy] = [cluster.run(load.step(k)) for k in range(load.rounds)]
             shutil.rmtree(folder)
             first = found[Strategy.REPLICATED]
-            same = [f.matches for f in found[strategy]] == [f.matches for f in first]
-            assert same, f"{strategy.value} does not match what replicated does"
+            same = [m.matches for m in found[strategy]] == [m.matches for m in first]
+            assert same, f"{strategy.value} finds other matches than replicated"
     return found
 
 
+def lines(
+    found: Mapping[Strategy, Sequence[BatchMetrics]], metric: Callable[[BatchMetrics], float]
+) -> dict[str, list[tuple[float, float]]]:
+    """Return a metric by round, for each strategy."""
+    return {
+        strategy.value: [(m.round, metric(m)) for m in batches]
+        for strategy, batches in found.items()
+    }
+
+
 def warm_up(pickups: Pickups, machines: int) -> None:
-    """Have everything compiled before anything is measured."""
+    """Compile all loops before anything is measured."""
     hot = (Hotspot(0.3, 0.6, 0.4, (0.1, 0.1), step=True),)
     run_strategies(MovingLoad(pickups, 2_000, 12, 4_000, hot), machines)
 
 
-def summed(figures: Sequence[BatchFigures]) -> dict[str, float]:
-    """Units of work and latency over some batches."""
-    seconds = sum(f.batch_s for f in figures)
-    times = sorted(f.batch_s for f in figures)
+def summed(batches: Sequence[BatchMetrics]) -> dict[str, float]:
+    """Return throughput, latency and cost of balancing over some batches."""
+    count, seconds = len(batches), sum(m.batch_s for m in batches)
+    times = sorted(m.batch_s for m in batches)
     return {
-        "units_per_s": sum(f.units for f in figures) / seconds,
-        "points_per_s": sum(f.points for f in figures) / seconds,
-        "latency_ms": 1e3 * seconds / len(figures),
-        "latency_p95_ms": 1e3 * times[min(len(times) - 1, int(0.95 * len(times)))],
-        "imbalance": sum(f.imbalance for f in figures) / len(figures),
-        "plan_changes": figures[-1].epoch - figures[0].epoch,
-        "partitions": figures[-1].partitions,
-        "moved_queries": sum(f.loaded_queries for f in figures),
-        "move_s": sum(f.load_s for f in figures),
-        "decision_ms": 1e3 * sum(f.decision_s for f in figures) / len(figures),
-        "bytes_per_round": sum(f.bytes_sent for f in figures) / len(figures),
+        "units_per_s": sum(m.points * m.queries for m in batches) / seconds,
+        "points_per_s": sum(m.points for m in batches) / seconds,
+        "latency_ms": 1e3 * seconds / count,
+        "latency_p95_ms": 1e3 * times[min(count - 1, int(0.95 * count))],
+        "imbalance": sum(m.imbalance for m in batches) / count,
+        "plan_changes": batches[-1].epoch - batches[0].epoch,
+        "partitions": batches[-1].partitions,
+        "moved_queries": sum(m.loaded_queries for m in batches),
+        "move_s": sum(m.load_s for m in batches),
+        "decision_ms": 1e3 * sum(m.decision_s for m in batches) / count,
+        "bytes_per_round": sum(m.bytes_sent for m in batches) / count,
+    }
+
+
+def compared(batches: Sequence[BatchMetrics], history: Sequence[BatchMetrics]) -> dict[str, float]:
+    """Return the metrics of a strategy, and its ratios to those of a static plan."""
+    own, other = summed(batches), summed(history)
+    return {
+        "units_ratio_vs_history": own["units_per_s"] / other["units_per_s"],
+        "latency_ratio_vs_history": other["latency_ms"] / own["latency_ms"],
+        **own,
     }

@@ -1,8 +1,8 @@
-"""What all benchmarks share: where they ran, their JSON, and their plots.
+"""The frame of all benchmarks: result file, environment, plots and console table.
 
-A figure without its machine says little, so every result carries the processor, cores, memory
-and versions. Nothing that names a person, a host or a folder is recorded. Plots need matplotlib,
-which comes with the ``bench`` extra; the JSON is written first and does not.
+A benchmark measures and returns :class:`Measured`; :func:`write` does the rest. Every result
+contains the processor, cores, memory and versions, and nothing that names a person, a host or a
+folder. The JSON file is written before the plots, which need matplotlib.
 """
 
 from __future__ import annotations
@@ -13,22 +13,121 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.table import Table
 
-from roost.errors import RoostError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+CORES = 2  # of each measured system
 PACKAGES = ("roost", "pyspark", "numpy", "numba", "pyarrow", "shapely", "duckdb")
 
+Row = dict[str, Any]
+Line = Sequence[tuple[float, float]]
+Bars = Mapping[str, float]
 
-def environment() -> dict[str, Any]:
-    """Describe the machine and the versions that a result was measured with."""
+
+@dataclass(frozen=True)
+class Plot:
+    """Panels of named lines of ``(x, y)`` pairs, or of named bars of ``{group: value}``."""
+
+    title: str
+    panels: Mapping[str, Mapping[str, Line | Bars]]
+    columns: int = 1
+    log: bool = False
+
+    def save(self, path: Path) -> None:
+        """Draw the plot as PNG."""
+        from matplotlib.figure import Figure
+
+        rows = -(-len(self.panels) // self.columns)
+        size = (8 if self.columns == 1 else 6 * self.columns, 4.5 if rows == 1 else 3.2 * rows)
+        # A bare Figure draws with Agg and needs no display; pyplot would look for one.
+        figure = Figure(figsize=size, layout="constrained")
+        figure.suptitle(self.title)
+        names = list(dict.fromkeys(name for panel in self.panels.values() for name in panel))
+        for number, (title, panel) in enumerate(self.panels.items(), start=1):
+            axes = figure.add_subplot(rows, self.columns, number)
+            bars = [values for values in panel.values() if isinstance(values, Mapping)]
+            groups = list(dict.fromkeys(group for values in bars for group in values))
+            width = 0.8 / len(names)
+            for name, values in panel.items():
+                k = names.index(name)  # the same colour in every panel
+                style: Any = {"label": name, "color": f"C{k}"}
+                if isinstance(values, Mapping):
+                    at = [groups.index(group) + k * width for group in values]
+                    axes.bar(at, list(values.values()), width, **style)
+                else:
+                    axes.plot(*zip(*values, strict=True), **style)
+            if groups:
+                middle = width * (len(names) - 1) / 2
+                axes.set_xticks([k + middle for k in range(len(groups))], groups)
+            if self.log:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
+            axes.set_title(title)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+        figure.savefig(path, dpi=120)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a benchmark returns.
+
+    Parameters
+    ----------
+    rows, summary
+        Metrics of each case, and of the benchmark; ``failed`` in the summary lists reasons.
+    plots
+        By the suffix that their file names add to the result's.
+    table
+        Columns of the console table: heading, then key of the rows and format; none for no table.
+    table_rows
+        Rows of the console table, if not ``rows``.
+    more, environment
+        Further keys of the result, and of its environment.
+    """
+
+    rows: list[Row]
+    summary: Row
+    plots: Mapping[str, Plot]
+    table: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    table_rows: Sequence[Row] | None = None
+    more: Row = field(default_factory=dict)
+    environment: Row = field(default_factory=dict)
+
+
+def write(name: str, quick: bool, path: Path, described: Row, measured: Measured) -> None:
+    """Write the result of a benchmark as JSON, its plots beside it, and print its table."""
+    result = {
+        "bench": name,
+        "quick": quick,
+        "rows": measured.rows,
+        "environment": {**described, **measured.environment},
+        "summary": measured.summary,
+        **measured.more,
+    }
+    path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
+    for suffix, plot in measured.plots.items():
+        plot.save(path.with_name(f"{path.stem}{suffix}.png"))
+    if measured.table:
+        table = Table(*measured.table)
+        for row in measured.rows if measured.table_rows is None else measured.table_rows:
+            table.add_row(*(_cell(row.get(key), form) for key, form in measured.table.values()))
+        Console(stderr=True).print(table)
+
+
+def _cell(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def environment() -> Row:
+    """Describe the machine and the versions that a result is measured with."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -42,7 +141,7 @@ def environment() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name, as far as the system tells it."""
+    """Return the processor's name, or the architecture if the system does not name it."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.is_file() else ""
     named = re.search(r"model name\s*:\s*(.+)", text)
@@ -50,7 +149,7 @@ def processor() -> str:
 
 
 def java_version() -> str | None:
-    """Return the version of the Java that Spark would start, None where there is none."""
+    """Return the version of the Java that Spark would start, None if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     try:
@@ -62,91 +161,8 @@ def java_version() -> str | None:
 
 
 def package_version(name: str) -> str | None:
-    """Return an installed package's version, None where it is not installed."""
+    """Return an installed package's version, None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def write_json(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a benchmark's result, readable and with a newline at its end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RoostError("plots need matplotlib: install roost[bench]") from error
-    # A bare Figure draws with Agg and needs no display; pyplot would look for one.
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-Lines = Mapping[str, Sequence[tuple[float, float]]]
-
-
-def save_lines_plot(path: Path, title: str, lines: Lines) -> None:
-    """Draw named lines of ``(x, y)`` pairs as PNG."""
-    save_panels_plot(path, "", {title: lines})
-
-
-def save_panels_plot(
-    path: Path, title: str, panels: Mapping[str, Lines], *, columns: int = 1, log: bool = False
-) -> None:
-    """Draw several panels of named lines of ``(x, y)`` pairs as PNG."""
-    rows = -(-len(panels) // columns)
-    figure = _figure(8 * columns if columns == 1 else 6 * columns, 4.5 if rows == 1 else 3.2 * rows)
-    figure.suptitle(title)
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    all_axes = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    for axes, (panel, lines) in zip(all_axes, panels.items(), strict=False):
-        for name, points in lines.items():
-            colour = f"C{names.index(name)}"  # the same for a line in every panel
-            axes.plot([x for x, _ in points], [y for _, y in points], label=name, color=colour)
-        axes.set_title(panel)
-        if log:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    for axes in all_axes[len(panels) :]:
-        axes.set_visible(False)
-    figure.savefig(path, dpi=120)
-
-
-def save_bars_plot(
-    path: Path, title: str, panels: Mapping[str, Mapping[str, Mapping[str, float]]]
-) -> None:
-    """Draw grouped bars on a logarithmic scale as PNG.
-
-    Parameters
-    ----------
-    path
-        The PNG.
-    title
-        What the bars measure.
-    panels
-        Panel, then group, then bar, then value.
-    """
-    figure = _figure(6 * max(len(panels), 1), 5)
-    figure.suptitle(title)
-    bars = list(dict.fromkeys(b for groups in panels.values() for g in groups.values() for b in g))
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0] if panels else []
-    for axes, (panel, groups) in zip(all_axes, panels.items(), strict=True):
-        width = 0.8 / max(len(bars), 1)
-        for k, bar in enumerate(bars):
-            at = [g + k * width for g, values in enumerate(groups.values()) if bar in values]
-            heights = [values[bar] for values in groups.values() if bar in values]
-            if at:
-                # The same colour for a bar in every panel, also where others are missing.
-                axes.bar(at, heights, width, label=bar, color=f"C{k}")
-        middle = width * (len(bars) - 1) / 2
-        axes.set_xticks([g + middle for g in range(len(groups))], list(groups))
-        axes.set_yscale("log")
-        axes.set_title(panel)
-        axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=120)

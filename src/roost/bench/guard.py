@@ -1,40 +1,42 @@
-"""``roost bench guard``: attacks on the balancer, with and without Guard.
+"""``roost bench guard``: attacks on the balancer, with and without the guard.
 
 The attacks are those of section 6.4 of the dissertation: 10 users at four rates, and 2 to 50 users
-at one, over 30 minutes of which the attack has 25. The cluster is simulated (``sim/guarded.py``);
-policies, gate, sensor and detector are the real ones. Some attacks are run on the engine's own
-pipeline as well (``guard_pipeline.py``). Crowds, newcomers and movers are run too,
-because the worst false positive is one of those. Every case has random numbers of its own.
+at one rate, for 25 of 30 minutes. The cluster is simulated (``sim/guarded.py``); policies, gate,
+sensor and detector are the real ones. Some attacks run on the engine's own pipeline as well
+(``guard_pipeline.py``). Crowds, newcomers and movers run too, to find false positives. Every case
+has random numbers of its own, from seeds that were not used to choose defaults.
 
-Throughput is points let in over points that came, as a part of what a run without an attack has.
-A cluster with room to spare catches up on what had to wait, so its throughput says little; its
-availability, the part of a round's points let in without delay, says more. So the rates are run a
-second time on a cluster that is ``saturated``: more comes than it can do, and throughput is what it
-can do. Seeds are none of those that defaults were chosen by.
+Throughput is admitted over offered points, relative to a run without an attack. A cluster with
+spare capacity catches up on delayed points, so its availability, the share of a round's points that
+is admitted without delay, says more than its throughput. The rates therefore run a second time on a
+``saturated`` cluster, whose load exceeds its capacity.
 
-The headline is without eviction, as in the dissertation: ending the attackers' queries leaves a
-tenth fewer than the run without an attack has, and would count that as Guard's doing. Eviction is
-compared with a run in which the same queries end and nobody attacks.
+The summary is without eviction, as in the dissertation: terminating the attackers' queries leaves a
+tenth fewer than the run without an attack has, which would count in favour of the guard. Eviction
+is compared with a run in which the same queries are terminated without an attack.
 
-Time at the gate is measured by the clock on blocks of requests, from 110 users as in the
-dissertation up to a flood of a million made-up ones.
+The gate is measured by the clock on blocks of requests, from 110 users as in the dissertation to a
+million users.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
-from roost.bench.common import environment, save_panels_plot, write_json
-from roost.bench.guard_pipeline import FULL, QUICK, measure_flood, measure_pipeline
+from roost.bench.common import Measured, Plot, Row
+from roost.bench.guard_pipeline import (
+    FULL,
+    QUICK,
+    gains,
+    measure_flood,
+    measure_pipeline,
+    suffix_of,
+)
 from roost.guard import Guard
 from roost.sim.guarded import Defence, simulate_guarded
 from roost.sim.guarded_cases import (
@@ -63,7 +65,7 @@ STRATEGY = "global"
 HARDEST = f"{RATES[-1]}/s"
 SATURATED = 1.2
 RECOVERED = 0.98
-# Different users, and requests in a block.
+# Numbers of users, and of requests in a block.
 GATE_USERS = (110, 10_000, 100_000, 1_000_000)
 GATE_BLOCK, GATE_BLOCKS = 10_000, 40
 DEFENCES = {
@@ -73,18 +75,27 @@ DEFENCES = {
     "quarantine": Defence(quarantine=True, evict=False),
     "quarantine and eviction": Defence(quarantine=True),
 }
-# Asked for at the highest rate.
 HARDEST_ONLY = ("eviction", "quarantine", "quarantine and eviction")
-
 SHOWN = ("no guard", "guard", "quarantine")
+TABLE = {
+    "case": ("case", ""),
+    "no guard": ("throughput_without_guard", ".3f"),
+    "guard": ("throughput_with_guard", ".3f"),
+    "worst": ("throughput_with_guard_worst", ".3f"),
+    "quar.": ("throughput_with_quarantine", ".3f"),
+    "avail.": ("availability_without_guard", ".3f"),
+    "avail. guard": ("availability_with_guard", ".3f"),
+    "block s": ("block_s", ".0f"),
+    "fp": ("fp", ""),
+    "fn": ("fn", ""),
+}
 
 Line = list[tuple[float, float]]
 Runs = Mapping[int, GuardedResult]
-Row = dict[str, Any]
 
 
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plot."""
+def run(quick: bool) -> Measured:
+    """Measure attacks, the gate, and the pipeline."""
     seeds = QUICK_SEEDS if quick else SEEDS
     attacks = paper_attacks() if not quick else {k: paper_attacks()[k] for k in QUICK_CASES}
     hard = {k: a for k, a in attacks.items() if k.endswith("/s") and (k == HARDEST or not quick)}
@@ -93,49 +104,43 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     others = _others(seeds)
     gate = measure_gate()
     pipeline = measure_pipeline(QUICK if quick else FULL, seeds)
-    result = {
-        "bench": "guard",
-        "quick": quick,
-        "setup": {
-            "strategy": STRATEGY,
-            "minutes": MINUTES,
-            "scale": SCALE,
-            "utilisation": UTILISATION,
-            "saturated": SATURATED,
-            "seeds": list(seeds),
-        },
-        "environment": environment(),
-        "rows": rows,
-        "saturated": saturated,
-        "others": others,
-        "gate": gate,
-        "flood": measure_flood(),
-        "pipeline": pipeline,
-        "summary": _summary(rows, saturated, others, gate) | _pipeline_summary(pipeline),
-    }
-    write_json(json_path, result)
-    title = "points let in over points that came, by minute; attacks from minute 5 on"
-    save_panels_plot(json_path.with_suffix(".png"), title, panels | more_panels, columns=2)
-    title = "points a second that the pipeline could take, by batch"
-    plot = json_path.with_name(f"{json_path.stem}-pipeline.png")
-    save_panels_plot(plot, title, _timelines(pipeline), columns=1)
-    Console(stderr=True).print(_table(rows, saturated))
-    return result
-
-
-def _timelines(pipeline: list[Row]) -> dict[str, dict[str, Line]]:
-    """Panel for each case on the pipeline."""
-    return {
+    timelines = {
         row["case"]: {how: list(enumerate(values)) for how, values in row["timeline"].items()}
         for row in pipeline
     }
+    title = "admitted over offered points, by minute; attacks from minute 5 on"
+    return Measured(
+        rows,
+        _summary(rows, saturated, others, gate, pipeline),
+        {
+            "": Plot(title, panels | more_panels, columns=2),
+            "-pipeline": Plot("capacity of the pipeline, points/s, by batch", timelines),
+        },
+        table=TABLE,
+        table_rows=[*rows, *({**row, "case": f"{row['case']} sat."} for row in saturated)],
+        more={
+            "setup": {
+                "strategy": STRATEGY,
+                "minutes": MINUTES,
+                "scale": SCALE,
+                "utilisation": UTILISATION,
+                "saturated": SATURATED,
+                "seeds": list(seeds),
+            },
+            "saturated": saturated,
+            "others": others,
+            "gate": gate,
+            "flood": measure_flood(),
+            "pipeline": pipeline,
+        },
+    )
 
 
 def _measure(
     attacks: Mapping[str, Attack], seeds: tuple[int, ...], utilisation: float
 ) -> tuple[list[Row], dict[str, dict[str, Line]]]:
-    """Run attacks on a cluster with so much to do; returns rows, and a panel for each rate."""
-    usual, left = (
+    """Run attacks at a utilisation; returns rows, and a panel for each rate."""
+    usual, departures = (
         {seed: _run(seed, "peace", parties, Defence(guard=False), utilisation) for seed in seeds}
         for parties in (peace(), departed())
     )
@@ -146,12 +151,13 @@ def _measure(
             for defence, how in DEFENCES.items()
             if name == HARDEST or defence not in HARDEST_ONLY
         }
-        rows.append(_row(name, attack, usual, left, runs))
-        print(f"{name}: {rows[-1]['throughput_with_guard']:.3f} of no attack with Guard")
+        rows.append(_row(name, attack, usual, departures, runs))
+        share = rows[-1]["throughput_with_guard"]
+        print(f"{name}: {share:.3f} of the throughput without an attack")
         if name.endswith("/s"):
-            busy = " on a saturated cluster" if utilisation > 1.0 else ""
+            cluster = " on a saturated cluster" if utilisation > 1.0 else ""
             shown = {"no attack": usual} | {k: runs[k] for k in SHOWN if k in runs}
-            panels[name + busy] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
+            panels[name + cluster] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
     return rows, panels
 
 
@@ -165,76 +171,62 @@ def _run(
     )
 
 
-def _row(name: str, attack: Attack, usual: Runs, left: Runs, runs: Mapping[str, Runs]) -> Row:
-    """Sum up a case: means over the seeds, and the worst for what must never happen."""
-    off, on = runs["no guard"], runs["guard"]
-    kept = {
-        defence: [_throughput(by_seed[seed]) / _throughput(usual[seed]) for seed in usual]
-        for defence, by_seed in runs.items()
-    }
+def _row(name: str, attack: Attack, usual: Runs, departures: Runs, runs: Mapping[str, Runs]) -> Row:
+    """Combine the seeds of a case: means of measurements, the worst of counted errors."""
+    on = runs["guard"]
     detections_s = [s for o in on.values() for s in o.detection_s]
-    row: Row = {
-        "case": name,
-        "rate": attack.rate,
-        "users": attack.users,
-        "throughput_gain": mean(kept["guard"]) / mean(kept["no guard"]),
-        "availability_gain": _available(on) / _available(off),
-        "min_availability_gain": _least_available(on) / _least_available(off),
-        "rounds_to_block": _largest([o.rounds_to_block for o in on.values()]),
-        "fp": max(o.false_positives for o in on.values()),
+    row: Row = {"case": name, "rate": attack.rate, "users": attack.users}
+    row["availability_without_attack"] = _over(usual, METRICS["availability"])
+    for defence, by_seed in runs.items():
+        suffix, share = suffix_of(defence), _relative(by_seed, usual)
+        row |= {f"throughput_{suffix}": mean(share), f"throughput_{suffix}_worst": min(share)}
+        row |= {f"{key}_{suffix}": _over(by_seed, metric) for key, metric in METRICS.items()}
+    if "eviction" in runs:
+        fair = _relative(runs["eviction"], departures)
+        row["throughput_with_eviction_of_fewer_queries"] = mean(fair)
+    return {
+        **row,
+        **gains(row),
+        "rounds_to_block": _largest(o.rounds_to_block for o in on.values()),
+        "fp": max(o.false_positives for by_seed in runs.values() for o in by_seed.values()),
         "fn": max(o.false_negatives for o in on.values()),
         "missed_without_two_hotspots": max(o.missed - o.false_negatives for o in on.values()),
-        "throughput_without_guard": mean(kept["no guard"]),
-        "throughput_with_guard": mean(kept["guard"]),
-        "throughput_with_guard_worst": min(kept["guard"]),
-        "min_throughput_without_guard": mean(float(shares(o.trace).min()) for o in off.values()),
-        "min_throughput_with_guard": mean(float(shares(o.trace).min()) for o in on.values()),
-        "availability_without_attack": _available(usual),
-        "availability_without_guard": _available(off),
-        "availability_with_guard": _available(on),
-        "min_availability_without_guard": _least_available(off),
-        "min_availability_with_guard": _least_available(on),
-        "detect_s": _mean([_seconds(o, o.suspected_in) for o in on.values()]),
-        "block_s": _mean([_seconds(o, o.blocked_in) for o in on.values()]),
-        "recovery_s": _mean([_recovery_s(on[seed], usual[seed]) for seed in usual]),
-        "queries_moved_without_guard": _moved(off),
-        "queries_moved_with_guard": _moved(on),
+        "detect_s": _mean(_seconds(o, o.suspected_in) for o in on.values()),
+        "block_s": _mean(_seconds(o, o.blocked_in) for o in on.values()),
+        "recovery_s": _mean(_recovery_s(on[seed], usual[seed]) for seed in usual),
         "detection_ms": 1e3 * mean(detections_s),
         "detection_ms_worst": 1e3 * max(detections_s),
     }
-    for defence in set(runs) & set(HARDEST_ONLY):
-        key = defence.replace(" ", "_")
-        row[f"throughput_with_{key}"] = mean(kept[defence])
-        row[f"throughput_with_{key}_worst"] = min(kept[defence])
-        row[f"availability_with_{key}"] = _available(runs[defence])
-        row[f"queries_moved_with_{key}"] = _moved(runs[defence])
-        row["fp"] = max(row["fp"], *(o.false_positives for o in runs[defence].values()))
-    if "eviction" in runs:
-        fair = [_throughput(runs["eviction"][seed]) / _throughput(left[seed]) for seed in left]
-        row["throughput_with_eviction_of_fewer_queries"] = mean(fair)
-    return row
 
 
-def _throughput(outcome: GuardedResult) -> float:
-    return float(shares(outcome.trace).mean())
-
-
-def _available(runs: Runs) -> float:
-    return mean(float(availability(o.trace).mean()) for o in runs.values())
-
-
-def _least_available(runs: Runs) -> float:
-    return mean(float(availability(o.trace).min()) for o in runs.values())
-
-
-def _moved(runs: Runs) -> float:
-    """Count queries that machines had to load for new plans, from the attack on."""
+def _moved(outcome: GuardedResult) -> float:
+    """Count queries that machines loaded for new plans since the attack began."""
     start = ATTACK_MINUTE * ROUNDS_PER_MINUTE
-    return mean(float(o.trace.column("moved_queries")[start:].sum()) for o in runs.values())
+    return float(outcome.trace.column("moved_queries")[start:].sum())
+
+
+METRICS: dict[str, Callable[[GuardedResult], float]] = {
+    "min_throughput": lambda outcome: float(shares(outcome.trace).min()),
+    "availability": lambda outcome: float(availability(outcome.trace).mean()),
+    "min_availability": lambda outcome: float(availability(outcome.trace).min()),
+    "queries_moved": _moved,
+}
+
+
+def _over(runs: Runs, metric: Callable[[GuardedResult], float]) -> float:
+    """Return the mean of a metric over the seeds."""
+    return mean(metric(outcome) for outcome in runs.values())
+
+
+def _relative(runs: Runs, usual: Runs) -> list[float]:
+    """Return the throughput of each seed, relative to another run's."""
+    return [
+        float(shares(runs[seed].trace).mean() / shares(usual[seed].trace).mean()) for seed in usual
+    ]
 
 
 def _seconds(outcome: GuardedResult, number: int | None) -> float | None:
-    """Seconds from the attack's first hotspot to the end of a round of detection."""
+    """Return the seconds from the attack's first hotspot to the end of a round of detection."""
     if number is None or outcome.attacked_in is None:
         return None
     rounds = (number + 1) * outcome.detection_rounds - outcome.attacked_in
@@ -242,31 +234,30 @@ def _seconds(outcome: GuardedResult, number: int | None) -> float | None:
 
 
 def _recovery_s(outcome: GuardedResult, usual: GuardedResult) -> float | None:
-    """Seconds from the lowest availability under attack until it is as without one."""
+    """Return the seconds from the lowest availability until it is as without an attack."""
     start = ATTACK_MINUTE * ROUNDS_PER_MINUTE
-    let_in, normal = (availability(o.trace)[start:] for o in (outcome, usual))
-    lowest = int(let_in.argmin())
-    back = np.flatnonzero(let_in[lowest:] >= RECOVERED * normal[lowest:])
+    under_attack, normal = (availability(o.trace)[start:] for o in (outcome, usual))
+    lowest = int(under_attack.argmin())
+    back = np.flatnonzero(under_attack[lowest:] >= RECOVERED * normal[lowest:])
     return float(back[0]) * outcome.trace.scenario.round_s if back.size else None
 
 
-def _largest(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 
 
 def _minutes(outcome: GuardedResult) -> Line:
     by_minute = shares(outcome.trace).reshape(-1, ROUNDS_PER_MINUTE).mean(axis=1)
-    return [(float(minute), float(value)) for minute, value in enumerate(by_minute)]
+    return list(enumerate(by_minute.tolist()))
 
 
 def _others(seeds: tuple[int, ...]) -> list[Row]:
-    """Run attacks that try to be missed, and crowds that are none."""
+    """Run attacks that try to evade detection, and crowds that are no attacks."""
     cases = {name: attacked(attack) for name, attack in other_attacks().items()} | crowds()
     found = []
     for name, parties in cases.items():
@@ -277,18 +268,18 @@ def _others(seeds: tuple[int, ...]) -> list[Row]:
                 "attack": name in other_attacks(),
                 "fp": max(o.false_positives for o in outcomes),
                 "fn": max(o.false_negatives for o in outcomes),
-                "rounds_to_block": _largest([o.rounds_to_block for o in outcomes]),
+                "rounds_to_block": _largest(o.rounds_to_block for o in outcomes),
             }
         )
     return found
 
 
-def measure_gate() -> list[dict[str, Any]]:
-    """Time requests at the gate, by number of different users."""
+def measure_gate() -> list[Row]:
+    """Measure the time of requests at the gate, by number of users."""
     random = np.random.default_rng(0)
     registers = random.random(GATE_BLOCK) < 0.5
     rows = []
-    crowded = Guard(0, users_max=16)  # what happens at the cap is compiled, too
+    crowded = Guard(0, users_max=16)  # compiles what runs when the table of users is full
     crowded.on_requests(pa.array([f"user-{k}" for k in range(99)]), np.ones(99, np.bool_), 0)
     for users in (GATE_USERS[0], *GATE_USERS):  # the first one compiles
         blocks = [
@@ -297,8 +288,7 @@ def measure_gate() -> list[dict[str, Any]]:
         ]
         guard = Guard(0)
         guard.block("user-0", 0)
-        # Of this thread only: other work on the machine is not the gate's.
-        start_s = time.thread_time()
+        start_s = time.thread_time()  # without other work on the machine
         for number, names in enumerate(blocks):
             guard.on_requests(names, registers, number * GATE_BLOCK)
         spent_s = time.thread_time() - start_s
@@ -312,58 +302,26 @@ def measure_gate() -> list[dict[str, Any]]:
     return rows[1:]
 
 
-def _summary(rows: list[Row], saturated: list[Row], others: list[Row], gate: list[Row]) -> Row:
-    """Take the worst of all cases; attacks outside the dissertation count for ``fp`` only."""
+def _summary(
+    rows: list[Row], saturated: list[Row], others: list[Row], gate: list[Row], pipeline: list[Row]
+) -> Row:
+    """Return the worst of all cases; attacks outside the dissertation count for ``fp`` only.
+
+    On the pipeline ``fn`` counts all attackers that are not blocked, harmful or not.
+    """
     (hardest,) = [row for row in rows if row["case"] == HARDEST]
     (full,) = [row for row in saturated if row["case"] == HARDEST]
     return {
         "fp": max(row["fp"] for row in [*rows, *saturated, *others]),
         "fn": max(row["fn"] for row in rows),
-        "rounds_to_block": _largest([row["rounds_to_block"] for row in rows]),
+        "rounds_to_block": _largest(row["rounds_to_block"] for row in rows),
         "us_per_request": max(row["us_per_request"] for row in gate),
         "throughput_with_guard": hardest["throughput_with_guard_worst"],
         "throughput_with_quarantine": hardest["throughput_with_quarantine_worst"],
         "throughput_saturated_with_guard": full["throughput_with_guard_worst"],
         "throughput_saturated_with_quarantine": full["throughput_with_quarantine_worst"],
         "detection_ms": max(row["detection_ms"] for row in rows),
-    }
-
-
-def _pipeline_summary(pipeline: list[Row]) -> Row:
-    """Take the worst on the pipeline, where ``fn`` counts all who are left, whatever they did."""
-    return {
         "pipeline_fp": max(row["fp"] for row in pipeline),
         "pipeline_fn": max(row["fn"] for row in pipeline),
         "pipeline_throughput_with_guard": min(r["throughput_with_guard_worst"] for r in pipeline),
     }
-
-
-def _table(rows: list[Row], saturated: list[Row]) -> Table:
-    heads = (
-        "case",
-        "no guard",
-        "guard",
-        "worst",
-        "quar.",
-        "avail.",
-        "guard",
-        "block s",
-        "fp",
-        "fn",
-    )
-    table = Table(*heads)
-    for row, busy in [(r, "") for r in rows] + [(r, " sat.") for r in saturated]:
-        block_s, quarantine = row["block_s"], row.get("throughput_with_quarantine")
-        table.add_row(
-            row["case"] + busy,
-            f"{row['throughput_without_guard']:.3f}",
-            f"{row['throughput_with_guard']:.3f}",
-            f"{row['throughput_with_guard_worst']:.3f}",
-            "" if quarantine is None else f"{quarantine:.3f}",
-            f"{row['availability_without_guard']:.3f}",
-            f"{row['availability_with_guard']:.3f}",
-            "" if block_s is None else f"{block_s:.0f}",
-            str(row["fp"]),
-            str(row["fn"]),
-        )
-    return table

@@ -1,38 +1,36 @@
-"""``roost bench latency``: from a point's arrival to its match being readable in the sink.
+"""``roost bench latency``: time from a point's arrival until its matches can be read.
 
-Points arrive at a steady rate by the clock, whether or not Roost keeps up; a batch takes whatever
-has arrived since the one before. A point's latency ends when the file with its matches has its
-final name. Everything else is as in production: intents, commits, fsync, exactly once.
+Points arrive at a steady rate by the clock, whether or not Roost keeps up; a batch reads all points
+that have arrived since the previous one. A point's latency ends when the file with its matches has
+its final name. Intents, commits and fsync are as in production.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
-from roost.bench.common import environment, save_lines_plot, write_json
-from roost.bench.rivals.protocol import CORES, written_rows
-from roost.bench.streams import BatchTimes, Repeated
+from roost.bench.common import Measured, Plot
+from roost.bench.rivals.protocol import written_rows
+from roost.bench.streams import BatchTimes, Repeated, pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.model.choices import Strategy
-from roost.model.settings import RunConfig
-from roost.model.space import Rect
-from roost.runtime.records import Commit
 from roost.stages.sources import AnySlice
 
 RATE_PER_S = 10_000
+QUERIES = 100_000
 MACHINES = 4
 WARM_S = 8.0
 
 
 class Steady(Repeated):
-    """A file whose rows arrive at a steady rate, again and again, until a number of seconds."""
+    """Streams a file repeatedly at a steady rate, for a number of seconds."""
 
     def __init__(self, path: str, rate_per_s: int, seconds: float) -> None:
         super().__init__(path, 1 << 20)
@@ -41,114 +39,77 @@ class Steady(Repeated):
         self.started: float | None = None
 
     def total(self) -> int:
-        """Rows known to come."""
+        """Return the number of rows that arrive in all."""
         return self._all
 
     def take(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset that have arrived by now."""
+        """Return the rows after an offset that have arrived by now."""
         if self.started is None:
             self.started = time.perf_counter()
         arrived = int((time.perf_counter() - self.started) * self._rate)
         return super().take(offset, min(limit, arrived - offset)) if arrived > offset else []
 
     def arrivals(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Clock times at which rows arrived."""
+        """Return the clock times at which rows arrived."""
         assert self.started is not None
         return self.started + (np.arange(start, stop) + 1) / self._rate
 
 
-class ArrivalTimes(BatchTimes):
-    """Records the latency of every point, by batch."""
-
-    def __init__(self, source: Steady) -> None:
-        super().__init__()
-        self._source = source
-        self._row = 0
-        self.latencies: list[NDArray[np.float64]] = []
-        self.batches: list[dict[str, float]] = []
-
-    def on_batch(self, commit: Commit) -> None:
-        """Record the latency of a batch's points."""
-        super().on_batch(commit)
-        assert self._source.started is not None
-        readable = self.steps[-1]["cleanup"]  # the step after publishing
-        rows = commit.figures["rows"]
-        self.latencies.append(readable - self._source.arrivals(self._row, self._row + rows))
-        self._row += rows
-        self.batches.append(
-            {
-                "at_s": readable - self._source.started,
-                "rows": rows,
-                "seconds": commit.figures["seconds"],
-                "busy_s": sum(m["busy_s"] for m in commit.figures["machines"]),
-            }
-        )
+def latencies(source: Steady, times: BatchTimes) -> list[NDArray[np.float64]]:
+    """Return the seconds of each point, by batch."""
+    readable = [steps["cleanup"] for steps in times.steps]  # the step after publishing
+    borders = np.cumsum([0, *(commit.figures["rows"] for commit in times.commits)]).tolist()
+    return [
+        at - source.arrivals(*rows) for at, rows in zip(readable, pairwise(borders), strict=True)
+    ]
 
 
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plot."""
-    seconds = 12.0 if quick else 40.0
+def run(quick: bool) -> Measured:
+    """Measure the latency of points at a steady rate."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pickups = load_pickups(data_dir())
-        spec = CaseSpec("latency", "boxes", 100_000, points=200_000, write_points=1_000)
-        case = make_case(spec, pickups, folder / "case", None)
-        source = Steady(case.points_path, RATE_PER_S, WARM_S + seconds)
-        watch = ArrivalTimes(source)
-        config = RunConfig(
-            points={"path": case.points_path},
-            queries={"path": case.queries_path},
-            space={"bounds": Rect(*case.bounds)},
-            engine={
-                "strategy": Strategy.REPLICATED,
-                "machines": MACHINES,
-                "master": f"local[{CORES}]",
-                "available_now": True,
-            },
-            out={"dir": folder / "out"},
-        )
+        spec = CaseSpec("latency", "boxes", QUERIES, points=200_000, write_points=1_000)
+        case = make_case(spec, load_pickups(data_dir()), folder / "case", None)
+        source = Steady(case.points_path, RATE_PER_S, WARM_S + (12.0 if quick else 40.0))
+        settings = {
+            "queries.path": case.queries_path,
+            "engine.strategy": Strategy.REPLICATED,
+            "engine.machines": MACHINES,
+        }
+        config = pipeline_config(case.points_path, case.bounds, folder / "out", settings)
+        times = BatchTimes()
         with Pipeline(
-            config, source=source, on_step=watch.on_step, on_batch=watch.on_batch
+            config, source=source, on_step=times.on_step, on_batch=times.on_batch
         ) as pipeline:
             pipeline.spark  # noqa: B018  (the session starts before the clock does)
             report = pipeline.run()
         assert report["matches"] == written_rows(config.out.dir / "matches")
         assert report["points"] == source.total()
-    result = _result(watch, report)
-    write_json(json_path, result)
-    save_lines_plot(
-        json_path.with_suffix(".png"),
-        "latency of a batch's points (ms) over the run (s)",
-        {
-            "median": [
-                (batch["at_s"], float(np.median(part)) * 1e3)
-                for batch, part in zip(watch.batches, watch.latencies, strict=True)
-            ],
-            "worst": [
-                (batch["at_s"], float(np.max(part)) * 1e3)
-                for batch, part in zip(watch.batches, watch.latencies, strict=True)
-            ],
-        },
-    )
-    return result
-
-
-def _result(watch: ArrivalTimes, report: dict[str, Any]) -> dict[str, Any]:
-    steady = [k for k, batch in enumerate(watch.batches) if batch["at_s"] > WARM_S]
-    values = np.concatenate([watch.latencies[k] for k in steady]) * 1e3
-    batch_ms = np.array([watch.batches[k]["seconds"] for k in steady]) * 1e3
-    figures = {f"p{q}_ms": float(np.percentile(values, q)) for q in (50, 95, 99)}
+    by_batch = [seconds * 1e3 for seconds in latencies(source, times)]
+    assert source.started is not None
+    at_s = np.array([steps["cleanup"] for steps in times.steps]) - source.started
+    steady = np.flatnonzero(at_s > WARM_S).tolist()
+    points_ms = np.concatenate([by_batch[k] for k in steady])
+    percentiles = {f"p{q}_ms": float(np.percentile(points_ms, q)) for q in (50, 95, 99)}
+    batch_s = [times.commits[k].figures["seconds"] for k in steady]
     row = {
         "case": "steady",
         "system": f"roost-{Strategy.REPLICATED.value}",
         "rate_per_s": RATE_PER_S,
-        "queries": 100_000,
+        "queries": QUERIES,
         "machines": MACHINES,
-        "points": int(values.size),
+        "points": int(points_ms.size),
         "batches": len(steady),
-        "batch_ms_p50": float(np.median(batch_ms)),
+        "batch_ms_p50": float(np.median(batch_s)) * 1e3,
         "matches": report["matches"],
-        **figures,
+        **percentiles,
     }
-    summary = {"p50_ms": figures["p50_ms"], "p95_ms": figures["p95_ms"]}
-    return {"bench": "latency", "rows": [row], "environment": environment(), "summary": summary}
+    lines = {
+        "median": [(at, float(np.median(ms))) for at, ms in zip(at_s, by_batch, strict=True)],
+        "worst": [(at, float(np.max(ms))) for at, ms in zip(at_s, by_batch, strict=True)],
+    }
+    return Measured(
+        [row],
+        {key: percentiles[key] for key in ("p50_ms", "p95_ms")},
+        {"": Plot("", {"latency of a batch's points (ms) over the run (s)": lines})},
+    )

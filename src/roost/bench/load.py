@@ -1,9 +1,8 @@
-"""``roost bench load``: how long a million queries take to load, and how much memory.
+"""``roost bench load``: time and memory that a million queries take to load.
 
 The clock runs from the request file to the first batch of points matched against it, with the
-Spark session already up. Memory is that of the whole tree of processes: driver, JVM, Python
-daemon and workers. Shared pages (the mapped index, libraries) are counted once where the system
-tells (PSS), and once a process in the larger figure (RSS).
+Spark session already up. Memory is that of the process tree: driver, JVM, Python daemon and
+workers. PSS counts shared pages (the mapped index, libraries) once, RSS once per process.
 """
 
 from __future__ import annotations
@@ -14,29 +13,24 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow.parquet as pq
 
 from roost.bench.cases import Case, CaseSpec, data_dir, load_pickups, make_case
-from roost.bench.common import environment, save_lines_plot, write_json
-from roost.bench.rivals.protocol import CORES
-from roost.bench.streams import BatchTimes, Repeated
+from roost.bench.common import Measured, Plot
+from roost.bench.streams import BatchTimes, Repeated, pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.errors import RoostError
 from roost.model.records import Box, Query
-from roost.model.settings import RunConfig
-from roost.model.space import Rect
 from roost.runtime.records import Commit
 
 SAMPLE_S = 0.1
-ONE_MORE = 20
+ONE_MORE = 20  # batches with one more query each
 
 
 def tree_memory_mb() -> tuple[float, float]:
-    """Memory of this process and all below it: shared pages once, and once a process."""
+    """Return PSS and RSS of this process and its descendants."""
     pss = rss = 0
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
@@ -50,7 +44,7 @@ def tree_memory_mb() -> tuple[float, float]:
 
 
 def check_permission() -> None:
-    """Refuse to measure memory where the system does not let a process read its own."""
+    """Refuse to run where the system does not let a process read its own memory maps."""
     try:
         psutil.Process().memory_full_info()
     except psutil.AccessDenied as error:
@@ -65,7 +59,7 @@ def _make_case(spec: CaseSpec, folder: Path) -> Case:
 
 
 class _Sampler(threading.Thread):
-    """Memory over time."""
+    """Samples time, PSS and RSS."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -78,31 +72,29 @@ class _Sampler(threading.Thread):
             self.samples.append((time.perf_counter() - self.started, *tree_memory_mb()))
 
 
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plot."""
+def run(quick: bool) -> Measured:
+    """Measure loading, and the time that one more query takes."""
     check_permission()
     count = 100_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = CaseSpec("load", "boxes", count, points=20_000, write_points=1_000)
-        # In a process of its own: what making the queries takes is not what loading them takes.
+        # In another process: the memory that making the queries takes is not measured.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             case = pool.submit(_make_case, spec, folder / "case").result()
-        rows = pq.read_metadata(case.points_path).num_rows
-        config = RunConfig(
-            points={"path": case.points_path},
-            queries={"path": case.queries_path},
-            space={"bounds": Rect(*case.bounds)},
-            engine={"master": f"local[{CORES}]", "batch_rows": rows, "available_now": True},
-            out={"sink": "count", "dir": folder / "out"},
-        )
-        times = BatchTimes()
-        source = Repeated(case.points_path, 1 + ONE_MORE)
+        settings = {
+            "queries.path": case.queries_path,
+            "engine.batch_rows": case.points,
+            "out.sink": "count",
+        }
+        config = pipeline_config(case.points_path, case.bounds, folder / "out", settings)
 
         def one_more(commit: Commit) -> None:
-            x, y = case.bounds[0], case.bounds[1]
+            x, y = case.bounds[:2]
             pipeline.request(Query(count + commit.batch_id, Box(x, y, x + 1e-3, y + 1e-3)))
 
+        times = BatchTimes()
+        source = Repeated(case.points_path, 1 + ONE_MORE)
         pipeline = Pipeline(config, source=source, on_step=times.on_step, on_batch=one_more)
         pipeline.spark.range(1).count()
         sampler = _Sampler()
@@ -112,36 +104,16 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             report = pipeline.run()
         sampler.done.set()
         sampler.join()
-    return _write(json_path, count, times, started, sampler, report)
-
-
-def _write(
-    json_path: Path,
-    count: int,
-    times: BatchTimes,
-    started: float,
-    sampler: _Sampler,
-    report: dict[str, Any],
-) -> dict[str, Any]:
-    pss = max(sample[1] for sample in sampler.samples)
-    rss = max(sample[2] for sample in sampler.samples)
     summary = {
         "load_s": times.steps[0]["end"] - started,
-        "tree_mb": pss,
-        "tree_rss_mb": rss,
+        "tree_mb": max(pss for _, pss, _ in sampler.samples),
+        "tree_rss_mb": max(rss for _, _, rss in sampler.samples),
         "one_more_ms": float(np.median(times.between("apply", "run")[1:])) * 1e3,
     }
     row = {"case": f"{count} boxes", "system": "roost", "matches": report["matches"], **summary}
-    result = {
-        "bench": "load",
-        "rows": [row],
-        "environment": environment(),
-        "summary": summary,
-    }
-    write_json(json_path, result)
     lines = {
-        "shared pages once": [(t, pss) for t, pss, _ in sampler.samples],
-        "sum of RSS": [(t, rss) for t, _, rss in sampler.samples],
+        "PSS": [(at, pss) for at, pss, _ in sampler.samples],
+        "RSS": [(at, rss) for at, _, rss in sampler.samples],
     }
-    save_lines_plot(json_path.with_suffix(".png"), "memory of the process tree (MB)", lines)
-    return result
+    plot = Plot("", {"memory of the process tree (MB)": lines})
+    return Measured([row], summary, {"": plot})

@@ -1,34 +1,34 @@
-"""A load that moves: a city's day, and hotspots that come and go in it.
+"""Loads in rounds: a city's day, with hotspots that begin and end.
 
-The background is a mean day: the pickups of a whole quarter by their time of day, in steps of
-fifteen minutes, so that each round has the city's own places at that hour. A hotspot redirects a
-share of a round's points into a square, as in figures 6.6 to 6.10 of the dissertation, and brings
-queries of its own, which are registered when it begins and terminated when it ends.
+The background is a mean day: the pickups of a whole quarter by their time of day, in slots of
+fifteen minutes, so that each round has the places of its hour. A hotspot redirects a share of a
+round's points into a square, as in figures 6.6 to 6.10 of the dissertation, and has queries of its
+own, which are registered when it begins and terminated when it ends.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.bench.cases import SIDE_SHARE, Pickups, box_requests, boxes_of
+from roost.bench.cases import SIDE_SHARE, Floats, Pickups, box_requests, boxes_of, point_table
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Rect, Space
 
 SLOTS = 96
 SLOT_S = 900
-WINDOW_SLOTS = 2  # a round draws from the slots around it too: single ones are mostly chance
-UTC_OFFSET_S = -4 * 3600  # the city's clock in the quarter of the data
+FIRST_SLOT = 20  # of the first round
+AROUND = range(-2, 3)  # a round draws from neighbouring slots too: a single one has few points
+UTC_OFFSET_S = -4 * 3600  # local time of the city in the quarter of the data
 HOTSPOT_SIDE = 0.15
 NORMAL_SPREAD = 0.2  # the paper's "variance of 20 % of the side", read as the deviation
-HOT_QUERIES = 1.0  # a hotspot of 40 % of the points brings 40 % as many queries as there are
 HISTORY_POINTS = 400_000
-HISTORY_QUERIES = 200_000
 LOWER_LEFT = (0.02, 0.02)
 UPPER_RIGHT = (0.83, 0.83)
 SEED = 6
@@ -36,20 +36,20 @@ SEED = 6
 
 @dataclass(frozen=True)
 class Hotspot:
-    """A square that takes a share of the points for some rounds.
+    """A square that receives a share of the points for some rounds.
 
     Parameters
     ----------
     begin, end
-        Rounds, the end not included, as parts of the whole timeline.
+        Rounds, the end not included, as fractions of the timeline.
     share
-        Of the points, at its height.
+        Largest share of the points; there are as many more queries, relative to the standing ones.
     corner
-        Lower left corner of the square, in parts of the space's sides.
+        Lower left corner of the square, in fractions of the space's sides.
     normal
-        Whether points gather in its middle, or lie evenly.
+        Whether points are normally distributed in the square, or uniformly.
     step
-        Whether it is there at full height at once, or rises and falls.
+        Whether the share is constant, or rises and falls.
     """
 
     begin: float
@@ -59,9 +59,13 @@ class Hotspot:
     normal: bool = False
     step: bool = False
 
+    def active(self, place: float) -> bool:
+        """Return whether the hotspot exists at a place of the timeline."""
+        return self.begin <= place < self.end
+
     def share_at(self, place: float) -> float:
-        """Share of the points at a place of the timeline."""
-        if not self.begin <= place < self.end:
+        """Return the share of the points at a place of the timeline."""
+        if not self.active(place):
             return 0.0
         if self.step:
             return self.share
@@ -84,32 +88,62 @@ SCENARIOS: dict[str, tuple[Hotspot, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """One round: its points, requests that come before it, and how much of it is hotspot."""
+class Step(NamedTuple):
+    """One round: its points, the requests before it, and the number of queries in it."""
 
     points: pa.Table
     requests: pa.Table | None
     queries: int
-    hot_share: float
 
 
-class MovingLoad:
+class TimedLoad(ABC):
     """Rounds of points and requests, the same for every strategy.
 
     Parameters
     ----------
-    pickups
-        The city.
-    queries
-        Standing queries, beside those of hotspots.
     rounds, points
-        How many rounds, and points in each.
-    hotspots
-        What comes and goes.
-    start
-        Slot of the day of the first round.
+        Number of rounds, and of points in each.
+    round_s
+        Event time of a round.
     """
+
+    def __init__(self, pickups: Pickups, rounds: int, points: int, round_s: int) -> None:
+        self.space = Space(Rect(*pickups.bounds))
+        self.rounds, self.points, self.round_s = rounds, points, round_s
+        self.pickups = pickups
+
+    @abstractmethod
+    def standing(self) -> pa.Table:
+        """Return requests for the queries that exist before the first round."""
+
+    @abstractmethod
+    def history(self) -> NDArray[np.int64]:
+        """Return which pickups a static plan is computed from."""
+
+    @abstractmethod
+    def step(self, number: int) -> Step:
+        """Make one round."""
+
+    def sample(self, columns: list[str]) -> pa.Table:
+        """Return the points that a static plan is computed from."""
+        at = self.history()
+        places = (self.pickups.lon[at], self.pickups.lat[at])
+        return pa.table(dict(zip(columns, places, strict=True)))
+
+    def place(self, parts: Floats) -> tuple[Floats, Floats]:
+        """Return coordinates of rows of places in the unit square."""
+        bounds = self.space.bounds
+        return bounds.x0 + bounds.width * parts[:, 0], bounds.y0 + bounds.height * parts[:, 1]
+
+    def table(self, number: int, lon: Floats, lat: Floats) -> pa.Table:
+        """Return the points of a round, with identifiers and event times."""
+        row, round_us = np.arange(self.points), self.round_s * 1_000_000
+        times = number * round_us + row * (round_us // self.points)
+        return point_table(number * self.points + row, pa.array(times).cast(TIMESTAMP), lon, lat)
+
+
+class MovingLoad(TimedLoad):
+    """A day of the city with hotspots; ``queries`` does not include those of hotspots."""
 
     def __init__(
         self,
@@ -118,94 +152,64 @@ class MovingLoad:
         rounds: int,
         points: int,
         hotspots: tuple[Hotspot, ...] = (),
-        start: int = 20,
     ) -> None:
-        self.space = Space(Rect(*pickups.bounds))
-        self.rounds, self.points, self.queries = rounds, points, queries
-        self._pickups = pickups
+        super().__init__(pickups, rounds, points, SLOT_S)
+        self.queries = queries
         self._hotspots = hotspots
-        self._start = start
         times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
         slots = (times // SLOT_S) % SLOTS
         order = np.argsort(slots, kind="stable")
-        borders = np.searchsorted(slots[order], np.arange(SLOTS + 1))
-        around = range(-WINDOW_SLOTS, WINDOW_SLOTS + 1)
+        by_slot = np.split(order, np.searchsorted(slots[order], np.arange(1, SLOTS)))
         self._slots = [
-            np.concatenate(
-                [order[borders[(k + j) % SLOTS] : borders[(k + j) % SLOTS + 1]] for j in around]
-            )
-            for k in range(SLOTS)
+            np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)
         ]
         self.boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
-
-    @property
-    def batch_us(self) -> int:
-        """Event time of a round."""
-        return SLOT_S * 1_000_000
 
     def standing(self) -> pa.Table:
         """Return requests for the standing queries."""
         return box_requests(self.boxes)
 
-    def history(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Sample that a static plan may learn from: points of all hours, and standing queries."""
-        count = len(self._pickups.lon)
-        rng = np.random.default_rng(SEED)
-        at = rng.choice(count, min(HISTORY_POINTS, count), replace=False)
-        return self._pickups.lon[at], self._pickups.lat[at], self.boxes[:HISTORY_QUERIES]
+    def history(self) -> NDArray[np.int64]:
+        """Return pickups of all hours."""
+        count = len(self.pickups.lon)
+        random = np.random.default_rng(SEED)
+        return random.choice(count, min(HISTORY_POINTS, count), replace=False)
 
     def step(self, number: int) -> Step:
         """Make one round."""
-        rng = np.random.default_rng([SEED, number])
-        place = number / self.rounds
-        slot = self._slots[(self._start + number) % SLOTS]
-        at = slot[rng.integers(0, slot.size, self.points)]
-        x, y = self._pickups.lon[at].copy(), self._pickups.lat[at].copy()
-        free = rng.permutation(self.points)
-        hot_share, requests, live = 0.0, [], self.queries
+        random = np.random.default_rng([SEED, number])
+        now, before = number / self.rounds, (number - 1) / self.rounds
+        slot = self._slots[(FIRST_SLOT + number) % SLOTS]
+        at = slot[random.integers(0, slot.size, self.points)]
+        x, y = self.pickups.lon[at], self.pickups.lat[at]
+        free = random.permutation(self.points)
+        requests, live = [], self.queries
         for index, hotspot in enumerate(self._hotspots):
-            share = hotspot.share_at(place)
-            taken, free = np.split(free, [int(share * self.points)])
-            x[taken], y[taken] = self._inside(hotspot, taken.size, rng)
-            hot_share += share
-            count = int(self.queries * HOT_QUERIES * hotspot.share)
-            before = (number - 1) / self.rounds
-            begins = hotspot.begin <= place and not hotspot.begin <= before
-            ends = hotspot.end <= place and not hotspot.end <= before
-            live += count if hotspot.begin <= place < hotspot.end else 0
+            hot, free = np.split(free, [int(hotspot.share_at(now) * self.points)])
+            x[hot], y[hot] = self._inside(hotspot, hot.size, random)
+            count = int(self.queries * hotspot.share)
+            begins = hotspot.begin <= now and not hotspot.begin <= before
+            ends = hotspot.end <= now and not hotspot.end <= before
+            live += count if hotspot.active(now) else 0
             if begins or ends:
                 requests.append(self._hot_requests(index, hotspot, count, begins))
-        stamp = (number * self.points + np.arange(self.points)) * (
-            SLOT_S * 1_000_000 // self.points
-        )
-        table = pa.table(
-            {
-                "id": number * self.points + np.arange(self.points),
-                "event_time": pa.array(stamp).cast(TIMESTAMP),
-                "lon": x,
-                "lat": y,
-            }
-        )
-        return Step(table, pa.concat_tables(requests) if requests else None, live, hot_share)
+        found = pa.concat_tables(requests) if requests else None
+        return Step(self.table(number, x, y), found, live)
 
     def _inside(
-        self, hotspot: Hotspot, count: int, rng: np.random.Generator
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        bounds = self.space.bounds
+        self, hotspot: Hotspot, count: int, random: np.random.Generator
+    ) -> tuple[Floats, Floats]:
         if hotspot.normal:
-            parts = 0.5 + rng.normal(0.0, NORMAL_SPREAD, (2, count))
+            parts = 0.5 + random.normal(0.0, NORMAL_SPREAD, (2, count))
             while (outside := (parts < 0.0) | (parts > 1.0)).any():
-                parts[outside] = 0.5 + rng.normal(0.0, NORMAL_SPREAD, int(outside.sum()))
+                parts[outside] = 0.5 + random.normal(0.0, NORMAL_SPREAD, int(outside.sum()))
         else:
-            parts = rng.random((2, count))
-        x = bounds.x0 + bounds.width * (hotspot.corner[0] + HOTSPOT_SIDE * parts[0])
-        y = bounds.y0 + bounds.height * (hotspot.corner[1] + HOTSPOT_SIDE * parts[1])
-        return x, y
+            parts = random.random((2, count))
+        return self.place(np.array(hotspot.corner) + HOTSPOT_SIDE * parts.T)
 
     def _hot_requests(self, index: int, hotspot: Hotspot, count: int, begins: bool) -> pa.Table:
         first = self.queries + index * count
-        rng = np.random.default_rng([SEED, 1_000 + index])
-        x, y = self._inside(hotspot, count, rng)
+        x, y = self._inside(hotspot, count, np.random.default_rng([SEED, 1_000 + index]))
         half_x = self.space.bounds.width * SIDE_SHARE / 2
         half_y = self.space.bounds.height * SIDE_SHARE / 2
         columns: dict[str, Any] = {

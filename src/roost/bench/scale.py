@@ -1,22 +1,21 @@
 """``roost bench scale``: balance, decision time and messages from 22 to 10,000 machines.
 
-The cluster is simulated (``sim/cluster.py``), the policies are the real ones. The load lies around
-towns of very different sizes; after some rounds a hotspot takes two fifths of all points at once
-and stays. Points and queries grow with the machines. A decision's time is the coordinator's, by
-the clock; for ``swarm`` it includes the search on the machine that is asked to shed load. Bytes
-are what machines and coordinator send each other in a round, and plan changes to every machine.
+The cluster is simulated (``sim/cluster.py``), the policies are the real ones. The load is
+concentrated around towns of very different sizes; after some rounds a hotspot receives two fifths
+of all points and stays. Points and queries grow with the machines. The decision time is the
+coordinator's, by the clock; for ``swarm`` it includes the search on the machine that sheds load.
+Bytes are those that machines and coordinator send each other in a round, with plan changes to every
+machine.
 """
 
 from __future__ import annotations
 
 import time
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from roost.bench.common import environment, save_panels_plot, write_json
+from roost.bench.common import Measured, Plot, Row
 from roost.sim.cluster import simulate
 from roost.sim.scenario import Scenario, Trace
 from roost.sim.workloads import CellHotspot, LoadSpec
@@ -35,7 +34,7 @@ SEED = 7
 
 
 def scenario(machines: int, strategy: str, side: int) -> Scenario:
-    """Return the case for a number of machines."""
+    """Return the scenario of a number of machines."""
     queries = QUERIES_PER_MACHINE * machines
     spot = CellHotspot((0.15, 0.15), HOTSPOT_ROUND, ROUNDS, share=0.4, queries=queries // 5)
     load = LoadSpec(
@@ -56,13 +55,13 @@ def scenario(machines: int, strategy: str, side: int) -> Scenario:
     )
 
 
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plot."""
-    # Compiled loops are not to be measured while they compile: few cells for many machines make
-    # the planner share, tidy and lay out anew, so that it needs all of them.
+def run(quick: bool) -> Measured:
+    """Measure all strategies on clusters of increasing size."""
+    # Compile all loops before measuring: with few cells for many machines the planner shares cells
+    # and lays out the plan again, and so needs all of them.
     for machines, strategy in product(WARM_MACHINES, STRATEGIES):
         simulate(scenario(machines, strategy, WARM_SIDE))
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for machines in MACHINES[:-1] if quick else MACHINES:
         lines = panels[f"{machines} machines"] = {}
@@ -72,14 +71,11 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
             lines[strategy] = [(row.round, row.imbalance) for row in trace.rows]
     own = [row for row in rows if row["strategy"] == DEFAULT][-1]
     summary = {key: own[key] for key in ("imbalance", "decision_s", "bytes_per_round")}
-    result = {"bench": "scale", "rows": rows, "environment": environment(), "summary": summary}
-    write_json(json_path, result)
-    title = "busiest machine over the mean, by round"
-    save_panels_plot(json_path.with_suffix(".png"), title, panels, columns=2, log=True)
-    return result
+    plot = Plot("busiest machine over the mean, by round", panels, columns=2, log=True)
+    return Measured(rows, summary, {"": plot})
 
 
-def _row(trace: Trace) -> dict[str, Any]:
+def _row(trace: Trace) -> Row:
     imbalance, decision_s = trace.column("imbalance"), trace.column("decision_s")
     changed = trace.column("changes") > 0
     return {

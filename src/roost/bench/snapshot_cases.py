@@ -1,9 +1,9 @@
-"""The window, the questions and the Parquet files that ``roost bench snapshot`` measures on.
+"""The window, the queries and the Parquet files of ``roost bench snapshot``.
 
-All contenders get the same points. Roost reads them as a stream; the others find them as Parquet,
-one file a batch, in two layouts that a careful user may choose: ``plain``, in the order of arrival,
-and ``sorted``, by longitude and latitude within a file, in small row groups, so that the statistics
-of row groups and pages rule most of a file out. Nothing here asks a question.
+All contenders have the same points. Roost reads them as a stream, the others as Parquet, one file
+per batch, in two layouts: ``plain``, in order of arrival, and ``sorted``, by longitude and latitude
+within a file, in small row groups, so that statistics of row groups and pages exclude most of a
+file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.bench.cases import Bounds, Floats, Pickups
+from roost.bench.cases import Bounds, Floats, Pickups, point_table
 from roost.model.records import Box, Circle
 from roost.model.space import EARTH_RADIUS_M
 from roost.window.snapshot import Question
@@ -25,25 +25,15 @@ SHARES: Mapping[str, float] = {"range 0.01 %": 0.0001, "range 1 %": 0.01, "range
 SMALL = ("range 0.01 %", "range 1 %")
 NEAREST = "nearest 10"
 K = 10
-SORTED_GROUP_ROWS = 4_096  # a dozen row groups a file: a small box needs one or two of them
+SORTED_GROUP_ROWS = 4_096  # a dozen row groups per file; a small box reads one or two of them
 PASS_GAP_US = 60_000_000
 
 
 def windowed_points(pickups: Pickups, count: int) -> pa.Table:
-    """Make the points of the window, in event order.
+    """Return the points of the window in event order, with row numbers as identifiers.
 
-    Parameters
-    ----------
-    pickups
-        Where they come from. More than are wanted are thinned out evenly; fewer are repeated,
-        each pass after the one before.
-    count
-        How many.
-
-    Returns
-    -------
-    pyarrow.Table
-        ``id, event_time, lon, lat``; identifiers are row numbers.
+    More pickups than ``count`` are thinned out evenly; fewer are repeated in several passes, each
+    with later event times.
     """
     available = len(pickups.lon)
     if count <= available:
@@ -54,12 +44,11 @@ def windowed_points(pickups: Pickups, count: int) -> pa.Table:
     times = pickups.event_time.cast(pa.int64()).to_numpy()
     length = int(times[-1] - times[0]) + PASS_GAP_US
     event_time = pa.array(times[at] + passes * length).cast(pa.timestamp("us", tz="UTC"))
-    columns = {"id": np.arange(count), "event_time": event_time}
-    return pa.table({**columns, "lon": pickups.lon[at], "lat": pickups.lat[at]})
+    return point_table(np.arange(count), event_time, pickups.lon[at], pickups.lat[at])
 
 
 def write_layouts(points: pa.Table, batch_rows: int, folder: Path) -> dict[str, Path]:
-    """Write the points as Parquet, one file a batch, in every layout; returns their folders."""
+    """Write the points as Parquet, one file per batch, in every layout; returns the folders."""
     folders = {name: folder / name for name in ("plain", "sorted")}
     for where in folders.values():
         where.mkdir(parents=True)
@@ -78,24 +67,7 @@ def write_layouts(points: pa.Table, batch_rows: int, folder: Path) -> dict[str, 
 def draw_questions(
     points: pa.Table, bounds: Bounds, count: int, rng: np.random.Generator
 ) -> dict[str, list[Question]]:
-    """Draw questions around points of the window.
-
-    Parameters
-    ----------
-    points
-        The window.
-    bounds
-        The space; a box of a share of it has sides of the share's square root.
-    count
-        How many questions a case has.
-    rng
-        Draws the centres.
-
-    Returns
-    -------
-    dict
-        Case, then its questions.
-    """
+    """Draw the queries of each case around points of the window; boxes cover a share of bounds."""
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
     sides = np.array([bounds[2] - bounds[0], bounds[3] - bounds[1]])
 
@@ -114,7 +86,7 @@ def draw_questions(
 
 
 def sql_of(question: Question, table: str) -> str:
-    """Write a question in SQL that Spark and DuckDB read alike, over a table or view."""
+    """Return a query as SQL for Spark and DuckDB."""
     columns, shape = "id, event_time, lon, lat", question.shape
     if question.nearest is not None:
         assert isinstance(shape, Circle)
@@ -130,7 +102,7 @@ def sql_of(question: Question, table: str) -> str:
 
 
 def _number(value: float) -> str:
-    # With an exponent both engines read a double; without one, a decimal that they round.
+    # Both engines parse a number with an exponent as a double, one without as a decimal.
     return f"{value:.17e}"
 
 

@@ -1,16 +1,36 @@
-"""Sources and hooks with which benchmarks run the whole pipeline."""
+"""Settings, source and hooks with which benchmarks run the whole pipeline."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from roost.bench.cases import Bounds
+from roost.bench.common import CORES
+from roost.model.settings import RunConfig, with_settings
+from roost.model.space import Rect
 from roost.runtime.records import Commit
 from roost.stages.slices import ParquetSlice
 from roost.stages.sources import AnySlice
+
+
+def pipeline_config(
+    points_path: str, bounds: Bounds, out: Path, settings: Mapping[str, Any]
+) -> RunConfig:
+    """Return the settings of a run on the measured cores that ends with its points."""
+    common = {
+        "points.path": points_path,
+        "space.bounds": Rect(*bounds),
+        "engine.master": f"local[{CORES}]",
+        "engine.available_now": True,
+        "out.dir": out,
+    }
+    return with_settings(RunConfig(), {**common, **settings})
 
 
 class Repeated:

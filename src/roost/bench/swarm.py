@@ -1,138 +1,113 @@
-"""``roost bench swarm``: every strategy on a load that moves, and more and more queries.
+"""``roost bench swarm``: all strategies on a moving load, with increasing numbers of queries.
 
-The load is a city's day, with one hotspot after another, and for comparison the day alone. A
-cluster of 22 machines is measured machine by machine (:mod:`roost.bench.cluster`); two machines
-run on Spark itself, on two real cores.
+The load is a city's day with two consecutive hotspots and, for comparison, the day alone. A cluster
+of 22 machines is emulated (:mod:`roost.bench.cluster`); two machines run on Spark, on two cores.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
+from statistics import geometric_mean, mean
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.bench.cases import Pickups, box_requests, data_dir, load_pickups
-from roost.bench.cluster import BatchFigures, run_strategies, summed, warm_up
-from roost.bench.common import environment, save_panels_plot, write_json
-from roost.bench.moving import LOWER_LEFT, SLOT_S, UPPER_RIGHT, Hotspot, MovingLoad
+from roost.bench.cases import data_dir, load_pickups
+from roost.bench.cluster import BatchMetrics, compared, lines, run_strategies, warm_up
+from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, Hotspot, MovingLoad
+from roost.bench.streams import pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.model.choices import Strategy
-from roost.model.settings import RunConfig
 
 MACHINES = 22
-CORES = 2
 DEFAULT = Strategy.GLOBAL
 HOTSPOTS = (
     Hotspot(0.1, 0.5, 0.4, LOWER_LEFT, normal=True),
     Hotspot(0.5, 0.9, 0.4, UPPER_RIGHT),
 )
-# Queries, rounds and points a round; the last is the largest that fits beside what measures it.
+# Queries, rounds and points a round; the last size is the largest that fits into memory.
 FULL = ((100_000, 15, 500_000), (1_000_000, 15, 300_000), (4_000_000, 10, 80_000))
-DAY_ONLY_MAX = 1_000_000  # with more queries, loading them takes most of the bench's time
+DAY_ONLY_MAX = 1_000_000  # loading more queries takes most of the benchmark's time
 QUICK = ((20_000, 12, 80_000), (100_000, 12, 80_000))
-
-
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plot."""
-    sizes = QUICK if quick else FULL
-    pickups = load_pickups(data_dir())
-    warm_up(pickups, MACHINES)
-    rows: list[dict[str, Any]] = []
-    panels: dict[str, Any] = {}
-    for queries, rounds, points in sizes:
-        loads = {"moving": HOTSPOTS, "day only": ()}
-        if queries > DAY_ONLY_MAX:
-            del loads["day only"]
-        for name, hotspots in loads.items():
-            load = MovingLoad(pickups, queries, rounds, points, hotspots)
-            found = run_strategies(load, MACHINES)
-            rows += _rows(name, queries, found)
-            panels[f"{queries:,} queries, {name}: batch, ms"] = {
-                strategy.value: [(f.round, 1e3 * f.batch_s) for f in figures]
-                for strategy, figures in found.items()
-            }
-    queries, rounds, points = sizes[0]
-    rows += _real(pickups, MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
-    result = {
-        "bench": "swarm",
-        "quick": quick,
-        "setup": {"machines": MACHINES, "sizes": sizes, "data": pickups.source},
-        "environment": environment(),
-        "rows": rows,
-        "summary": {
-            "strategy": DEFAULT.value,
-            **{key: _mean(rows, "moving", key) for key in RATIOS},
-            **{f"{key}_day_only": _mean(rows, "day only", key) for key in RATIOS},
-        },
-    }
-    write_json(json_path, result)
-    title = f"{MACHINES} machines: time of a batch"
-    save_panels_plot(json_path.with_suffix(".png"), title, panels, columns=2, log=True)
-    return result
-
-
 RATIOS = ("units_ratio_vs_history", "latency_ratio_vs_history")
 
 
-def _mean(rows: list[dict[str, Any]], load: str, key: str) -> float:
-    """Geometric mean of the default's ratios over the numbers of queries."""
-    values = [row[key] for row in rows if row["load"] == load and row["strategy"] == DEFAULT.value]
-    return math.exp(sum(math.log(value) for value in values) / len(values))
+def run(quick: bool) -> Measured:
+    """Measure all strategies."""
+    sizes = QUICK if quick else FULL
+    pickups = load_pickups(data_dir())
+    warm_up(pickups, MACHINES)
+    rows: list[Row] = []
+    panels: dict[str, Any] = {}
+    for queries, rounds, points in sizes:
+        for name, hotspots in {"moving": HOTSPOTS, "day only": ()}.items():
+            if name == "day only" and queries > DAY_ONLY_MAX:
+                continue
+            load = MovingLoad(pickups, queries, rounds, points, hotspots)
+            found = run_strategies(load, MACHINES)
+            rows += _rows(name, queries, found)
+            title = f"{queries:,} queries, {name}: batch, ms"
+            panels[title] = lines(found, lambda m: 1e3 * m.batch_s)
+    queries, rounds, points = sizes[0]
+    rows += _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
+    summary = {
+        "strategy": DEFAULT.value,
+        **{key: _mean(rows, "moving", key) for key in RATIOS},
+        **{f"{key}_day_only": _mean(rows, "day only", key) for key in RATIOS},
+    }
+    plot = Plot(f"{MACHINES} machines: time of a batch", panels, columns=2, log=True)
+    setup = {"machines": MACHINES, "sizes": sizes, "data": pickups.source}
+    return Measured(rows, summary, {"": plot}, more={"setup": setup})
 
 
-def _rows(
-    load: str, queries: int, found: dict[Strategy, list[BatchFigures]]
-) -> list[dict[str, Any]]:
-    # The first round maps the index and is not counted for anybody.
-    history = summed(found[Strategy.HISTORY][1:])
-    history_rates = [f.units / f.batch_s for f in found[Strategy.HISTORY][1:]]
+def _mean(rows: list[Row], load: str, key: str) -> float:
+    """Return the geometric mean of the default's ratios over the numbers of queries."""
+    return geometric_mean(
+        row[key] for row in rows if row["load"] == load and row["strategy"] == DEFAULT.value
+    )
+
+
+def _rows(load: str, queries: int, found: dict[Strategy, list[BatchMetrics]]) -> list[Row]:
     rows = []
-    for strategy, figures in found.items():
-        own = summed(figures[1:])
-        rates = [f.units / f.batch_s for f in figures[1:]]
-        print(f"{load}, {queries:,} queries, {strategy.value}: {own['latency_ms']:.1f} ms a batch")
-        rows.append(
-            {
-                "load": load,
-                "machines": MACHINES,
-                "queries": queries,
-                "strategy": strategy.value,
-                "units_ratio_vs_history": sum(rates) / sum(history_rates),
-                "latency_ratio_vs_history": history["latency_ms"] / own["latency_ms"],
-                **own,
-                "units_per_s_mean_of_rounds": sum(rates) / len(rates),
-            }
-        )
+    # The first round maps the index and is not counted for any strategy.
+    history = found[Strategy.HISTORY][1:]
+    for strategy, batches in found.items():
+        metrics = compared(batches[1:], history)
+        rate = mean(m.units_per_s for m in batches[1:])
+        metrics["units_ratio_vs_history"] = rate / mean(m.units_per_s for m in history)
+        latency_ms = metrics["latency_ms"]
+        print(f"{load}, {queries:,} queries, {strategy.value}: {latency_ms:.1f} ms per batch")
+        case = {"load": load, "machines": MACHINES, "queries": queries, "strategy": strategy.value}
+        rows.append({**case, **metrics, "units_per_s_mean_of_rounds": rate})
     return rows
 
 
-def _real(pickups: Pickups, load: MovingLoad) -> list[dict[str, Any]]:
-    """Run two machines on Spark, by the clock on the wall."""
-    rows: list[dict[str, Any]] = []
+def _on_spark(load: MovingLoad) -> list[Row]:
+    """Run two machines on Spark and measure wall-clock time."""
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        steps = [load.step(number) for number in range(load.rounds)]
-        points = pa.concat_tables(step.points for step in steps)
+        points = pa.concat_tables(load.step(number).points for number in range(load.rounds))
         pq.write_table(points, folder / "points.parquet", compression="none")
-        pq.write_table(box_requests(load.boxes), folder / "queries.parquet")
+        pq.write_table(load.standing(), folder / "queries.parquet")
         for strategy in Strategy:
-            config = RunConfig(
-                points={"path": str(folder / "points.parquet"), "id": "id"},
-                queries={"path": str(folder / "queries.parquet")},
-                space={"bounds": load.space.bounds},
-                engine={
-                    "strategy": strategy,
-                    "machines": CORES,
-                    "batch_rows": load.points,
-                    "master": f"local[{CORES}]",
-                    "available_now": True,
-                },
-                balance={"round": SLOT_S / 2},
-                out={"sink": "count", "dir": folder / strategy.value},
+            settings = {
+                "points.id": "id",
+                "queries.path": str(folder / "queries.parquet"),
+                "engine.strategy": strategy,
+                "engine.machines": CORES,
+                "engine.batch_rows": load.points,
+                "balance.round": load.round_s / 2,
+                "out.sink": "count",
+            }
+            config = pipeline_config(
+                str(folder / "points.parquet"),
+                load.pickups.bounds,
+                folder / strategy.value,
+                settings,
             )
             with Pipeline(config) as pipeline:
                 report = pipeline.run()
@@ -153,5 +128,5 @@ def _real(pickups: Pickups, load: MovingLoad) -> list[dict[str, Any]]:
                     "plan_changes": report["balance"]["plan_changes"],
                 }
             )
-    assert len({row["matches"] for row in rows}) == 1, "strategies that do not match the same"
+    assert len({row["matches"] for row in rows}) == 1, "strategies found different matches"
     return rows

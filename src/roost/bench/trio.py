@@ -1,22 +1,25 @@
-"""``roost bench trio``: what TrioStat costs, what it takes, and how well it foretells.
+"""``roost bench trio``: cost, size and accuracy of TrioStat's statistics.
 
-Four questions, each a group of rows. *points*: microseconds a point that statistics add to a
-batch, and to close a round. *storage* and *bytes*: numbers kept, and sent each round, against
-AQWA's, over partitions, grid sides and machines (the dissertation's figures 6.2 to 6.4). *busy*:
-the real kernel matches each machine's points, hour by hour of the day, and the ranks of the
-measured times are compared with those that each model gave, in Kendall's tau.
+Each group of rows measures one property. *points*: microseconds per point that statistics add to a
+batch, and time to close a round. *storage* and *bytes*: numbers stored, and sent each round,
+compared with AQWA, over partitions, grid sides and machines (the dissertation's figures 6.2 to
+6.4). *busy*: the kernel matches each machine's points, by hours of the day, and the ranks of the
+measured times are compared with those that each model predicts, by Kendall's tau.
 
-A model predicts a round before it has seen its times. Machines are measured in turn, several times
-over, and the least time counts: what else runs on the host then disturbs no machine in particular.
-The summary's ``kendall`` is that of the model with TrioStat's numbers alone, over both plans.
+TrioStat stores eight numbers for each row and column of every partition: fewest if partitions are
+squares, most if they are strips one cell wide. It stores them as float64, AQWA most of its own as
+int32, so a ratio of bytes favours TrioStat less than one of numbers. Sizes are those of objects up
+to a thousand partitions and a side of 1600 cells, and computed beyond.
+
+A model predicts a round before it observes its times. Machines are measured in turn, several times,
+and the minimum counts, so that other work on the host affects all machines alike. The summary's
+``kendall`` is that of the model with TrioStat's numbers alone, over both plans.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,33 +28,31 @@ from numpy.typing import NDArray
 
 from roost.balance.plan import Plan, Router
 from roost.balance.strategies import History, initial_plan
-from roost.bench.cases import SEED, Pickups, boxes_of, data_dir, load_pickups
-from roost.bench.common import environment, save_bars_plot, save_lines_plot, write_json
-from roost.bench.trio_storage import (
-    GRID_SIDE,
-    MACHINES,
-    Row,
-    bytes_by_machines,
-    machine_stats,
-    storage_by_partitions,
-    storage_by_side,
-)
+from roost.bench.aqwa import NUMBERS_PER_CELL, AqwaStats
+from roost.bench.cases import SEED, Floats, Pickups, boxes_of, data_dir, load_pickups
+from roost.bench.common import Measured, Plot, Row
 from roost.kernel import Index, build_segment, query_schema
 from roost.kernel.cells import locate_cells
 from roost.model.choices import Strategy
 from roost.model.records import BOX, TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
-from roost.model.space import Rect, Space
+from roost.model.space import Grid, Rect, Space
 from roost.workload import (
     CellCounter,
     CellCounts,
     CostModel,
     EulerHistogram,
+    MachineStats,
+    PartitionStats,
     query_ranges,
 )
+from roost.workload.loops import LINES
 
-Floats = NDArray[np.float64]
-
+MACHINES = 22
+GRID_SIDE = 1000
+BYTES_PER_REPORT = 16
+PARTITIONS_BUILT = 1000
+SIDE_BUILT = 1600
 TRIO, CELLS, NUMERATOR = "calibrated-trio", "calibrated-cells", "numerator"
 HISTORY_POINTS = 20_000
 HOURS = (0, 4, 8, 12, 16, 20)
@@ -59,9 +60,8 @@ HOURS_EACH = 4
 SHORTEST_S = 1e-3
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured."""
+class Sizes(NamedTuple):
+    """Sizes of the measured workloads."""
 
     queries: tuple[int, ...]
     batch: int
@@ -74,29 +74,20 @@ QUICK = Sizes((100_000,), 200_000, 150_000, 24, 10)
 FULL = Sizes((100_000, 1_000_000), 1_000_000, 400_000, 12, 20)
 
 
-@dataclass(frozen=True)
 class Load:
-    """Points with their cells, and queries with theirs."""
+    """Points and queries, with the cells of both."""
 
-    pickups: Pickups
-    space: Space
-    cells: NDArray[np.int32]
-    hours: NDArray[np.int64]
-    boxes: Floats
-    ranges: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, pickups: Pickups, queries: int) -> Load:
-        """Draw queries and locate everything."""
-        space = Space(Rect(*pickups.bounds), GRID_SIDE, GRID_SIDE)
-        grid = space.grid
-        boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
-        cells = locate_cells(pickups.lon, pickups.lat, grid.edges_x, grid.edges_y)
-        hours = pc.hour(pickups.event_time).to_numpy()
-        return cls(pickups, space, cells, hours, boxes, query_ranges(grid, boxes))
+    def __init__(self, pickups: Pickups, queries: int) -> None:
+        self.pickups = pickups
+        self.space = Space(Rect(*pickups.bounds), GRID_SIDE, GRID_SIDE)
+        grid = self.space.grid
+        self.cells = locate_cells(pickups.lon, pickups.lat, grid.edges_x, grid.edges_y)
+        self.hours = pc.hour(pickups.event_time).to_numpy()
+        self.boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
+        self.ranges = query_ranges(grid, self.boxes)
 
     def plan(self, strategy: Strategy) -> Plan:
-        """Make a static plan."""
+        """Return a static plan."""
         grid = self.space.grid
         at = np.random.default_rng(SEED).integers(0, self.cells.size, HISTORY_POINTS)
         sample = (self.pickups.lon[at], self.pickups.lat[at])
@@ -104,7 +95,7 @@ class Load:
 
 
 def kendall(first: Floats, second: Floats) -> float:
-    """Kendall's tau-b of two lists, by all pairs.
+    """Return Kendall's tau-b of two lists.
 
     Examples
     --------
@@ -117,11 +108,11 @@ def kendall(first: Floats, second: Floats) -> float:
     return float((a * b).sum() / np.sqrt(untied)) if untied else 0.0
 
 
-def run(quick: bool, json_path: Path) -> dict[str, Any]:
-    """Measure, and write the result with its plots."""
+def run(quick: bool) -> Measured:
+    """Measure cost, size and accuracy."""
     sizes = QUICK if quick else FULL
     pickups = load_pickups(data_dir())
-    load = Load.of(pickups, sizes.queries[0])
+    load = Load(pickups, sizes.queries[0])
     points = point_row(load, sizes)
     closing = close_row(load, sizes)
     storage = [*storage_by_partitions(), *storage_by_side()]
@@ -129,13 +120,11 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
     busy: list[Row] = []
     for queries in sizes.queries:
         if queries != load.boxes.shape[0]:
-            load = Load.of(pickups, queries)
-        for strategy in (Strategy.HISTORY, Strategy.UNIFORM):
-            rows, lines = busy_rows(load, strategy, sizes)
-            busy += rows
-            if strategy is Strategy.HISTORY:
-                shown = lines
-    # The model that has nothing but TrioStat's own numbers; the one with cells has its own rows.
+            load = Load(pickups, queries)
+        history, busy_ms = busy_rows(load, Strategy.HISTORY, sizes)
+        uniform, _ = busy_rows(load, Strategy.UNIFORM, sizes)
+        busy += [*history, *uniform]
+    # The model with TrioStat's own numbers only; the one with cells has rows of its own.
     judged = [row["kendall"] for row in busy if row["system"] == TRIO]
     summary = {
         "us_per_point": points["us_per_point"],
@@ -143,20 +132,118 @@ def run(quick: bool, json_path: Path) -> dict[str, Any]:
         "kendall": float(np.mean(judged)),
         "bytes_ratio_vs_aqwa": next(r["ratio"] for r in sent if r["machines"] == MACHINES),
     }
-    result = {
-        "bench": "trio",
-        "data": pickups.source,
-        "rows": [points, closing, *storage, *sent, *busy],
-        "environment": environment(),
-        "summary": summary,
+    title = "busy time (ms) of each machine in the last round, by rank"
+    lines = {name: list(enumerate(values.tolist())) for name, values in busy_ms.items()}
+    return Measured(
+        [points, closing, *storage, *sent, *busy],
+        summary,
+        {"": _sizes_plot(storage, sent), "-busy": Plot("", {title: lines})},
+        more={"data": pickups.source},
+    )
+
+
+def _sizes_plot(storage: list[Row], sent: list[Row]) -> Plot:
+    names = {"trio, squares": "best_bytes", "trio, strips": "worst_bytes", "aqwa": "aqwa_bytes"}
+    panels = {
+        f"stored, by {title}": {
+            name: {str(r[key]): r[column] for r in storage if r["case"] == f"storage-by-{key}"}
+            for name, column in names.items()
+        }
+        for key, title in (("partitions", "partitions"), ("side", "grid side"))
     }
-    write_json(json_path, result)
-    _plot(json_path, storage, sent, shown)
-    return result
+    panels["sent each round, by machines"] = {
+        name: {str(row["machines"]): row[column] for row in sent}
+        for name, column in (("trio", "bytes"), ("aqwa", "aqwa_bytes"))
+    }
+    return Plot("bytes of statistics", panels, columns=len(panels), log=True)
+
+
+def line_count(side: int, partitions: int, square: bool) -> int:
+    """Count the rows and columns of all partitions: the minimum (squares) or maximum (strips)."""
+    if square:
+        return int(2 * side * partitions**0.5 + 0.5)
+    strips = min(partitions, side)
+    rest = side - (strips - 1)
+    return (strips - 1) * (side + 1) + side + rest + (partitions - strips)
+
+
+def trio_bytes(side: int, partitions: int, square: bool) -> int:
+    """Return the bytes that TrioStat stores."""
+    if partitions > PARTITIONS_BUILT or partitions > side:
+        return line_count(side, partitions, square) * LINES * 8
+    if square:
+        plan = initial_plan(Strategy.UNIFORM, Grid(Rect(0, 0, 1, 1), side, side), partitions)
+        return sum(machine.nbytes for machine in machine_stats(plan))
+    strips = [PartitionStats(k, k, 0, k + 1, side).nbytes for k in range(partitions - 1)]
+    return sum(strips) + PartitionStats(partitions, partitions - 1, 0, side, side).nbytes
+
+
+def aqwa_bytes(side: int) -> tuple[int, int]:
+    """Return the bytes that AQWA stores, and those that it sends each round."""
+    built = min(side, SIDE_BUILT)
+    stats, times = AqwaStats(built, built), (side / built) ** 2
+    return round(stats.nbytes * times), round(stats.bytes_per_round * times)
+
+
+def _storage_row(side: int, partitions: int, varied: str) -> Row:
+    best, worst = (trio_bytes(side, partitions, square) for square in (True, False))
+    lines = [line_count(side, partitions, square) for square in (True, False)]
+    theirs = aqwa_bytes(side)[0]
+    return {
+        "case": f"storage-by-{varied}",
+        "system": "trio",
+        "side": side,
+        "partitions": partitions,
+        "best_bytes": best,
+        "worst_bytes": worst,
+        "aqwa_bytes": theirs,
+        "best_numbers": LINES * lines[0],
+        "worst_numbers": LINES * lines[1],
+        "aqwa_numbers": 2 * NUMBERS_PER_CELL * side * side,
+        "ratio_best": theirs / best,
+        "ratio_worst": theirs / worst,
+    }
+
+
+def storage_by_partitions() -> list[Row]:
+    """Return figure 6.3: a grid of a million cells, by number of partitions."""
+    return [_storage_row(GRID_SIDE, 10**k, "partitions") for k in range(7)]
+
+
+def storage_by_side() -> list[Row]:
+    """Return figure 6.4: a thousand partitions, by side of the grid."""
+    return [_storage_row(100 * 2**k, 1000, "side") for k in range(7)]
+
+
+def bytes_by_machines() -> list[Row]:
+    """Return figure 6.2: bytes that the coordinator receives each round, by machines."""
+    sent = aqwa_bytes(GRID_SIDE)[1]
+    return [
+        {
+            "case": "bytes-per-round",
+            "system": "trio",
+            "machines": machines,
+            "bytes": BYTES_PER_REPORT * machines,
+            "aqwa_bytes": sent,
+            "ratio": sent / (BYTES_PER_REPORT * machines),
+        }
+        for machines in (MACHINES, 100, 1000, 10_000)
+    ]
+
+
+def machine_stats(plan: Plan) -> list[MachineStats]:
+    """Return empty statistics for every machine of a plan."""
+    owned: list[list[PartitionStats]] = [[] for _ in range(plan.machines)]
+    for p in plan.partitions:
+        for machine in p.machines:
+            owned[machine].append(
+                PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
+            )
+    return [MachineStats(parts) for parts in owned]
 
 
 def point_row(load: Load, sizes: Sizes) -> Row:
-    """Time of statistics for batches that are spread over the machines of a plan."""
+    """Measure the time that statistics take per point, over the machines of a plan."""
     plan = load.plan(Strategy.HISTORY)
     router = Router(plan)
     stats = machine_stats(plan)
@@ -198,11 +285,9 @@ def point_row(load: Load, sizes: Sizes) -> Row:
 
 
 def close_row(load: Load, sizes: Sizes) -> Row:
-    """Time to close a round, and to work out the two numbers that a machine reports."""
+    """Measure the time to close a round, and to compute the two numbers that a machine reports."""
     stats = machine_stats(load.plan(Strategy.HISTORY))
-    for machine in stats:
-        machine.add_queries(load.ranges)
-        machine.close_round()
+    _register(stats, load)
     spent = np.zeros((20 * sizes.batches, 2))
     for number in range(len(spent)):
         begun = time.perf_counter()
@@ -225,6 +310,12 @@ def close_row(load: Load, sizes: Sizes) -> Row:
     }
 
 
+def _register(stats: list[MachineStats], load: Load) -> None:
+    for machine in stats:
+        machine.add_queries(load.ranges)
+        machine.close_round()
+
+
 class Fleet:
     """The machines of a plan, each with the index of its queries."""
 
@@ -239,16 +330,15 @@ class Fleet:
             self._indexes.append(Index(load.space, [(segment, {})]))
 
     def busy_s(self, at: NDArray[np.int64], repeats: int) -> Floats:
-        """Measure the time of each machine for the points at some places."""
+        """Measure the time that each machine takes to match some of the points."""
         pickups = self._load.pickups
         owners = self._router.machines_of(self._load.cells[at], at.astype(np.uint64))
         blocks = []
         for machine in range(len(self._indexes)):
             own = at[owners == machine]
             zeros = np.zeros(own.size, np.int64)
-            blocks.append(
-                PointBlock(pickups.lon[own], pickups.lat[own], zeros, pa.array(zeros), {})
-            )
+            x, y = pickups.lon[own], pickups.lat[own]
+            blocks.append(PointBlock(x, y, zeros, pa.array(zeros), {}))
         least = np.full(len(blocks), np.inf)
         for _ in range(repeats):
             for machine, (index, block) in enumerate(zip(self._indexes, blocks, strict=True)):
@@ -263,7 +353,7 @@ class Fleet:
 
 
 def box_queries(boxes: Floats) -> pa.Table:
-    """Boxes as admitted queries."""
+    """Return boxes as admitted queries."""
     count = len(boxes)
     columns = {
         "query_id": np.arange(count),
@@ -282,7 +372,7 @@ def box_queries(boxes: Floats) -> pa.Table:
 
 
 def cell_features(plan: Plan, counts: CellCounts, over: Floats) -> Floats:
-    """Partitions, points and pairs of each machine, from the counts of every cell."""
+    """Return the partitions, points and pairs of each machine, from the counts of every cell."""
     points = counts.dense(over.size).reshape(over.shape)
     pairs = points * over
     features = np.zeros((plan.machines, 3))
@@ -295,14 +385,12 @@ def cell_features(plan: Plan, counts: CellCounts, over: Floats) -> Floats:
 def busy_rows(load: Load, strategy: Strategy, sizes: Sizes) -> tuple[list[Row], dict[str, Floats]]:
     """Compare three models with the measured times of a day's rounds under one plan.
 
-    Returns the rows, and the milliseconds of each machine in the last round by who says so.
+    Returns the rows, and the measured and predicted milliseconds of each machine in the last round.
     """
     plan = load.plan(strategy)
     fleet = Fleet(load, plan)
     stats = machine_stats(plan)
-    for machine in stats:
-        machine.add_queries(load.ranges)
-        machine.close_round()
+    _register(stats, load)
     histogram = EulerHistogram(plan.columns, plan.rows)
     histogram.add(load.ranges)
     over = histogram.per_cell()
@@ -324,16 +412,16 @@ def busy_rows(load: Load, strategy: Strategy, sizes: Sizes) -> tuple[list[Row], 
         for machine in stats:
             machine.close_round()
         busy = fleet.busy_s(at, sizes.repeats)
-        said = {name: model.predict(features[name]) for name, model in models.items()}
-        learnt = {name: model.observe(features[name], busy) for name, model in models.items()}
-        if number:  # before the first round the models know nothing
+        predicted = {name: model.predict(features[name]) for name, model in models.items()}
+        observed = {name: model.observe(features[name], busy) for name, model in models.items()}
+        if number:  # the models have observed nothing before the first round
             numerators = np.array([machine.numerator() for machine in stats])
-            for name, costs in {NUMERATOR: numerators, **said}.items():
+            for name, costs in {NUMERATOR: numerators, **predicted}.items():
                 taus[name].append(kendall(costs, busy))
-            for name, error in learnt.items():
+            for name, error in observed.items():
                 errors[name].append(error)
     order = np.argsort(busy)
-    lines = {name: times[order] * 1e3 for name, times in {"measured": busy, **said}.items()}
+    lines = {name: times[order] * 1e3 for name, times in {"measured": busy, **predicted}.items()}
     rows = [
         {
             "case": f"busy-{strategy.value}",
@@ -348,24 +436,3 @@ def busy_rows(load: Load, strategy: Strategy, sizes: Sizes) -> tuple[list[Row], 
         for name, values in taus.items()
     ]
     return rows, lines
-
-
-def _plot(json_path: Path, storage: list[Row], sent: list[Row], busy_ms: dict[str, Floats]) -> None:
-    def kept(varied: str) -> dict[str, dict[str, float]]:
-        names = {"trio, squares": "best_bytes", "trio, strips": "worst_bytes", "aqwa": "aqwa_bytes"}
-        rows = [row for row in storage if row["case"] == f"storage-by-{varied}"]
-        return {str(row[varied]): {k: row[v] for k, v in names.items()} for row in rows}
-
-    panels = {
-        "kept, by partitions": kept("partitions"),
-        "kept, by grid side": kept("side"),
-        "sent each round, by machines": {
-            str(row["machines"]): {"trio": row["bytes"], "aqwa": row["aqwa_bytes"]} for row in sent
-        },
-    }
-    save_bars_plot(json_path.with_suffix(".png"), "bytes of statistics", panels)
-    save_lines_plot(
-        json_path.with_name(f"{json_path.stem}-busy.png"),
-        "busy time (ms) of each machine in the last round, by rank",
-        {name: list(enumerate(values.tolist())) for name, values in busy_ms.items()},
-    )

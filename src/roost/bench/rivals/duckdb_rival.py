@@ -1,29 +1,30 @@
-"""DuckDB: the fastest general query engine in one process.
+"""DuckDB, the fastest general query engine in one process, as a system to compare with.
 
-Boxes: the queries are exploded to grid cells and stored sorted by cell; a point finds its cell and
-a hash join with the range predicate does the rest. The cell is half a box wide. Measured on a
-million boxes, that beat cells of one box and of a third of one, and the boxes of a cell packed into
-a list; on 100 thousand, DuckDB's own inequality join and the spatial extension's R-tree join.
+Boxes: the queries are exploded to grid cells and stored sorted by cell; points join them by cell in
+a hash join, filtered by the range predicate. A cell is half a box wide. On a million boxes that was
+faster than cells of one box or a third of one, and than the boxes of a cell in a list; on 100
+thousand, faster than DuckDB's inequality join and the spatial extension's R-tree join.
 Polygons: the spatial extension's join, exact through GEOS, with closed borders.
 
-The hash table over the queries belongs to a DuckDB query and is built anew in each timed pass; it
-is a small part of one. The extension is published for earlier versions of DuckDB than the newest,
-so polygons run in an environment of their own (see ``environment``), where this file is run as
-a module with the folder of ``roost`` on the path.
+DuckDB builds the hash table over the queries again in each timed pass, of which that is a small
+part. The extension is published for earlier versions of DuckDB than the newest, so polygons run in
+an environment of their own (see ``environment``), with the folder of ``roost`` on the path.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import duckdb
 
 from roost.bench.cases import Case
-from roost.bench.rivals.protocol import CORES, Job, measure, read_job
+from roost.bench.common import CORES
+from roost.bench.rivals.protocol import Job, job_of, measure, parser
 
 CELLS_PER_SIDE = 2
-# Cells of a city fit many times over; the key only has to keep the two indices apart.
+# More than the columns of a city's cells, so that the key of a cell is unique.
 ROW_STRIDE = 1 << 22
 
 MATCH = "lon >= x0 AND lon <= x1 AND lat >= y0 AND lat <= y1"
@@ -40,7 +41,7 @@ def connect(needs_spatial: bool) -> duckdb.DuckDBPyConnection:
 
 
 def spatial_extension() -> Path:
-    """Find the spatial extension that was installed from PyPI."""
+    """Return the spatial extension that was installed from PyPI."""
     spec = importlib.util.find_spec("duckdb_extension_spatial")
     if spec is None or spec.origin is None:
         raise SystemExit("duckdb-extension-spatial is not installed")
@@ -90,7 +91,7 @@ def matches_sql(case: Case, points_path: str, columns: str) -> str:
 def one_pass(
     connection: duckdb.DuckDBPyConnection, job: Job, points_path: str, out: Path | None
 ) -> int:
-    """Do one pass."""
+    """Count the matches of a file, or write them."""
     if out is None:
         row = connection.execute(matches_sql(job.case, points_path, "count(*)")).fetchone()
         assert row is not None
@@ -102,19 +103,14 @@ def one_pass(
 
 def main() -> None:
     """Run one job from the command line."""
-    job = read_job("Match with DuckDB.")
+    job = job_of(parser("Match with DuckDB.").parse_args())
     polygons = job.case.kind == "polygons"
     connection = connect(needs_spatial=polygons)
     load = load_polygons if polygons else load_boxes
     load(connection, job.case)
     notes = "spatial join" if polygons else f"hash join on cells, {CELLS_PER_SIDE} per side"
-    measure(
-        job,
-        "duckdb",
-        f"duckdb {duckdb.__version__}",
-        notes,
-        lambda points_path, out: one_pass(connection, job, points_path, out),
-    )
+    run = partial(one_pass, connection, job)
+    measure(job, "duckdb", f"duckdb {duckdb.__version__}", notes, run)
 
 
 if __name__ == "__main__":

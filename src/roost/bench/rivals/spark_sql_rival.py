@@ -1,4 +1,4 @@
-"""Spark SQL's cell join behind the benchmark's protocol; the join is ``engine.baselines``'s."""
+"""Spark SQL's join on cells (``engine.baselines``), as a system of ``roost bench peers``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from roost.bench.rivals.protocol import CORES, measure, read_job
+from roost.bench.common import CORES
+from roost.bench.rivals.protocol import job_of, measure, parser
 from roost.engine.baselines.spark_sql import CellJoin, session
 
 
 def main() -> None:
     """Run one job from the command line."""
-    job = read_job("Match with Spark SQL's equi-join on cells.")
+    job = job_of(parser("Match with Spark SQL's equi-join on cells.").parse_args())
     case = job.case
     spark = session(CORES)
     spark.sparkContext.setLogLevel("ERROR")

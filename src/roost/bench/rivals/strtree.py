@@ -1,9 +1,8 @@
-"""Shapely's STRtree: the packed R-tree that a Python user reaches for first.
+"""Shapely's packed R-tree (STRtree): an in-memory index for Python, as a system to compare with.
 
-The tree is built once and inherited by two forked workers. A worker reads one row group of the
-point file at a time and asks the tree in slices, because all pairs of a row group at once would
-take gigabytes. It has no streaming, no durable state and no predicates; it is here to show what a
-good in-memory index alone gives.
+Two forked workers inherit the tree. A worker reads one row group of the point file at a time and
+queries the tree in slices, because all pairs of a row group at once would take gigabytes. It has
+no streaming, no durable state and no predicates.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
 
-from roost.bench.rivals.protocol import CORES, Job, measure, read_job
+from roost.bench.common import CORES
+from roost.bench.rivals.protocol import MATCH_COLUMNS, Job, job_of, measure, parser
 
 SLICE_ROWS = 8_192
 
@@ -26,7 +26,7 @@ _query_ids: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def load(job: Job) -> None:
-    """Build the tree of the job's queries, for this process and those forked from it."""
+    """Build the tree of the job's queries, for this process and its forked workers."""
     global _tree, _query_ids
     table = pq.read_table(job.case.queries_path)
     _query_ids = table["query_id"].to_numpy()
@@ -40,7 +40,7 @@ def load(job: Job) -> None:
 
 def match_row_group(points_path: str, row_group: int, out: Path | None) -> int:
     """Match one row group of a point file; return the number of matches."""
-    assert _tree is not None, "load() comes first"
+    assert _tree is not None, "load() must be called first"
     columns = ["lon", "lat"] if out is None else ["id", "event_time", "lon", "lat"]
     table = pq.ParquetFile(points_path).read_row_group(row_group, columns=columns)
     points = shapely.points(table["lon"].to_numpy(), table["lat"].to_numpy())
@@ -51,15 +51,8 @@ def match_row_group(points_path: str, row_group: int, out: Path | None) -> int:
         matches += len(at)
         if out is not None:
             rows = table.select(["id", "event_time"]).take(pa.array(at + start))
-            parts.append(
-                pa.table(
-                    {
-                        "query_id": _query_ids[queries],
-                        "point_id": rows["id"],
-                        "event_time": rows["event_time"],
-                    }
-                )
-            )
+            columns_out = [_query_ids[queries], rows["id"], rows["event_time"]]
+            parts.append(pa.table(columns_out, names=list(MATCH_COLUMNS)))
     if out is not None:
         pq.write_table(pa.concat_tables(parts), out / f"part-{row_group:05d}.parquet")
     return matches
@@ -67,7 +60,7 @@ def match_row_group(points_path: str, row_group: int, out: Path | None) -> int:
 
 def main() -> None:
     """Run one job from the command line."""
-    job = read_job("Match with shapely's STRtree.")
+    job = job_of(parser("Match with shapely's STRtree.").parse_args())
     load(job)
     with multiprocessing.get_context("fork").Pool(CORES) as pool:
 
