@@ -91,14 +91,14 @@ class _Asked:
     folder: str
     inline_max: int
     window: Files
-    oldest: int
+    retained: frozenset[int]
     for_spark: bool
     groups: tuple[tuple[Part, ...], ...]
 
     def answer(self, task: int, cache: WorkerCache) -> Iterator[bytes | str]:
         """Answer from the parts of one task."""
         files = WindowFiles(self.window, cache)
-        files.drop_before(self.oldest)
+        files.retain(self.retained)
         answer = answer_parts(self.question, self.columns, self.groups[task], files)
         if isinstance(answer, State):
             yield answer.to_bytes()
@@ -190,7 +190,7 @@ class Snapshots:
             files = window_files(self._store)
             parts = needed_parts(view, WindowFiles(files, self._cache), rules.space, question)
             where = str(self._answers)
-            limits = (where, ANSWER_BYTES_MAX, files, view.oldest)
+            limits = (where, ANSWER_BYTES_MAX, files, view.batch_ids)
             groups = self._dealt(parts)
             asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
             answers = self._run(asked)

@@ -67,11 +67,11 @@ class _JoinTask:
     id_type: pa.DataType
     time_type: pa.DataType
     window: Files
-    oldest: int
+    retained: frozenset[int]
 
     def __call__(self, group: Sequence[_Pair], cache: WorkerCache) -> str | None:
         segments = WindowFiles(self.window, cache)
-        segments.drop_before(self.oldest)
+        segments.retain(self.retained)
         name = self.staging.name(self.prefix, "pairs", ".parquet")
         path = self.staging.path(name)
         writer: pq.ParquetWriter | None = None
@@ -147,7 +147,7 @@ class JoinStage(Stage):
             self.id_type,
             self.time_type,
             self.window.files,
-            view.oldest,
+            view.batch_ids,
         )
         names = executor.map(task, groups) if groups else []
         return Outcome({"pairs": [Staged(name) for name in names if name is not None]})

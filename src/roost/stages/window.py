@@ -63,8 +63,8 @@ class WindowTask:
         Where segments go.
     attributes, aliases
         Attributes that the window stores, and those that are other names of its own columns.
-    oldest
-        Batch before which no reader requests points.
+    retained
+        Batches of the window, whose mapped files stay in the cache.
     """
 
     number: int
@@ -73,7 +73,7 @@ class WindowTask:
     files: Files
     attributes: tuple[str, ...]
     aliases: Mapping[str, Alias]
-    oldest: int
+    retained: frozenset[int]
 
     def build(self, machine: int, cache: WorkerCache) -> WindowWork:
         """Build one machine's work."""
@@ -90,7 +90,7 @@ class WindowWork:
         self._task = task
         self._machine = machine
         self._router = router_of(task.plan, cache)
-        WindowFiles(task.files, cache).drop_before(task.oldest)
+        WindowFiles(task.files, cache).retain(task.retained)
         self._blocks: list[PointBlock] = []
         self._cells: list[NDArray[np.int32]] = []
         self._points = 0
@@ -247,8 +247,15 @@ class WindowStage(Stage):
 
     def prepare(self, batch: Batch) -> WindowTask:
         """Return the task of a batch."""
-        plan, stored, oldest = spatial(batch.routings).plan, self.stored, self.view.oldest
-        return WindowTask(batch.number, plan, self.space, self.files, stored, self.aliases, oldest)
+        return WindowTask(
+            batch.number,
+            spatial(batch.routings).plan,
+            self.space,
+            self.files,
+            self.stored,
+            self.aliases,
+            self.view.batch_ids,
+        )
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Compute the window as it will be when the batch is committed."""
@@ -268,7 +275,7 @@ class WindowStage(Stage):
         Files that left the window are deleted a batch later, because statistics still have to
         subtract their points, and not before every lease on them has ended.
         """
-        WindowFiles(self.files, self.cache).drop_before(self.view.oldest)
+        WindowFiles(self.files, self.cache).retain(self.view.batch_ids)
         listed = {file.file for batch in self.view.batches for file in batch.files}
         listed.update(self.gone)
         held = self.leases.oldest(self.clock())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -119,9 +119,9 @@ class WindowView:
         return self.batches[-1].batch_id if self.batches else None
 
     @property
-    def oldest(self) -> int:
-        """Oldest batch that has not left it; 0 without any."""
-        return self.batches[0].batch_id if self.batches else 0
+    def batch_ids(self) -> frozenset[int]:
+        """Batches that have not expired."""
+        return frozenset(batch.batch_id for batch in self.batches)
 
     @cached_property
     def extent(self) -> Extent:
@@ -268,7 +268,7 @@ class WindowFiles:
     """The window's files, with those that this process has mapped.
 
     A deleted file takes up disk space as long as it is mapped. So a process that opens segments
-    drops those that are older than the oldest batch of the window.
+    drops those of expired batches. Batches need not expire in order: event times may be late.
     """
 
     files: Files
@@ -287,9 +287,11 @@ class WindowFiles:
         """Map the points of a file."""
         return self.open(name)[0]
 
-    def drop_before(self, oldest: int) -> None:
-        """Drop mapped files that are older than a batch."""
-        self.cache.drop("window", lambda key: key[0] == self.files and batch_of(key[1]) < oldest)
+    def retain(self, batch_ids: Collection[int]) -> None:
+        """Drop the mapped files of all other batches."""
+        self.cache.drop(
+            "window", lambda key: key[0] == self.files and batch_of(key[1]) not in batch_ids
+        )
 
 
 def file_name(number: int, machine: int) -> str:
