@@ -19,7 +19,7 @@ from roost.bench.snapshot import Contender, UnequalResults
 from roost.cli import build_parser
 from roost.model.records import Box, Circle
 from roost.model.space import haversine_m
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 BOUNDS = (-74.3, 40.5, -73.5, 41.0)
 
@@ -33,7 +33,7 @@ def pickups(count: int = 900) -> Pickups:
     return Pickups(stamps, lon, lat, "test")
 
 
-def brute(points: pa.Table, question: Question) -> np.ndarray:
+def brute(points: pa.Table, question: SnapshotQuery) -> np.ndarray:
     """Return identifiers in a box, or the smallest distances to a place."""
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
     shape = question.shape
@@ -107,7 +107,7 @@ def test_duckdb_returns_what_brute_force_does(tmp_path: Path, layout: str) -> No
     folder = cases.write_layouts(points, 400, tmp_path / "parquet")[layout]
     drawn = cases.draw_questions(points, BOUNDS, 10, np.random.default_rng(4))
     # A box with points on all four borders.
-    drawn["on borders"] = [Question(Box(-73.951, 40.748, -73.9, 40.8))]
+    drawn["on borders"] = [SnapshotQuery(Box(-73.951, 40.748, -73.9, 40.8))]
     found = 0
     with snapshot.open_duckdb() as connection:
         contender = snapshot.duckdb_contender(connection, layout, folder)
@@ -138,7 +138,7 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
     def delayed(name: str, seconds: float) -> Contender:
         count = [0]
 
-        def query(question: Question) -> pa.Table:
+        def query(question: SnapshotQuery) -> pa.Table:
             count[0] += 1
             now[0] += seconds * count[0]
             return ids(3, 1) if count[0] == 1 else ids(*range(4))
@@ -150,7 +150,7 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
         return Contender(name, query, tidy)
 
     contenders = [delayed("a", 1.0), delayed("b", 0.01)]
-    questions = {"case": [Question(Box(0, 0, 1, 1))] * 5}
+    questions = {"case": [SnapshotQuery(Box(0, 0, 1, 1))] * 5}
     rows = snapshot.measure(contenders, questions, np.random.default_rng(1), lambda: now[0])
     assert [(row["case"], row["contender"]) for row in rows] == [("case", "a"), ("case", "b")]
     for row, scale in zip(rows, (1_000.0, 10.0), strict=True):
@@ -168,7 +168,7 @@ def test_different_results_end_the_benchmark() -> None:
     for other in (ids(1), ids(1, 3), ids(1, 1, 2), ids()):
         with pytest.raises(UnequalResults, match=r"q: a has 2 rows, b has \d"):
             snapshot.check_same("q", {"a": ids(1, 2), "b": other})
-    questions = {"case": [Question(Box(0, 0, 1, 1))]}
+    questions = {"case": [SnapshotQuery(Box(0, 0, 1, 1))]}
     with pytest.raises(UnequalResults, match="case, query 0"):
         contenders = [returning("a", ids(1)), returning("b", ids(1)), returning("c", ids(2))]
         snapshot.measure(contenders, questions, np.random.default_rng(1))

@@ -24,7 +24,7 @@ from roost.model.choices import WindowKind
 from roost.model.records import Box, Circle, Polygon
 from roost.model.space import Outside, Space
 from roost.queries.admission import Rules
-from roost.queries.snapshots import check_question
+from roost.queries.snapshots import check_snapshot
 from roost.queries.versions import IndexVersion
 from roost.runtime.executor import InProcessExecutor
 from roost.stages.contract import Batch, Report
@@ -37,10 +37,10 @@ from roost.testing.oracle import covers, haversine
 from roost.window import AggregateSpec, Alias, WindowSpec
 from roost.window.snapshot import (
     Columns,
-    Question,
-    answer_parts,
-    merge_answers,
-    needed_parts,
+    SnapshotQuery,
+    merge_results,
+    plan_scans,
+    run_scans,
 )
 from roost.window.view import (
     WindowFiles,
@@ -179,16 +179,16 @@ class Story:
             kept.append(full.pop())
         return kept
 
-    def ask(self, question: Question) -> pa.Table:
+    def ask(self, question: SnapshotQuery) -> pa.Table:
         rules = Rules(self.space, pa.string(), pa.int64(), ATTRIBUTES)
-        check_question(question, rules)
+        check_snapshot(question, rules)
         view = read_view(self.store)
         assert view.batch_id == len(self.batches) - 1
-        parts = needed_parts(view, self.files, self.space, question)
+        parts = plan_scans(view, self.files, self.space, question)
         self.files.retain(view.batch_ids)
         dealt = [parts[k::2] for k in range(2)]
-        answers = [answer_parts(question, COLUMNS, group, self.files) for group in dealt]
-        table = merge_answers(question, COLUMNS, answers, view.batch_id)
+        answers = [run_scans(question, COLUMNS, group, self.files) for group in dealt]
+        table = merge_results(question, COLUMNS, answers, view.batch_id)
         assert set(table["at_batch"].to_pylist()) <= {view.batch_id}
         return table
 
@@ -234,10 +234,10 @@ def test_a_snapshot_is_the_window_at_its_batch(
         rng = story.rng
         shape = some_shape(rng, space)
         inside = [p for p in window if is_in(shape, p, space)]
-        found = story.ask(Question(shape))
+        found = story.ask(SnapshotQuery(shape))
         assert sorted(found["id"].to_pylist()) == sorted(p["id"] for p in inside)
         found_some += len(inside)
-        everything = story.ask(Question()).sort_by("id").to_pylist()
+        everything = story.ask(SnapshotQuery()).sort_by("id").to_pylist()
         assert [p["id"] for p in everything] == sorted(p["id"] for p in window)
         some = {p["id"]: p for p in window}
         assert all(
@@ -245,19 +245,19 @@ def test_a_snapshot_is_the_window_at_its_batch(
         )
 
         rich = [p for p in inside if p["fare"] is not None and p["fare"] > 0 and p["x"] < 9]
-        asked = Question(shape, "fare > 0 and x < 9", since=20, until=80)
+        asked = SnapshotQuery(shape, "fare > 0 and x < 9", since=20, until=80)
         wanted = sorted(p["id"] for p in rich if 20 <= p["time"] < 80)
         assert sorted(story.ask(asked)["id"].to_pylist()) == wanted
 
         x, y = rng.choice([(p["x"], p["y"]) for p in window] or [(0.0, 0.0)])
-        near = story.ask(Question(Circle(x, y, math.inf), nearest=5)).to_pylist()
+        near = story.ask(SnapshotQuery(Circle(x, y, math.inf), nearest=5)).to_pylist()
         ranked = sorted((distance(p, x, y, space), p["id"]) for p in window)[:5]
         # Distances are compared, not names: on a sphere two may differ in the last bit only.
         assert [row["distance"] for row in near] == pytest.approx([d for d, _ in ranked], rel=1e-9)
         assert len({row["id"] for row in near}) == len(ranked)
 
         functions = (("count", None, None), ("sum", "seats", None), ("max", "fare", None))
-        (row,) = story.ask(Question(shape, aggregate=AggregateSpec(functions))).to_pylist()
+        (row,) = story.ask(SnapshotQuery(shape, aggregate=AggregateSpec(functions))).to_pylist()
         seats = [p["seats"] for p in inside if p["seats"] is not None]
         fares = [p["fare"] for p in inside if p["fare"] is not None]
         assert row["count"] == len(inside)
@@ -280,10 +280,10 @@ def test_only_files_that_can_hold_an_answer_are_opened(tmp_path: Path, cleanup: 
         story.step()
     view = read_view(story.store)
     everything = sum(len(batch.files) for batch in view.batches)
-    corner = needed_parts(view, story.files, PLANE, Question(Box(0, 0, 1.5, 1.5)))
+    corner = plan_scans(view, story.files, PLANE, SnapshotQuery(Box(0, 0, 1.5, 1.5)))
     assert 0 < len(corner) < everything
     assert any(part.partitions is not None for part in corner)
-    nowhere = needed_parts(view, story.files, PLANE, Question(Box(500, 500, 501, 501)))
+    nowhere = plan_scans(view, story.files, PLANE, SnapshotQuery(Box(500, 500, 501, 501)))
     assert nowhere == []
 
 
@@ -321,47 +321,47 @@ def test_a_state_without_a_window_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (Question(Box(2, 0, 1, 1)), "x0 is greater"),
-        (Question(Circle(0, 0, math.nan)), "finite"),
-        (Question(Circle(0, 0, math.inf)), "finite"),
-        (Question(Circle(0, 0, -1)), "radius"),
-        (Question(Polygon("POINT(1 1)")), "polygon"),
-        (Question(predicate="fare >"), "end"),
-        (Question(predicate="colour = 1"), "colour"),
-        (Question(Box(0, 0, 1, 1), nearest=3), "circle"),
-        (Question(Circle(0, 0, 1), nearest=0), "from 1 up"),
-        (Question(Circle(0, 0, 1), nearest=2.5), "from 1 up"),  # type: ignore[arg-type]
-        (Question(Circle(0, 0, 1), nearest=True), "from 1 up"),
-        (Question(since=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)), "whole numbers"),
-        (Question(until=1.5), "whole numbers"),  # type: ignore[arg-type]
-        (Question(Circle(0, 0, 1), since=1, nearest=1), "no times"),
-        (Question(Circle(math.nan, 0, math.inf), nearest=1), "finite"),
+        (SnapshotQuery(Box(2, 0, 1, 1)), "x0 is greater"),
+        (SnapshotQuery(Circle(0, 0, math.nan)), "finite"),
+        (SnapshotQuery(Circle(0, 0, math.inf)), "finite"),
+        (SnapshotQuery(Circle(0, 0, -1)), "radius"),
+        (SnapshotQuery(Polygon("POINT(1 1)")), "polygon"),
+        (SnapshotQuery(predicate="fare >"), "end"),
+        (SnapshotQuery(predicate="colour = 1"), "colour"),
+        (SnapshotQuery(Box(0, 0, 1, 1), nearest=3), "circle"),
+        (SnapshotQuery(Circle(0, 0, 1), nearest=0), "from 1 up"),
+        (SnapshotQuery(Circle(0, 0, 1), nearest=2.5), "from 1 up"),  # type: ignore[arg-type]
+        (SnapshotQuery(Circle(0, 0, 1), nearest=True), "from 1 up"),
+        (SnapshotQuery(since=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)), "whole numbers"),
+        (SnapshotQuery(until=1.5), "whole numbers"),  # type: ignore[arg-type]
+        (SnapshotQuery(Circle(0, 0, 1), since=1, nearest=1), "no times"),
+        (SnapshotQuery(Circle(math.nan, 0, math.inf), nearest=1), "finite"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(question: Question, words: str) -> None:
+def test_a_question_that_makes_no_sense_is_refused(question: SnapshotQuery, words: str) -> None:
     rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
     with pytest.raises(RequestError, match=words):
-        check_question(question, rules)
+        check_snapshot(question, rules)
 
 
 def test_where_points_beyond_the_bounds_are_dead_a_question_is_judged_all_the_same() -> None:
     space = replace(PLANE, outside=Outside.DEAD)
     rules = Rules(space, pa.int64(), pa.int64(), ATTRIBUTES)
-    check_question(Question(Circle(500.0, 500.0, 1.0)), rules)  # no points are an answer
+    check_snapshot(SnapshotQuery(Circle(500.0, 500.0, 1.0)), rules)  # no points are an answer
     with pytest.raises(RequestError, match="colour"):
-        check_question(Question(Circle(500.0, 500.0, 1.0), "colour = 1"), rules)
+        check_snapshot(SnapshotQuery(Circle(500.0, 500.0, 1.0), "colour = 1"), rules)
 
 
 def test_identifiers_are_columns_of_their_own_type() -> None:
     spec = AggregateSpec((("avg", "id", None),))
     known = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES, point_id_type=pa.int64())
-    check_question(Question(aggregate=spec), known)
+    check_snapshot(SnapshotQuery(aggregate=spec), known)
     with pytest.raises(ConfigError, match="numbers"):
-        check_question(Question(aggregate=spec), replace(known, point_id_type=pa.string()))
+        check_snapshot(SnapshotQuery(aggregate=spec), replace(known, point_id_type=pa.string()))
 
 
 def test_an_aggregate_of_nothing_known_is_refused() -> None:
     rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
     spec = AggregateSpec((("sum", "colour", None),))
     with pytest.raises(ConfigError, match="colour"):
-        check_question(Question(aggregate=spec), rules)
+        check_snapshot(SnapshotQuery(aggregate=spec), rules)

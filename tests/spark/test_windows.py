@@ -40,7 +40,7 @@ from roost.runtime.balancing import GlobalPolicy
 from roost.runtime.records import Commit
 from roost.runtime.rounds import Proposal, RoundSnapshot
 from roost.window import parse_aggregates
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 pytestmark = pytest.mark.spark
 
@@ -114,12 +114,12 @@ def look(pipeline: Pipeline, scenario: WindowScenario, number: int) -> None:
     assert set(found["at_batch"].to_pylist()) <= {number}
     # Queries this small run in this process, unless ``points_here`` is 0.
     with closing(Snapshots(pipeline.store.folder, pipeline.spark, points_here=0)) as jobs:
-        by_tasks = jobs.ask(Question(Box(20, 10, 70, 80)))
+        by_tasks = jobs.ask(SnapshotQuery(Box(20, 10, 70, 80)))
         assert sorted(by_tasks.table["id"].to_pylist()) == sorted(inside)
         assert by_tasks.batch_id == number
-        count = jobs.ask(Question(aggregate=parse_aggregates("count"))).table
+        count = jobs.ask(SnapshotQuery(aggregate=parse_aggregates("count"))).table
         assert count["count"].to_pylist() == [len(window)]
-        nearby = jobs.ask(Question(Circle(50, 50, math.inf), nearest=3)).table
+        nearby = jobs.ask(SnapshotQuery(Circle(50, 50, math.inf), nearest=3)).table
     (row,) = pipeline.snapshot(aggregate="count, sum(fare)", where="kind = 'taxi'").collect()
     fares = [p["fare"] for p in window if p["kind"] == "taxi"]
     assert (row["at_batch"], row["count"]) == (number, len(fares))
@@ -230,7 +230,7 @@ def test_large_results_stay_in_files_until_the_pipeline_is_closed(
         assert left
         wanted = sorted(p["id"] for _, p in scenario.window(BATCHES - 1))
         with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
-            by_tasks = jobs.ask(Question())
+            by_tasks = jobs.ask(SnapshotQuery())
             assert sorted(by_tasks.table["id"].to_pylist()) == wanted
             assert not list(jobs._answers.iterdir())  # mapped and deleted
         assert sorted(row["id"] for row in frame.collect()) == wanted
@@ -261,7 +261,7 @@ def test_threads_may_query_while_batches_are_committed(spark: SparkSession, tmp_
     def query() -> None:
         while not over.is_set():
             try:
-                answer = pipeline.snapshots.ask(Question(aggregate=parse_aggregates("count")))
+                answer = pipeline.snapshots.ask(SnapshotQuery(aggregate=parse_aggregates("count")))
             except StateError:  # before the first batch
                 continue
             seen.append((answer.batch_id, answer.table["count"][0].as_py()))

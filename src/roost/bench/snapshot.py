@@ -43,7 +43,7 @@ from roost.engine.pipeline import Pipeline
 from roost.engine.snapshot import Snapshots
 from roost.errors import RoostError
 from roost.model.choices import WindowKind
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 if TYPE_CHECKING:
     import duckdb
@@ -66,7 +66,7 @@ class Contender:
     """A measured system: ``query`` is timed; ``tidy`` is called after each query, not timed."""
 
     name: str
-    query: Callable[[Question], pa.Table]
+    query: Callable[[SnapshotQuery], pa.Table]
     tidy: Callable[[], None] = lambda: None
 
 
@@ -144,7 +144,7 @@ def _contenders(
     return contenders, fill_s
 
 
-def _spark_sql(pipeline: Pipeline, view: str) -> Callable[[Question], pa.Table]:
+def _spark_sql(pipeline: Pipeline, view: str) -> Callable[[SnapshotQuery], pa.Table]:
     return lambda question: pipeline.spark.sql(sql_of(question, view)).toArrow()
 
 
@@ -170,7 +170,7 @@ def duckdb_contender(connection: duckdb.DuckDBPyConnection, layout: str, folder:
 
 def measure(
     contenders: Sequence[Contender],
-    cases: Mapping[str, Sequence[Question]],
+    cases: Mapping[str, Sequence[SnapshotQuery]],
     rng: np.random.Generator,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from roost.bench.cases import Bounds, Floats, Pickups, point_table
 from roost.model.records import Box, Circle
 from roost.model.space import EARTH_RADIUS_M
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 SHARES: Mapping[str, float] = {"range 0.01 %": 0.0001, "range 1 %": 0.01, "range 25 %": 0.25}
 SMALL = ("range 0.01 %", "range 1 %")
@@ -66,7 +66,7 @@ def write_layouts(points: pa.Table, batch_rows: int, folder: Path) -> dict[str, 
 
 def draw_questions(
     points: pa.Table, bounds: Bounds, count: int, rng: np.random.Generator
-) -> dict[str, list[Question]]:
+) -> dict[str, list[SnapshotQuery]]:
     """Draw the queries of each case around points of the window; boxes cover a share of bounds."""
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
     sides = np.array([bounds[2] - bounds[0], bounds[3] - bounds[1]])
@@ -75,17 +75,17 @@ def draw_questions(
         at = rng.integers(0, len(lon), count)
         return np.column_stack([lon[at], lat[at]])
 
-    cases: dict[str, list[Question]] = {}
+    cases: dict[str, list[SnapshotQuery]] = {}
     for name, share in SHARES.items():
         middle, half = centres(), sides * math.sqrt(share) / 2
         corners = np.hstack([middle - half, middle + half]).tolist()
-        cases[name] = [Question(Box(*corner)) for corner in corners]
+        cases[name] = [SnapshotQuery(Box(*corner)) for corner in corners]
     places = centres().tolist()
-    cases[NEAREST] = [Question(Circle(x, y, math.inf), nearest=K) for x, y in places]
+    cases[NEAREST] = [SnapshotQuery(Circle(x, y, math.inf), nearest=K) for x, y in places]
     return cases
 
 
-def sql_of(question: Question, table: str) -> str:
+def sql_of(question: SnapshotQuery, table: str) -> str:
     """Return a query as SQL for Spark and DuckDB."""
     columns, shape = "id, event_time, lon, lat", question.shape
     if question.nearest is not None:

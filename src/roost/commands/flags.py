@@ -12,7 +12,7 @@ from roost.model.columns import parse_time
 from roost.model.records import Box, Circle, Instant, Polygon, Query, Request, Terminate
 from roost.queries.admission import Rules
 from roost.window import parse_aggregates
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 
 def read_numbers(text: str, count: int, key: str, takes: str) -> list[float]:
@@ -71,7 +71,7 @@ def request_of(arguments: argparse.Namespace, rules: Rules) -> Request:
     )
 
 
-def question_of(arguments: argparse.Namespace, rules: Rules) -> Question:
+def question_of(arguments: argparse.Namespace, rules: Rules) -> SnapshotQuery:
     """Return the query of ``roost snapshot``."""
     shape = read_shape(arguments)
     if arguments.at is not None:
@@ -79,7 +79,7 @@ def question_of(arguments: argparse.Namespace, rules: Rules) -> Question:
         shape = Circle(x, y, math.inf)
     if arguments.at is not None and arguments.nearest is None:
         raise ConfigError("--at", arguments.at, "--nearest K, too")
-    return Question(
+    return SnapshotQuery(
         shape,
         arguments.where,
         read_instant(arguments.since, rules, "--since"),

@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 
 from roost.errors import ConfigError
 from roost.model.columns import record_json
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 if TYPE_CHECKING:
     from roost.engine.snapshot import Answer
 
 
-def run_snapshot(state: Path, question: Question, master: str, *, encrypt: bool = False) -> Answer:
+def run_snapshot(
+    state: Path, question: SnapshotQuery, master: str, *, encrypt: bool = False
+) -> Answer:
     """Run a snapshot query in a Spark session of its own."""
     from roost.engine.session import make_session
     from roost.engine.snapshot import Snapshots

@@ -34,7 +34,7 @@ from roost.runtime.pipeline import BasePipeline
 from roost.stages.schema import message_schema, point_schema
 from roost.storage.private import CHECKPOINTS, private_folder
 from roost.window import parse_aggregates
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 
 class _StoppedError(Exception):
@@ -150,7 +150,7 @@ class Pipeline(BasePipeline):
             there is no row.
         """
         spec = None if aggregate is None else parse_aggregates(aggregate)
-        question = Question(shape, where, since, until, spec, nearest)
+        question = SnapshotQuery(shape, where, since, until, spec, nearest)
         return self.snapshots.frame(question)
 
     @property

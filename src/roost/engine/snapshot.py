@@ -33,7 +33,7 @@ from roost.engine.worker import CACHE
 from roost.errors import StateError
 from roost.queries.admission import Rules
 from roost.queries.rules import rules_of
-from roost.queries.snapshots import check_question
+from roost.queries.snapshots import check_snapshot
 from roost.stages.joins import deal
 from roost.storage.agreement import agreed
 from roost.storage.cache import WorkerCache
@@ -43,13 +43,13 @@ from roost.storage.store import Store
 from roost.window import State
 from roost.window.snapshot import (
     Columns,
-    Part,
-    Question,
-    answer_parts,
+    SegmentScan,
+    SnapshotQuery,
+    add_batch,
     free_name,
-    merge_answers,
-    needed_parts,
-    with_batch,
+    merge_results,
+    plan_scans,
+    run_scans,
 )
 from roost.window.view import WindowFiles, WindowView, lease_view, read_view, window_files
 
@@ -85,7 +85,7 @@ class Answer:
 class _Asked:
     """What a task must know of a question."""
 
-    question: Question
+    question: SnapshotQuery
     columns: Columns
     batch_id: int
     folder: str
@@ -93,13 +93,13 @@ class _Asked:
     window: Files
     retained: frozenset[int]
     for_spark: bool
-    groups: tuple[tuple[Part, ...], ...]
+    groups: tuple[tuple[SegmentScan, ...], ...]
 
     def answer(self, task: int, cache: WorkerCache) -> Iterator[bytes | str]:
         """Answer from the parts of one task."""
         files = WindowFiles(self.window, cache)
         files.retain(self.retained)
-        answer = answer_parts(self.question, self.columns, self.groups[task], files)
+        answer = run_scans(self.question, self.columns, self.groups[task], files)
         if isinstance(answer, State):
             yield answer.to_bytes()
         elif self.question.nearest is None and answer.nbytes > self.inline_max:
@@ -114,7 +114,7 @@ class _Asked:
         folder = Path(self.folder)
         private_folder(folder.parent)
         private_folder(folder)
-        table = with_batch(answer, self.columns, self.batch_id)
+        table = add_batch(answer, self.columns, self.batch_id)
         if self.for_spark:  # which does not read Arrow's own files
             table = _spark_types(table)
             path = private_file(folder / f"{uuid.uuid4().hex}.parquet")
@@ -163,7 +163,7 @@ class Snapshots:
         self._store.close()
         shutil.rmtree(self._answers, ignore_errors=True)
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: SnapshotQuery) -> Answer:
         """Answer a question about the window of the newest batch, as Arrow tables.
 
         Raises
@@ -179,16 +179,18 @@ class Snapshots:
             Path(path).unlink()  # what is mapped stays as long as somebody has it
         return Answer(batch_id, pa.concat_tables([small, *large]), parts)
 
-    def _ask(self, question: Question, *, for_spark: bool) -> tuple[int, pa.Table, list[str], int]:
+    def _ask(
+        self, question: SnapshotQuery, *, for_spark: bool
+    ) -> tuple[int, pa.Table, list[str], int]:
         with self._pinned() as view:
             batch_id = view.batch_id
             if batch_id is None:
                 raise StateError(f"the window in {self._store.folder} is of no batch yet")
             with self._lock:
                 rules, columns = self._schema(view)
-            check_question(question, rules)
+            check_snapshot(question, rules)
             files = window_files(self._store)
-            parts = needed_parts(view, WindowFiles(files, self._cache), rules.space, question)
+            parts = plan_scans(view, WindowFiles(files, self._cache), rules.space, question)
             where = str(self._answers)
             limits = (where, ANSWER_BYTES_MAX, files, view.batch_ids)
             groups = self._dealt(parts)
@@ -196,7 +198,7 @@ class Snapshots:
             answers = self._run(asked)
         small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
         large = [answer for answer in answers if isinstance(answer, str)]
-        return batch_id, merge_answers(question, columns, small, batch_id), large, len(parts)
+        return batch_id, merge_results(question, columns, small, batch_id), large, len(parts)
 
     @contextmanager
     def _pinned(self) -> Iterator[WindowView]:
@@ -214,7 +216,7 @@ class Snapshots:
         with self._lock:
             return read_view(self._store)
 
-    def frame(self, question: Question) -> DataFrame:
+    def frame(self, question: SnapshotQuery) -> DataFrame:
         """Answer a question as a DataFrame.
 
         Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
@@ -247,7 +249,7 @@ class Snapshots:
             self._known = rules, Columns(*names, *types, view.attributes)
         return self._known
 
-    def _dealt(self, parts: Sequence[Part]) -> tuple[tuple[Part, ...], ...]:
+    def _dealt(self, parts: Sequence[SegmentScan]) -> tuple[tuple[SegmentScan, ...], ...]:
         tasks = min(self._cores, 1 + sum(part.likely for part in parts) // POINTS_PER_TASK)
         return tuple(tuple(group) for group in deal(parts, tasks, lambda part: part.likely))
 

@@ -13,10 +13,10 @@ from roost.model.records import Box, Circle, Instant, Polygon, Query, Reason, re
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Outside
 from roost.queries.admission import Rules, admit
-from roost.window.snapshot import Question
+from roost.window.snapshot import SnapshotQuery
 
 
-def check_question(question: Question, rules: Rules) -> None:
+def check_snapshot(question: SnapshotQuery, rules: Rules) -> None:
     """Validate a snapshot query by the rules of requests.
 
     Raises

@@ -1,10 +1,9 @@
-"""Questions about the window as it is now: which stored points they need, and their answers.
+"""Snapshot queries: queries on the current window, independent of Spark.
 
-A question needs the partitions of the present plan that its shape overlaps, and those that they
-were made from, as far as these have points in the window. Of each segment file with such a
-partition a task reads the zones that the shape touches. Answers of the parts are merged.
-
-Everything here is done without Spark; :mod:`roost.engine.snapshot` does it in tasks.
+A snapshot query reads the partitions of the present plan that its shape overlaps, and their
+ancestors, if they have points in the window. Each segment file with such a partition is one scan,
+which reads the zones that the shape overlaps. The results of the scans are merged.
+:mod:`roost.engine.snapshot` runs the scans in Spark tasks.
 """
 
 from __future__ import annotations
@@ -44,22 +43,22 @@ EVERYWHERE = Box(-math.inf, -math.inf, math.inf, math.inf)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What somebody wants to know of the window.
+class SnapshotQuery:
+    """A query on the current window.
 
     Parameters
     ----------
     shape
-        Where to look; None looks everywhere.
+        Area to search; None searches everywhere.
     predicate
         Condition on the attributes, see ``docs/queries.md``.
     since, until
         Only points whose event time is in ``[since, until)``.
     aggregate
-        Aggregates of the points, instead of the points.
+        Return aggregates of the points instead of the points.
     nearest
-        Only so many points, nearest to the centre of the shape, which then is a circle; an
-        infinite radius takes them from wherever they are.
+        Return only this many points, those nearest to the centre of the shape, which must be a
+        circle; an infinite radius does not limit the distance.
     """
 
     shape: Box | Circle | Polygon | None = None
@@ -70,8 +69,8 @@ class Question:
     nearest: int | None = None
 
     @property
-    def query(self) -> Query:
-        """The same as a query, which tells what it selects."""
+    def selection(self) -> Query:
+        """The continuous query that matches the same points."""
         shape = EVERYWHERE if self.shape is None else self.shape
         return Query("", shape, "", self.predicate, self.since, self.until)
 
@@ -80,14 +79,8 @@ class Question:
 class Columns:
     """Names and types of the points' columns.
 
-    Parameters
-    ----------
-    x, y, time, point_id
-        Names in the source.
-    id_type, time_type
-        Types of identifiers and event times.
-    attributes
-        All attributes that the window keeps, those that are other names of the four included.
+    ``x``, ``y``, ``time`` and ``point_id`` are their names in the source. ``attributes`` has all
+    attributes that the window stores, including those that duplicate one of the four.
     """
 
     x: str
@@ -100,7 +93,7 @@ class Columns:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of points in an answer."""
+        """Columns of points in a result."""
         own = [
             (self.point_id, self.id_type),
             (self.time, self.time_type),
@@ -111,7 +104,7 @@ class Columns:
 
     @property
     def at_batch(self) -> str:
-        """Name of the column with the batch of which an answer is true."""
+        """Name of the column with the batch whose window was read."""
         return free_name("at_batch", self.schema.names)
 
     @property
@@ -121,13 +114,13 @@ class Columns:
 
     @property
     def others(self) -> list[str]:
-        """Attributes beside the four."""
+        """Attributes that duplicate none of the four."""
         own = (self.x, self.y, self.time, self.point_id)
         return [name for name in self.attributes.names if name not in own]
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Lengthen a name until no column has it.
+    """Append underscores to a name until no column has it.
 
     Examples
     --------
@@ -140,19 +133,11 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a question needs of one segment file.
+class SegmentScan:
+    """The part of a snapshot query that reads one segment file.
 
-    Parameters
-    ----------
-    file
-        The file.
-    likely
-        About how many of its points are near the shape.
-    live
-        What of it is live.
-    partitions
-        Which of its partitions, None for all.
+    ``likely`` is the estimated number of points to read, ``partitions`` those of the file to read
+    (None: all).
     """
 
     file: str
@@ -161,42 +146,27 @@ class Part:
     partitions: tuple[int, ...] | None
 
 
-def needed_parts(
-    view: WindowView, files: WindowFiles, space: Space, question: Question
-) -> list[Part]:
-    """Tell what a question needs of the window.
-
-    Parameters
-    ----------
-    view
-        The window.
-    files
-        Its files.
-    space
-        Where points are.
-    question
-        What is asked.
-    """
-    boxes = _boxes(question, space)
+def plan_scans(
+    view: WindowView, files: WindowFiles, space: Space, query: SnapshotQuery
+) -> list[SegmentScan]:
+    """Return the scans of a query on the window."""
+    boxes = _boxes(query, space)
     wanted = None if boxes is None else _partitions(view, boxes, space)
-    extent = view.extent
-    parts = []
+    after = view.extent.time_after
+    scans = []
     for batch in view.live():
-        needed = [(number, f) for number, f in enumerate(batch.files) if _touches(f, boxes, wanted)]
-        if not needed:
-            continue
-        lives = view.lives(batch, files)
-        for number, file in needed:
-            if extent.time_after is None or file.time_max > extent.time_after:
-                own = _own(file, wanted)
-                likely = _likely(file, boxes, question.nearest)
-                parts.append(Part(file.file, likely, lives[number], own))
-    return parts
+        needed = [(k, file) for k, file in enumerate(batch.files) if _touches(file, boxes, wanted)]
+        lives = view.lives(batch, files) if needed else []
+        for k, file in needed:
+            if after is None or file.time_max > after:
+                likely = _likely(file, boxes, query.nearest)
+                scans.append(SegmentScan(file.file, likely, lives[k], _own(file, wanted)))
+    return scans
 
 
-def _boxes(question: Question, space: Space) -> list[Bounds] | None:
-    """Boxes around what a question asks for, None where it may ask for anything."""
-    shape = question.shape
+def _boxes(query: SnapshotQuery, space: Space) -> list[Bounds] | None:
+    """Return boxes around the area of a query, None if it is unbounded."""
+    shape = query.shape
     if shape is None or (isinstance(shape, Circle) and math.isinf(shape.radius)):
         return None
     return shape_bounds(shape, space)
@@ -224,9 +194,9 @@ def _touches(file: WindowFile, boxes: list[Bounds] | None, wanted: set[int] | No
 
 
 def _likely(file: WindowFile, boxes: list[Bounds] | None, k: int | None) -> int:
-    """Guess how many points of a file are looked at, as if they were spread evenly."""
+    """Estimate how many points of a file are read, assuming a uniform distribution."""
     if k is not None:
-        # The nearest zones first, until they have enough.
+        # Zones are read by distance, until k points are found.
         return min(file.points, k + ZONES_AT_FIRST * ZONE_ROWS)
     if boxes is None:
         return file.points
@@ -246,27 +216,33 @@ def _own(file: WindowFile, wanted: set[int] | None) -> tuple[int, ...] | None:
     return None if len(own) == len(file.partitions) else own
 
 
-def answer_parts(
-    question: Question, columns: Columns, parts: Sequence[Part], files: WindowFiles
+def run_scans(
+    query: SnapshotQuery, columns: Columns, scans: Sequence[SegmentScan], files: WindowFiles
 ) -> State | pa.Table:
-    """Answer a question from some parts, for :func:`merge_answers`."""
-    if question.aggregate is not None:
-        states = [State(question.aggregate, {})]
-        for part in parts:
-            segment = files.segment(part.file)
-            rows = select(segment, question.query, part.live, part.partitions)
-            if rows.size:
-                states.append(partial(segment, rows, question.aggregate))
-        return merge(states)
-    if question.nearest is not None:
-        return _near(question, columns, parts, files)
-    return pa.Table.from_batches(_rows(question, columns, parts, files), columns.schema)
+    """Run some scans of a query; :func:`merge_results` merges their results."""
+    if query.nearest is not None:
+        return _near(query, columns, scans, files)
+    selection = query.selection
+    states, batches = [], []
+    for scan in scans:
+        segment = files.segment(scan.file)
+        rows = select(segment, selection, scan.live, scan.partitions)
+        if not rows.size:
+            continue
+        if query.aggregate is not None:
+            states.append(partial(segment, rows, query.aggregate))
+        else:
+            arrays = _taken(segment, rows, columns)
+            batches.append(pa.RecordBatch.from_arrays(arrays, schema=columns.schema))
+    if query.aggregate is not None:
+        return merge([State(query.aggregate, {}), *states])
+    return pa.Table.from_batches(batches, columns.schema)
 
 
-def points_schema(question: Question, columns: Columns) -> pa.Schema:
-    """Columns of the points that a question is answered with."""
+def points_schema(query: SnapshotQuery, columns: Columns) -> pa.Schema:
+    """Return the columns of the points in a query's result."""
     schema = columns.schema
-    return schema.append(pa.field(columns.distance, pa.float64())) if question.nearest else schema
+    return schema.append(pa.field(columns.distance, pa.float64())) if query.nearest else schema
 
 
 def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) -> list[pa.Array]:
@@ -275,34 +251,24 @@ def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) ->
     return [block.ids, time, pa.array(block.x), pa.array(block.y), *block.attributes.values()]
 
 
-def _rows(
-    question: Question, columns: Columns, parts: Iterable[Part], files: WindowFiles
-) -> Iterable[pa.RecordBatch]:
-    for part in parts:
-        segment = files.segment(part.file)
-        rows = select(segment, question.query, part.live, part.partitions)
-        if rows.size:
-            yield pa.RecordBatch.from_arrays(_taken(segment, rows, columns), schema=columns.schema)
-
-
 def _near(
-    question: Question, columns: Columns, parts: Iterable[Part], files: WindowFiles
+    query: SnapshotQuery, columns: Columns, scans: Iterable[SegmentScan], files: WindowFiles
 ) -> pa.Table:
-    circle, k = question.shape, question.nearest
+    circle, k = query.shape, query.nearest
     assert isinstance(circle, Circle) and k is not None
-    schema = points_schema(question, columns)
+    schema = points_schema(query, columns)
     best: pa.Table = schema.empty_table()
     limit = circle.radius
-    for part in parts:
-        segment = files.segment(part.file)
+    for scan in scans:
+        segment = files.segment(scan.file)
         distances, rows = nearest(
             segment,
             circle.cx,
             circle.cy,
             k,
-            part.live,
-            question.predicate,
-            part.partitions,
+            scan.live,
+            query.predicate,
+            scan.partitions,
             limit,
         )
         if rows.size:
@@ -321,22 +287,22 @@ def _nearest_of(tables: Sequence[pa.Table], k: int, columns: Columns) -> pa.Tabl
     return joined.take(pa.array(ranked(distances, one_array(joined[columns.point_id]))[:k]))
 
 
-def merge_answers(
-    question: Question, columns: Columns, answers: Sequence[State | pa.Table], batch_id: int
+def merge_results(
+    query: SnapshotQuery, columns: Columns, results: Sequence[State | pa.Table], batch_id: int
 ) -> pa.Table:
-    """Make one answer of those of the parts; ``at_batch`` says of which batch it is true."""
-    if question.aggregate is not None:
-        states = [answer for answer in answers if isinstance(answer, State)]
-        results = finish(merge([State(question.aggregate, {}), *states]))
-        schema = _aggregate_schema(question.aggregate, columns)
-        arrays = [_one(name, value, schema.field(name).type) for name, value in results.items()]
+    """Merge the results of scans, and add the batch whose window was read."""
+    if query.aggregate is not None:
+        states = [result for result in results if isinstance(result, State)]
+        values = finish(merge([State(query.aggregate, {}), *states]))
+        schema = _aggregate_schema(query.aggregate, columns)
+        arrays = [_one(name, value, schema.field(name).type) for name, value in values.items()]
         table = pa.table(arrays, schema=schema)
     else:
-        tables = [answer for answer in answers if isinstance(answer, pa.Table)]
-        table = pa.concat_tables([points_schema(question, columns).empty_table(), *tables])
-        if question.nearest is not None:
-            table = _nearest_of([table], question.nearest, columns)
-    return with_batch(table, columns, batch_id)
+        tables = [result for result in results if isinstance(result, pa.Table)]
+        table = pa.concat_tables([points_schema(query, columns).empty_table(), *tables])
+        if query.nearest is not None:
+            table = _nearest_of([table], query.nearest, columns)
+    return add_batch(table, columns, batch_id)
 
 
 def _one(name: str, value: Any, kind: pa.DataType) -> pa.Array:
@@ -344,11 +310,11 @@ def _one(name: str, value: Any, kind: pa.DataType) -> pa.Array:
         whole = pa.types.is_timestamp(kind) and isinstance(value, int)
         return pa.array([value], pa.int64()).cast(kind) if whole else pa.array([value], kind)
     except (OverflowError, pa.ArrowInvalid) as error:
-        raise StateError(f"{name} is {value}, more than {kind} holds") from error
+        raise StateError(f"{name} is {value}, which does not fit into {kind}") from error
 
 
-def with_batch(table: pa.Table, columns: Columns, batch_id: int) -> pa.Table:
-    """Add the batch of which an answer is true."""
+def add_batch(table: pa.Table, columns: Columns, batch_id: int) -> pa.Table:
+    """Add the column with the batch whose window was read."""
     at = pa.array(np.full(table.num_rows, batch_id, np.int64))
     return table.add_column(0, columns.at_batch, at)
 
