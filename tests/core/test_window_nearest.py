@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from window_points import EARTH, PLANE, Point, random_places, random_points, segment_of
 
@@ -23,7 +23,8 @@ TURNED = Space(Rect(0.0, -90.0, 360.0, 90.0), 36, 18)
 
 def distance(space: Space, x: float, y: float, point: Point) -> float:
     if space is PLANE:
-        return math.sqrt((point["x"] - x) ** 2 + (point["y"] - y) ** 2)
+        dx, dy = point["x"] - x, point["y"] - y
+        return math.sqrt(dx * dx + dy * dy)  # the power function does not round squares correctly
     return haversine(x, y, point["x"], point["y"])
 
 
@@ -62,26 +63,38 @@ def both(request: pytest.FixtureRequest) -> tuple[Space, list[Point], WindowSegm
     return space, points, segment_of(points, space, random_places(random.Random(3), space))
 
 
-@given(data=st.data())
+@given(
+    across=st.floats(-0.05, 1.05) | st.sampled_from([0.0, 0.5, 1.0]),
+    up=st.floats(0.0, 1.0) | st.sampled_from([0.5, 1.0]),
+    rounded=st.booleans(),
+    k=st.integers(1, 30) | st.just(5_000),
+    after=st.none() | st.integers(-60, 60),
+    predicate=st.none() | st.just("seats > 0"),
+)
+@example(across=0.033, up=0.023, rounded=False, k=5_000, after=None, predicate=None)
 @examples(45)
 def test_the_nearest_rows_are_brute_force(
-    both: tuple[Space, list[Point], WindowSegment], data: st.DataObject
+    both: tuple[Space, list[Point], WindowSegment],
+    across: float,
+    up: float,
+    rounded: bool,
+    k: int,
+    after: int | None,
+    predicate: str | None,
 ) -> None:
+    """The place is given as shares of the bounds; rounded, it may be that of a point."""
     space, points, segment = both
     b = space.bounds
-    edges = st.sampled_from([b.x0, b.x1, 0.0])
-    x = data.draw(st.floats(b.x0 - 2, b.x1 + 2) | st.integers(0, 16).map(float) | edges)
-    y = data.draw(st.floats(b.y0, b.y1) | st.integers(0, 16).map(float) | st.just(b.y1))
-    k = data.draw(st.integers(1, 30) | st.just(5_000))
-    after = data.draw(st.none() | st.integers(-60, 60))
-    text = data.draw(st.none() | st.just("seats > 0"))
+    x, y = b.x0 + across * (b.x1 - b.x0), b.y0 + up * (b.y1 - b.y0)
+    if rounded:
+        x, y = round(x, 1), round(y, 1)
     wanted = [
         p
         for p in points
         if (after is None or p["time"] > after)
-        and (text is None or (p["seats"] is not None and p["seats"] > 0))
+        and (predicate is None or (p["seats"] is not None and p["seats"] > 0))
     ]
-    found = ask(segment, x, y, k, Live(after), text)
+    found = ask(segment, x, y, k, Live(after), predicate)
     check(space, (x, y), found, wanted, k)
 
 
