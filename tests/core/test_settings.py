@@ -22,7 +22,8 @@ from roost.model.settings import (
     with_settings,
 )
 from roost.model.space import Coordinates, Outside, Rect
-from roost.window import WindowSpec, window_spec
+from roost.window import WindowSpec
+from roost.window.spec import window_spec
 
 GOOD: dict[str, tuple[Any, Any]] = {
     "points.path": ("in/points.parquet", "in/points.parquet"),

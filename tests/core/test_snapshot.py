@@ -34,7 +34,8 @@ from roost.stages.window import WindowStage
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 from roost.testing.oracle import covers, haversine
-from roost.window import AggregateSpec, Alias, WindowSpec
+from roost.window import Alias, WindowSpec
+from roost.window.aggregate import AggregateSpec
 from roost.window.snapshot import (
     Columns,
     SnapshotQuery,

@@ -17,8 +17,9 @@ from roost.errors import PredicateError, RequestError
 from roost.model.records import Box, Circle, Polygon, Query, request_record
 from roost.model.space import Coordinates, Space
 from roost.testing.oracle import covers
-from roost.window import Cut, Extent, Live, WindowSegment, live_parts, select
-from roost.window.evaluate import time_of
+from roost.window import Live, WindowSegment
+from roost.window.evaluate import live_parts, select, time_of
+from roost.window.spec import Cut, Extent
 
 PREDICATES: dict[str, Callable[[Point], bool]] = {
     "fare > 10": lambda p: p["fare"] is not None and p["fare"] > 10,

@@ -20,8 +20,8 @@ from roost.errors import ConfigError
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.space import Rect, Space
 from roost.testing.oracle import haversine
-from roost.window import Live, WindowSpec, near
-from roost.window.join import JoinSpec, join_rows, join_schema, join_segment
+from roost.window import Live, WindowSegment, WindowSpec, near
+from roost.window.join import JoinSpec, join_schema, join_segment
 from roost.window.near import near_chunks
 from roost.window.segment import PointColumns
 
@@ -239,6 +239,12 @@ def test_long_streams_joined_batch_by_batch_are_brute_force(seed: int) -> None:
         run_stream(seed, random.Random(seed).choice(WINDOWS), space, 20)
 
 
+def joined(one: WindowSegment, two: WindowSegment, spec: JoinSpec) -> list[tuple[Any, Any]]:
+    """Return the identifiers of all pairs of two segments of a batch."""
+    tables = join_segment(one, Live(), two, Live(), spec, same_batch=True)
+    return [(row["left_id"], row["right_id"]) for table in tables for row in table.to_pylist()]
+
+
 @pytest.mark.parametrize("space", [PLANE, EARTH, TURNED], ids=["plane", "earth", "turned"])
 def test_no_zone_with_a_pair_is_skipped(space: Space) -> None:
     rng = random.Random(6)
@@ -254,14 +260,14 @@ def test_no_zone_with_a_pair_is_skipped(space: Space) -> None:
         halves.append(points)
     one, two = (segment_of(points, space) for points in halves)
     spec = JoinSpec(None, None, reach, 5)
-    pairs = list(join_rows(one, Live(), two, Live(), spec, same_batch=True))
-    found = {(a, b) for some in pairs for a, b in zip(some.left, some.right, strict=True)}
-    wanted = near_pairs(one.x, one.y, one.time, two.x, two.y, two.time, reach, 5, lonlat)
-    assert found == set(zip(*wanted[:2], strict=True)) and len(found) > 500
+    found = set(joined(one, two, spec))
+    i, j, _ = near_pairs(one.x, one.y, one.time, two.x, two.y, two.time, reach, 5, lonlat)
+    wanted = zip(one.take(i).ids.to_pylist(), two.take(j).ids.to_pylist(), strict=True)
+    assert found == set(wanted) and len(found) > 500
     far = JoinSpec(None, None, reach, 5)
     late = [point | {"time": point["time"] + 1_000} for point in halves[1]]
     after = segment_of(late, space)
-    assert not list(join_rows(one, Live(), after, Live(), far, same_batch=False))
+    assert not list(join_segment(one, Live(), after, Live(), far, same_batch=False))
 
 
 @pytest.mark.parametrize("space", [EARTH, TURNED], ids=["earth", "turned"])
@@ -276,20 +282,23 @@ def test_segments_on_either_side_of_a_seam_or_a_pole_are_near(space: Space) -> N
                 point |= {"x": x + number / 1e3, "y": y}
             pair.append(segment_of(points, space))
         for one, two in (pair, pair[::-1]):
-            (found,) = join_rows(one, Live(), two, Live(), spec, same_batch=True)
-            assert found.left.size == 400
+            assert len(joined(one, two, spec)) == 400
 
 
 def test_a_point_joins_others_in_its_place_but_not_itself() -> None:
     points = random_points(random.Random(2), 5, PLANE)
     for point in points:
-        point |= {"x": 3.0, "y": 3.0, "time": 9, "id": 1}
+        point |= {"x": 3.0, "y": 3.0, "time": 9, "id": min(point["id"], 3)}
     segment = segment_of(points, PLANE)
     spec = JoinSpec(None, None, 0.0, 0)
-    (pairs,) = join_rows(segment, Live(), segment, Live(), spec, same_batch=True)
-    both = set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
-    assert both == {(a, b) for a in range(5) for b in range(5) if a != b}
-    assert not pairs.swapped and not pairs.distances.any()
+    (pairs,) = join_segment(segment, Live(), segment, Live(), spec, same_batch=True)
+    both = list(zip(pairs["left_id"].to_pylist(), pairs["right_id"].to_pylist(), strict=True))
+    # Two points have the same identifier, but they are different points.
+    ids = segment.ids.to_pylist()
+    assert sorted(both) == sorted(
+        (a, b) for k, a in enumerate(ids) for n, b in enumerate(ids) if k != n
+    )
+    assert not any(pairs["distance"].to_pylist())
 
 
 def test_nothing_is_joined_with_nothing() -> None:
@@ -303,7 +312,7 @@ def test_nothing_is_joined_with_nothing() -> None:
 
 def test_invalid_join_settings_are_refused() -> None:
     good = JoinSpec("fare > 0", None, 5, 10)
-    assert JoinSpec.from_json(good.to_json()) == good
+    assert JoinSpec(**good.to_json()) == good
     good.check(pa.schema(TYPES.items()))
     for key, fields in (
         ("join.left", ("fare >", None, 1.0, 1)),

@@ -15,8 +15,10 @@ from window_points import EARTH, PLANE, Point, random_places, random_points, seg
 from properties import examples
 from roost.model.space import Rect, Space
 from roost.testing.oracle import haversine
-from roost.window import Cut, Extent, Live, WindowSegment, live_parts, nearest
-from roost.window.nearest import _least_arc
+from roost.window import Live, WindowSegment
+from roost.window.evaluate import live_parts
+from roost.window.nearest import _least_arc, nearest
+from roost.window.spec import Cut, Extent
 
 TURNED = Space(Rect(0.0, -90.0, 360.0, 90.0), 36, 18)
 

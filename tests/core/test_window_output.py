@@ -10,8 +10,7 @@ from window_points import TYPES
 
 from properties import examples
 from roost.errors import ConfigError
-from roost.window import AggregateSpec
-from roost.window.aggregate import FUNCTIONS
+from roost.window.aggregate import FUNCTIONS, AggregateSpec
 from roost.window.output import NEAREST_MAX, RequestedOutput, parse_aggregates
 
 SCHEMA = pa.schema(TYPES.items())

@@ -29,12 +29,11 @@ from roost.window import (
     WindowSpec,
     build,
     build_pane,
-    finish,
-    nearest,
-    partial,
-    select,
     standing_results,
 )
+from roost.window.aggregate import finish, partial
+from roost.window.evaluate import select
+from roost.window.nearest import nearest
 from roost.window.panes import is_whole
 
 TEXTS = [
@@ -360,8 +359,8 @@ def test_ties_of_nearest_points_go_by_identifier_across_segments() -> None:
     near = standing_results(parts, {1: "nearest 9"})[1]
     assert near.column("point_id").to_pylist() == [2 * n for n in range(9)]
     assert near.column("rank").to_pylist() == list(range(1, 10))
-    # A pane does not keep more than can be asked for.
-    assert all(pane.near is not None and pane.near.rows.size == 9 for _, pane, _ in parts)
+    # A pane stores no more points than a query requests.
+    assert all(pane.near is not None and pane.near[1].row.size == 9 for _, pane, _ in parts)
 
 
 def test_only_a_batch_that_may_be_cut_is_computed_again() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from roost.errors import ConfigError
 from roost.model.choices import WindowKind
 from roost.model.records import TIME_MIN
-from roost.window import BatchFacts, Cut, Extent, Past, WindowSpec, expired, extent
+from roost.window import WindowSpec
+from roost.window.spec import BatchFacts, Cut, Extent, Past, expired, extent
 
 # Batches of points (event time, identifier), and the bytes of each batch.
 Stream = list[tuple[list[tuple[int, int]], int]]
@@ -35,11 +36,7 @@ SPECS = st.builds(WindowSpec, st.sampled_from(list(WindowKind)), st.integers(1, 
 def facts_of(stream: Stream) -> list[BatchFacts]:
     return [
         BatchFacts(
-            10 + number,
-            len(points),
-            nbytes,
-            min((time for time, _ in points), default=None),
-            max((time for time, _ in points), default=None),
+            10 + number, len(points), nbytes, max((time for time, _ in points), default=TIME_MIN)
         )
         for number, (points, nbytes) in enumerate(stream)
     ]
@@ -99,7 +96,7 @@ def points_in(found: Extent, stream: Stream) -> Named:
 def test_an_extent_is_brute_force_over_the_points(spec: WindowSpec, stream: Stream) -> None:
     for last in range(len(stream)):
         so_far = stream[: last + 1]
-        found = extent(spec, facts_of(so_far))
+        found = extent(spec, facts_of(so_far), Past())
         assert found.last_batch == 10 + last
         assert points_in(found, so_far) == brute_force(spec, so_far)
 
@@ -113,7 +110,7 @@ def test_expired_batches_are_never_live_again_and_the_others_are(
         so_far = stream[: last + 1]
         live = {number for number, _, _ in brute_force(spec, so_far)}
         assert not live & gone
-        past = expired(spec, facts_of(so_far))
+        past = expired(spec, facts_of(so_far), Past())
         assert set(past) == {number for number in range(10, 10 + last) if number not in live}
         assert past == sorted(past)
         assert gone <= set(past)
@@ -127,35 +124,35 @@ def test_expired_batches_need_not_be_listed(spec: WindowSpec, stream: Stream) ->
     facts = facts_of(stream)
     for last, batch in enumerate(facts):
         listed.append(batch)
-        assert extent(spec, listed, past) == extent(spec, facts[: last + 1])
+        assert extent(spec, listed, past) == extent(spec, facts[: last + 1], Past())
         gone = expired(spec, listed, past)
         past = past.with_batches(b for b in listed if b.batch_id in gone)
         listed = [b for b in listed if b.batch_id not in gone]
-        assert extent(spec, listed, past) == extent(spec, facts[: last + 1])
+        assert extent(spec, listed, past) == extent(spec, facts[: last + 1], Past())
 
 
 def test_a_window_over_nothing_is_empty() -> None:
     for kind in WindowKind:
         spec = WindowSpec(kind, 5)
-        assert extent(spec, []) == Extent(0, -1)
-        assert expired(spec, []) == []
-        silent = [BatchFacts(3, 0, 0, None, None), BatchFacts(4, 0, 0, None, None)]
-        found = extent(spec, silent)
+        assert extent(spec, [], Past()) == Extent(0, -1)
+        assert expired(spec, [], Past()) == []
+        silent = [BatchFacts(3, 0, 0, TIME_MIN), BatchFacts(4, 0, 0, TIME_MIN)]
+        found = extent(spec, silent, Past())
         assert not found.holds(3) and not found.holds(4) and found.last_batch == 4
-        assert expired(spec, silent) == [3]
+        assert expired(spec, silent, Past()) == [3]
 
 
 def test_times_at_the_end_of_the_numbers() -> None:
-    batches = [BatchFacts(0, 1, 1, TIME_MIN, TIME_MIN)]
-    assert extent(WindowSpec(WindowKind.TIME, 10), batches).time_after is None
+    batches = [BatchFacts(0, 1, 1, TIME_MIN)]
+    assert extent(WindowSpec(WindowKind.TIME, 10), batches, Past()).time_after is None
     assert WindowSpec(WindowKind.TIME, 1, lateness=9).watermark(TIME_MIN + 3) == TIME_MIN
 
 
 def test_a_count_may_cut_a_batch() -> None:
-    batches = [BatchFacts(0, 10, 1, 0, 1), BatchFacts(1, 3, 1, 2, 3)]
-    assert extent(WindowSpec(WindowKind.COUNT, 5), batches).cut == Cut(0, 2)
-    assert extent(WindowSpec(WindowKind.COUNT, 13), batches).cut is None
-    assert extent(WindowSpec(WindowKind.COUNT, 6, tumbling=True), batches).cut == Cut(1, 1)
+    batches = [BatchFacts(0, 10, 1, 1), BatchFacts(1, 3, 1, 3)]
+    assert extent(WindowSpec(WindowKind.COUNT, 5), batches, Past()).cut == Cut(0, 2)
+    assert extent(WindowSpec(WindowKind.COUNT, 13), batches, Past()).cut is None
+    assert extent(WindowSpec(WindowKind.COUNT, 6, tumbling=True), batches, Past()).cut == Cut(1, 1)
 
 
 def test_points_are_late_by_the_batches_before_and_only_in_windows_by_time() -> None:

@@ -10,8 +10,11 @@ from typing import Any
 from window_points import Point, random_places, random_points, segment_of
 
 from roost.model.choices import WindowKind
+from roost.model.records import TIME_MIN
 from roost.model.space import Space
-from roost.window import BatchFacts, Extent, Live, WindowSegment, WindowSpec, extent, live_parts
+from roost.window import Live, WindowSegment, WindowSpec
+from roost.window.evaluate import live_parts
+from roost.window.spec import BatchFacts, Extent, Past, extent
 
 WINDOWS = [
     WindowSpec(WindowKind.TIME, 25, lateness=8),
@@ -48,10 +51,8 @@ def random_batches(
             point["time"] = batch_id * 10 + rng.randrange(-8, 10)
             if rng.random() < 0.4:  # several in the same place
                 point |= {"x": float(round(point["x"])), "y": float(round(point["y"]))}
-        times = [point["time"] for point in points]
-        facts = BatchFacts(
-            batch_id, size, size * BYTES_A_POINT, min(times, default=None), max(times, default=None)
-        )
+        newest = max((point["time"] for point in points), default=TIME_MIN)
+        facts = BatchFacts(batch_id, size, size * BYTES_A_POINT, newest)
         dealt: list[list[Point]] = [[] for _ in range(rng.randint(1, 4))]
         for point in points:
             rng.choice(dealt).append(point)
@@ -86,4 +87,4 @@ def live_segments(batches: list[Batch], now: Extent) -> Iterator[tuple[Batch, in
 
 
 def extent_at(spec: WindowSpec, batches: list[Batch]) -> Extent:
-    return extent(spec, [batch.facts for batch in batches])
+    return extent(spec, [batch.facts for batch in batches], Past())

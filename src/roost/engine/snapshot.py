@@ -95,13 +95,13 @@ class _Asked:
     for_spark: bool
     groups: tuple[tuple[SegmentScan, ...], ...]
 
-    def answer(self, task: int, cache: WorkerCache) -> Iterator[bytes | str]:
+    def answer(self, task: int, cache: WorkerCache) -> Iterator[State | bytes | str]:
         """Answer from the parts of one task."""
         files = WindowFiles(self.window, cache)
         files.retain(self.retained)
         answer = run_scans(self.question, self.columns, self.groups[task], files)
         if isinstance(answer, State):
-            yield answer.to_bytes()
+            yield answer
         elif self.question.nearest is None and answer.nbytes > self.inline_max:
             yield self._leave(answer)
         else:
@@ -150,7 +150,7 @@ class Snapshots:
         self._lock = threading.Lock()
         self._large: list[list[str]] = []
         self._cores = spark.sparkContext.defaultParallelism
-        self._jobs: dict[int, RDD[bytes | str]] = {}
+        self._jobs: dict[int, RDD[State | bytes | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
         answers = self._store.folder / "answers"
         self._answers = answers / uuid.uuid4().hex
@@ -196,7 +196,7 @@ class Snapshots:
             groups = self._dealt(parts)
             asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
             answers = self._run(asked)
-        small = [_read(asked, answer) for answer in answers if isinstance(answer, bytes)]
+        small = [_read(answer) for answer in answers if not isinstance(answer, str)]
         large = [answer for answer in answers if isinstance(answer, str)]
         return batch_id, merge_results(question, columns, small, batch_id), large, len(parts)
 
@@ -253,7 +253,7 @@ class Snapshots:
         tasks = min(self._cores, 1 + sum(part.likely for part in parts) // POINTS_PER_TASK)
         return tuple(tuple(group) for group in deal(parts, tasks, lambda part: part.likely))
 
-    def _run(self, asked: _Asked) -> list[bytes | str]:
+    def _run(self, asked: _Asked) -> list[State | bytes | str]:
         tasks = len(asked.groups)
         points = sum(part.likely for group in asked.groups for part in group)
         if not tasks or points < self._points_here:
@@ -270,7 +270,7 @@ class Snapshots:
             context.setLocalProperty(QUESTION, "")
 
 
-def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[bytes | str]:
+def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[State | bytes | str]:
     """Read the question from the task's properties.
 
     A question that was put into the function would need a new RDD, which takes as long to set up
@@ -284,9 +284,9 @@ def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[bytes | str]:
     return asked.answer(task, CACHE)
 
 
-def _read(asked: _Asked, answer: bytes) -> State | pa.Table:
-    if asked.question.aggregate is not None:
-        return State.from_bytes(answer)
+def _read(answer: State | bytes) -> State | pa.Table:
+    if isinstance(answer, State):
+        return answer
     return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
 
 

@@ -143,8 +143,7 @@ class Checker:
         """Check that a snapshot of a random range finds all points through the lineage."""
         rounds = list(zip(self._tables, self._stored, strict=True))
         held = {int(number) for table, points in rounds for number in np.unique(table[points > 0])}
-        self._lineage.add(plan)
-        self._lineage.expire(held)
+        self._lineage = self._lineage.with_plan(plan).expire(held)
         column0, column1 = np.sort(self._random.integers(0, plan.columns, 2)).tolist()
         row0, row1 = np.sort(self._random.integers(0, plan.rows, 2)).tolist()
         cells = (column0, row0, column1, row1)

@@ -1,17 +1,15 @@
 """Aggregates over rows of many segments: partial states that merge into one result.
 
-Each task computes a :class:`State` of the rows it finds. States are merged in any order,
-serialised as bytes, and finished once. Functions share accumulators: a sum and a mean of a column
-use one, any number of quantiles use one sketch.
+Each task computes a :class:`State` of the rows it finds; states are merged in any order and
+finished once. Functions share accumulators: a sum and a mean of a column use one, any number of
+quantiles use one sketch.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,58 +18,68 @@ import pyarrow.types as pt
 from roost.errors import ConfigError
 from roost.model.arrays import as_arrow
 from roost.predicate.ast import quote_name
-from roost.window.accumulators import (
-    Accumulator,
-    Count,
-    Distinct,
-    Extremes,
-    Ranks,
-    Spread,
-    Total,
+from roost.window.grouped import (
+    Contribution,
+    Counts,
+    DistinctSketches,
+    Grouped,
+    Groups,
+    RankSketches,
+    Spreads,
+    Totals,
 )
+from roost.window.grouped_extremes import ExactExtremes
 from roost.window.segment import Rows, WindowSegment
 
 KEY = "aggregate"
 OWN_COLUMNS = ("x", "y", "time", "id")
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """Accumulator and result of a function; ``empty`` is the result without segments."""
+class _Function(NamedTuple):
+    """Accumulator of a function, and its result without segments."""
 
-    accumulator: type[Any]
-    result: Callable[[Any, Any], Any]
-    empty: Any = None
+    accumulator: str
+    empty: int | None = None
 
 
-FUNCTIONS: dict[str, _Function] = {
-    "count": _Function(Count, lambda count, _: count.n, 0),
-    "sum": _Function(Total, lambda total, _: total.sum()),
-    "avg": _Function(Total, lambda total, _: total.mean()),
-    "min": _Function(Extremes, lambda extremes, _: extremes.least),
-    "max": _Function(Extremes, lambda extremes, _: extremes.greatest),
-    "stddev": _Function(Spread, lambda spread, _: spread.deviation()),
-    "distinct": _Function(Distinct, lambda distinct, _: distinct.estimate(), 0),
-    "quantile": _Function(Ranks, lambda ranks, rank: ranks.quantile(rank)),
+FUNCTIONS = {
+    "count": _Function("Count", 0),
+    "sum": _Function("Total"),
+    "avg": _Function("Total"),
+    "min": _Function("Extremes"),
+    "max": _Function("Extremes"),
+    "stddev": _Function("Spread"),
+    "distinct": _Function("Distinct", 0),
+    "quantile": _Function("Ranks"),
 }
 NUMERIC = frozenset(["sum", "avg", "stddev", "quantile"])
+ACCUMULATORS: dict[str, type[Grouped]] = {
+    "Count": Counts,
+    "Total": Totals,
+    "Extremes": ExactExtremes,
+    "Spread": Spreads,
+    "Distinct": DistinctSketches,
+    "Ranks": RankSketches,
+}
 
 # Name of the function, column (None counts points), and the rank of a quantile.
 Function = tuple[str, str | None, float | None]
-_Key = tuple[str, str | None]
+# Accumulator and its column; None counts points.
+Key = tuple[str, str | None]
+
+
+def key_of(function: str, column: str | None) -> Key:
+    """Return the accumulator that a function requires."""
+    return FUNCTIONS[function].accumulator, column
 
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """Aggregates to compute.
+    """Aggregates to compute: function, column and parameter of each.
 
-    Parameters
-    ----------
-    functions
-        Function, column and parameter of each. The functions are ``count``, ``sum``, ``avg``,
-        ``min``, ``max``, ``stddev``, ``distinct`` and ``quantile``; the parameter of a quantile is
-        its rank, of the others None. ``count`` without a column counts points. A column is an
-        attribute, or ``x``, ``y``, ``time`` or ``id`` if no attribute has that name.
+    The functions are those of ``FUNCTIONS``. A quantile has its rank as parameter, the others have
+    None. ``count`` without a column counts points. A column is an attribute, or ``x``, ``y``,
+    ``time`` or ``id`` if no attribute has that name.
 
     Raises
     ------
@@ -117,13 +125,6 @@ class AggregateSpec:
     def result_schema(self, attributes: pa.Schema, id_type: pa.DataType) -> pa.Schema:
         """Return the names and types of the results.
 
-        Parameters
-        ----------
-        attributes
-            The points' attributes.
-        id_type
-            Type of their identifiers.
-
         Raises
         ------
         ConfigError
@@ -167,90 +168,60 @@ class State:
     """Partial result of some aggregates; without accumulators, of no segment."""
 
     spec: AggregateSpec
-    parts: dict[_Key, Accumulator]
-
-    def to_bytes(self) -> bytes:
-        """Serialise the state."""
-        parts = [[*key, part.to_json()] for key, part in self.parts.items()]
-        return json.dumps({"functions": self.spec.functions, "parts": parts}).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> State:
-        """Invert :meth:`to_bytes`."""
-        plain = json.loads(data)
-        spec = AggregateSpec(tuple((name, of, rank) for name, of, rank in plain["functions"]))
-        parts = {
-            (kind, column): _KINDS[kind].from_json(part) for kind, column, part in plain["parts"]
-        }
-        return cls(spec, parts)
-
-
-_KINDS: dict[str, type[Any]] = {f.accumulator.__name__: f.accumulator for f in FUNCTIONS.values()}
+    parts: dict[Key, Grouped]
 
 
 def partial(segment: WindowSegment, rows: Rows, spec: AggregateSpec) -> State:
     """Aggregate some rows of a segment."""
-    columns: dict[str, pa.Array] = {}
-    parts: dict[_Key, Accumulator] = {}
+    present: dict[str, tuple[pa.Array, Groups]] = {}
+    parts: dict[Key, Grouped] = {}
     for name, column, _ in spec.functions:
-        accumulator = FUNCTIONS[name].accumulator
-        key = (accumulator.__name__, column)
+        key = key_of(name, column)
         if key in parts:
             continue
         if column is None:
-            parts[key] = Count(rows.size)
+            parts[key] = Counts(np.array([rows.size]))
             continue
-        if column not in columns:
-            columns[column] = _values(segment, rows, column)
-        parts[key] = accumulator.of(columns[column])
+        if column not in present:
+            values = read_column(segment, column, rows)
+            values = values.drop_null() if values.null_count else values
+            present[column] = values, Groups.one(len(values))
+        parts[key] = ACCUMULATORS[key[0]].of(*present[column])
     return State(spec, parts)
 
 
-def _values(segment: WindowSegment, rows: Rows, name: str) -> pa.Array:
-    """Return the values of a column at some rows, without nulls."""
-    column = read_column(segment, name)
-    if rows.size < len(column):
-        column = column.take(as_arrow(rows))
-    if pt.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.drop_null() if column.null_count else column
-
-
-def read_column(segment: WindowSegment, name: str) -> pa.Array:
+def read_column(segment: WindowSegment, name: str, rows: Rows | None = None) -> pa.Array:
     """Return an attribute or, if there is none of that name, one of the points' own columns.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such column.
+    With ``rows``, each at most once, only their values.
     """
     if name in segment.attributes:
-        return segment.attributes[name]
-    if name == "id":
-        return segment.ids
-    if name in OWN_COLUMNS:
-        return as_arrow(np.asarray(getattr(segment, name)))
-    raise ConfigError(KEY, name, f"columns {', '.join([*segment.attributes, *OWN_COLUMNS])}")
+        column = segment.attributes[name]
+    elif name == "id":
+        column = segment.ids
+    elif name in OWN_COLUMNS:
+        column = as_arrow(np.asarray(getattr(segment, name)))
+    else:
+        raise ConfigError(KEY, name, f"columns {', '.join([*segment.attributes, *OWN_COLUMNS])}")
+    if rows is not None and rows.size < len(column):
+        column = column.take(as_arrow(rows))
+    return column.dictionary_decode() if pt.is_dictionary(column.type) else column
 
 
 def merge(states: Iterable[State]) -> State:
-    """Merge states of the same aggregates, in any order.
-
-    Raises
-    ------
-    ValueError
-        If there is no state, or the states are of different aggregates.
-    """
+    """Merge one or more states of the same aggregates, in any order."""
     waiting = list(states)
     if len({state.spec for state in waiting}) != 1:
         raise ValueError("merge needs at least one state, and all of the same aggregates")
-    return reduce(_merged, waiting)
-
-
-def _merged(one: State, other: State) -> State:
-    if not one.parts or not other.parts:
-        return one if one.parts else other
-    return State(one.spec, {key: part.plus(other.parts[key]) for key, part in one.parts.items()})
+    full = [state for state in waiting if state.parts]
+    if len(full) < 2:
+        return full[0] if full else waiting[0]
+    first = np.zeros(1, np.int64)
+    parts = {
+        key: type(part).merged([Contribution(s.parts[key], first, first) for s in full], 1)
+        for key, part in full[0].parts.items()
+    }
+    return State(full[0].spec, parts)
 
 
 def finish(state: State) -> dict[str, Any]:
@@ -260,10 +231,7 @@ def finish(state: State) -> dict[str, Any]:
     are None, as is the deviation of fewer than two values.
     """
     results = {}
-    for label, (name, column, parameter) in zip(
-        state.spec.names, state.spec.functions, strict=True
-    ):
-        function = FUNCTIONS[name]
-        part = state.parts.get((function.accumulator.__name__, column))
-        results[label] = function.empty if part is None else function.result(part, parameter)
+    for label, (name, column, rank) in zip(state.spec.names, state.spec.functions, strict=True):
+        part = state.parts.get(key_of(name, column))
+        results[label] = FUNCTIONS[name].empty if part is None else part.single(name, rank)
     return results

@@ -8,20 +8,13 @@ import pyarrow as pa
 from roost.model.records import Box, Circle, Query
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
-from roost.window import (
-    AggregateSpec,
-    JoinSpec,
-    Live,
-    Pane,
-    WindowSegment,
-    build,
-    build_pane,
-    join_segment,
-    nearest,
-    partial,
-    select,
-    standing_results,
-)
+from roost.window.aggregate import AggregateSpec, partial
+from roost.window.evaluate import Live, select
+from roost.window.join import JoinSpec, join_segment
+from roost.window.nearest import nearest
+from roost.window.panes import Pane, build_pane
+from roost.window.results import standing_results
+from roost.window.segment import WindowSegment, build
 
 STANDING = (
     "aggregate count, sum(v), min(v), stddev(v), count(v), sum(time), min(seen)",

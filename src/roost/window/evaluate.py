@@ -17,16 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import shapely
 from numba import njit
-from numpy.typing import NDArray
 
 from roost.errors import RequestError
 from roost.kernel.segment import circle_images
 from roost.kernel.shapes import in_circle
 from roost.model.arrays import as_arrow
 from roost.model.records import Box, Circle, Instant, Polygon, Query, Reason
-from roost.model.space import Coordinates, Space
+from roost.model.space import Space
 from roost.predicate import PredicateSet
-from roost.window.segment import Bounds, Rows, WindowSegment
+from roost.window.segment import Booleans, Bounds, Doubles, Integers, Rows, WindowSegment
 from roost.window.spec import Extent
 
 CACHED = 64  # compiled predicates, and polygons
@@ -59,17 +58,10 @@ ALL = Live()
 
 
 def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment]) -> list[Live]:
-    """Return the live rows of each segment of a batch.
+    """Return the live rows of each segment of a batch in the extent.
 
-    Parameters
-    ----------
-    extent
-        Live part of the window.
-    batch_id
-        A batch within the extent.
-    segments
-        All segments of the batch, always in the same order: a count window selects points across
-        all of them.
+    A count window selects points across all segments of the batch, so a caller passes all of them,
+    always in the same order.
     """
     whole = [Live(extent.time_after)] * len(segments)
     if extent.cut is None or extent.cut.batch_id != batch_id:
@@ -93,9 +85,9 @@ def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment])
     return lines
 
 
-def above_line(segment: WindowSegment, line: CutLine) -> NDArray[np.bool_]:
+def above_line(segment: WindowSegment, line: CutLine) -> Booleans:
     """Return whether each row of a segment is on the live side of a boundary."""
-    keep: NDArray[np.bool_] = segment.time > line.time
+    keep: Booleans = segment.time > line.time
     tied = np.flatnonzero(segment.time == line.time)
     ids = segment.ids.take(as_arrow(tied))
     limit = pa.scalar(line.point_id, ids.type)
@@ -110,26 +102,7 @@ def select(
     live: Live = ALL,
     partition_ids: Collection[int] | None = None,
 ) -> Rows:
-    """Return the rows that a query matches, ascending.
-
-    Parameters
-    ----------
-    segment
-        Segment to search.
-    query
-        Shape, predicate and lifetime.
-    live
-        Live rows of the segment.
-    partition_ids
-        Only rows of these partitions; None selects all.
-
-    Raises
-    ------
-    RequestError
-        If the shape is not a polygon.
-    PredicateError
-        If the predicate does not parse or does not fit the attributes.
-    """
+    """Return the live rows that a query matches, ascending; only those of some partitions."""
     rows = _rows_in_shape(segment, query.shape, live.time_after, partition_ids)
     rows = on_live_side(segment, rows, live)
     if query.at is not None:
@@ -200,14 +173,8 @@ def _polygon(text: str) -> shapely.Geometry:
 
 @njit(cache=True, nogil=True)
 def _in_circle(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    cx: float,
-    cy: float,
-    radius: float,
-    lonlat: bool,
-) -> NDArray[np.bool_]:  # pragma: no cover - compiled
+    x: Doubles, y: Doubles, rows: Integers, cx: float, cy: float, radius: float, lonlat: bool
+) -> Booleans:  # pragma: no cover - compiled
     inside = np.empty(rows.size, np.bool_)
     for k in range(rows.size):
         inside[k] = in_circle(x[rows[k]], y[rows[k]], cx, cy, radius, lonlat)
@@ -232,9 +199,8 @@ def _rows_in_shape(
         inside = shapely.intersects_xy(_polygon(shape.text), segment.x[rows], segment.y[rows])
         kept: Rows = rows[np.asarray(inside, bool)]
         return kept
-    lonlat = segment.space.coordinates is Coordinates.LONLAT
     circle = (float(shape.cx), float(shape.cy), float(shape.radius))
-    return rows[_in_circle(segment.x, segment.y, rows, *circle, lonlat)]
+    return rows[_in_circle(segment.x, segment.y, rows, *circle, segment.lonlat)]
 
 
 _NO_ROWS = np.empty(0, np.int64)

@@ -1,12 +1,14 @@
-"""Minima and maxima of many groups of rows at once.
+"""Minima and maxima of groups of rows.
 
-Results are doubles, or texts for columns of texts or times. So extremes of numbers are stored as
-doubles: rounding preserves their order. Times are stored as integers, and texts are compared by
-their rank among the distinct texts. The same two loops process all three.
+Standing queries report doubles, or texts for columns of texts or times. So extremes of numbers are
+stored as doubles: rounding preserves their order. Times are stored as integers, and texts are
+compared by their rank among the distinct texts. The same two loops process all three. Snapshot
+queries report values of the column's type, so their single group has a class of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,33 +20,23 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from roost.model.arrays import as_arrow, as_numpy
-from roost.window.accumulators import python_limits
 from roost.window.grouped import (
     Contribution,
-    Doubles,
     Grouped,
     Groups,
-    Integers,
     Values,
     doubles,
     raw_values,
 )
 from roost.window.grouped_loops import add_extremes, find_extremes, frozen
+from roost.window.segment import Doubles, Integers
+
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class ExtremeValues(Grouped):
-    """Minima and maxima of numbers or times.
-
-    Parameters
-    ----------
-    n
-        Number of values.
-    least, greatest
-        Defined for groups with values: doubles, or integers for times.
-    kind
-        Type of the values.
-    """
+    """Minima and maxima of numbers (doubles) or times (integers), valid where ``n`` is not 0."""
 
     n: Integers
     least: NDArray[Any]
@@ -61,7 +53,7 @@ class ExtremeValues(Grouped):
 
     @classmethod
     def merged(cls, parts: Sequence[Contribution], size: int) -> ExtremeValues:
-        """Merge partial results."""
+        """Merge extremes."""
         first = parts[0].grouped
         n = np.zeros(size, np.int64)
         least, greatest = np.zeros((2, size), first.least.dtype)
@@ -72,13 +64,16 @@ class ExtremeValues(Grouped):
         return cls(n, least, greatest, first.kind)
 
     def columns(self) -> dict[str, pa.Array]:
-        """Return the columns to store."""
-        both = {"least": self._typed(self.least), "greatest": self._typed(self.greatest)}
+        """Return the columns to store; extremes have the type of the values."""
+        both = {
+            "least": _typed(self.least, self.kind),
+            "greatest": _typed(self.greatest, self.kind),
+        }
         return {"n": as_arrow(self.n), **both}
 
-    def _typed(self, values: NDArray[Any]) -> pa.Array:
-        narrow = np.int32 if pt.is_date32(self.kind) else values.dtype
-        return as_arrow(values.astype(narrow, copy=False)).view(self.kind)
+    def facts(self) -> dict[str, Any]:
+        """Return no data: the columns have the type."""
+        return {}
 
     @classmethod
     def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> ExtremeValues:
@@ -93,7 +88,7 @@ class ExtremeValues(Grouped):
         if pt.is_floating(self.kind):
             return Values(self.n > 0, values)
         within = np.clip(values, *python_limits(self.kind))
-        texts = [moment.isoformat() for moment in self._typed(within).to_pylist()]
+        texts = [moment.isoformat() for moment in _typed(within, self.kind).to_pylist()]
         return Values(self.n > 0, None, texts)
 
 
@@ -106,10 +101,17 @@ def _ordered(column: pa.Array) -> tuple[NDArray[Any], pa.DataType]:
         # Python's datetime has microsecond resolution.
         kind = pa.timestamp("us", kind.tz)
         column = column.cast(kind, safe=False)
-    if pt.is_date(kind):
-        kind = pa.date32()
-        return raw_values(column.cast(kind).view(pa.int32())).astype(np.int64), kind
-    return raw_values(column.view(pa.int64())), kind
+    if pt.is_date32(kind):
+        return raw_values(column.view(pa.int32())).astype(np.int64), kind
+    numbers = raw_values(column.view(pa.int64()))
+    if pt.is_date64(kind):
+        return np.clip(numbers // DAY_MS, -(1 << 31), (1 << 31) - 1), pa.date32()
+    return numbers, kind
+
+
+def _typed(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    narrow = np.int32 if pt.is_date32(kind) else values.dtype
+    return as_arrow(values.astype(narrow, copy=False)).view(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class TextExtremes(Grouped):
 
     @classmethod
     def merged(cls, parts: Sequence[Contribution], size: int) -> TextExtremes:
-        """Merge partial results."""
+        """Merge extremes."""
         present = []
         for one, picks, slots in parts:
             some = np.asarray(one.least.is_valid())[picks]
@@ -146,15 +148,6 @@ class TextExtremes(Grouped):
         whole = ExtremeValues(n, values, values, pa.float64())
         one = ExtremeValues.merged([Contribution(whole, np.arange(slots.size), slots)], size)
         return cls(_named(one.least, one.n, words), _named(one.greatest, one.n, words))
-
-    def columns(self) -> dict[str, pa.Array]:
-        """Return the columns to store."""
-        return {"least": self.least, "greatest": self.greatest}
-
-    @classmethod
-    def stored(cls, columns: dict[str, pa.Array], facts: dict[str, Any]) -> TextExtremes:
-        """Invert :meth:`columns`."""
-        return cls(columns["least"], columns["greatest"])
 
     def results(self, function: str, parameter: float | None) -> Values:
         """Return the minima or the maxima."""
@@ -177,3 +170,61 @@ def _named(ranks: Doubles, n: Integers, words: pa.Array) -> pa.Array:
     """Return the texts of some ranks, null for groups without values."""
     with_null = pa.concat_arrays([words, pa.nulls(1, words.type)])
     return with_null.take(as_arrow(np.where(n > 0, ranks, len(words)).astype(np.int64)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExactExtremes(Grouped):
+    """Minimum and maximum of one group as Python values, None without values."""
+
+    least: Any
+    greatest: Any
+
+    @classmethod
+    def of(cls, column: pa.Array, groups: Groups) -> ExactExtremes:
+        """Find the extremes of the group."""
+        if not groups.rows.size:
+            return cls(None, None)
+        if not groups.is_column(column):
+            column = column.take(as_arrow(groups.rows))
+        if pt.is_floating(column.type):
+            values = doubles(column)
+            return cls(float(np.fmin.reduce(values)), float(values.max()))
+        if pt.is_timestamp(column.type) or pt.is_date(column.type):
+            values, kind = _ordered(column)
+            ends = np.clip([values.min(), values.max()], *python_limits(kind))
+            return cls(*_typed(ends, kind).to_pylist())
+        both = pc.min_max(column)
+        return cls(both["min"].as_py(), both["max"].as_py())
+
+    @classmethod
+    def merged(cls, parts: Sequence[Contribution], size: int) -> ExactExtremes:
+        """Merge extremes."""
+        some = [part.grouped for part in parts if part.grouped.least is not None]
+        return cls(
+            min((one.least for one in some), key=_nan_last, default=None),
+            max((one.greatest for one in some), key=_nan_last, default=None),
+        )
+
+    def single(self, function: str, parameter: float | None) -> Any:
+        """Return the minimum or the maximum."""
+        return self.least if function == "min" else self.greatest
+
+    def results(self, function: str, parameter: float | None) -> Values:
+        """Fail: standing queries use the other classes."""
+        raise NotImplementedError
+
+
+def _nan_last(value: Any) -> Any:
+    return isinstance(value, float) and math.isnan(value), value
+
+
+def python_limits(kind: pa.DataType) -> tuple[int, int]:
+    """Return the range of times that Python can represent, as integers of an Arrow time type.
+
+    Arrow's range is far wider, and a source may use an extreme value that means "never".
+    """
+    first, last = -719_161, 2_932_895  # days from 1970 to 0001-01-02 and 9999-12-30
+    if pt.is_date32(kind):
+        return first, last
+    day = 86_400 * {"s": 1, "ms": 1_000, "us": 1_000_000}[kind.unit]
+    return first * day, last * day

@@ -4,8 +4,9 @@ Group ``g`` has the rows ``rows[starts[g]:starts[g + 1]]``. Merging adds entry `
 set of partial results to entry ``slots[i]`` of another, in place. Callers pass read-only arrays
 through :func:`frozen`, so that each loop is compiled once and not again for mapped files.
 
-Sums are integers in limbs of 32 bits, as in :mod:`roost.window.sums`, but only the limbs that the
-values of a column reach are stored: four or five for most columns.
+A double is an integer multiple of 2**-1074, and so is a sum of doubles. Sums are stored as such
+integers, in limbs of 32 bits, so addition is exact and independent of the order. Only the limbs
+that the values of a column reach are stored: four or five for most columns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.window.distance import apart
+from roost.window.segment import Booleans, Doubles, Integers
 
 LIMB = 32
 # A double takes three limbs, and a sum of up to 2**31 of them one more.
@@ -26,9 +28,9 @@ LIMBS_MORE = 4
 class TotalArrays(NamedTuple):
     """Count, sum of values that are not finite, and limbs of the sum, per group."""
 
-    n: NDArray[np.int64]
-    others: NDArray[np.float64]
-    limbs: NDArray[np.int64]
+    n: Integers
+    others: Doubles
+    limbs: Integers
 
 
 def frozen(values: NDArray[Any]) -> NDArray[Any]:
@@ -40,22 +42,26 @@ def frozen(values: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def limb_range(
-    bits: NDArray[np.int64], rows: NDArray[np.int32]
-) -> tuple[int, int]:  # pragma: no cover - compiled
-    """Return the lowest and highest limb at which a finite double begins; (0, -1) without any."""
-    lowest, highest = 1 << 11, -1
+    bits: Integers, rows: NDArray[np.int32]
+) -> tuple[int, int, bool]:  # pragma: no cover - compiled
+    """Return the lowest and highest limb at which a finite double begins, and if all are finite.
+
+    The limbs are 0 and -1 without any.
+    """
+    lowest, highest, finite = 1 << 11, -1, True
     for i in range(rows.size):
         exponent = (bits[rows[i]] >> 52) & 0x7FF
         if exponent == 0x7FF:
+            finite = False
             continue
         limb = max(exponent - 1, 0) >> 5
         lowest = min(lowest, limb)
         highest = max(highest, limb)
-    return (lowest, highest) if highest >= 0 else (0, -1)
+    return (lowest, highest, finite) if highest >= 0 else (0, -1, finite)
 
 
 @njit(cache=True, nogil=True)
-def carry(limbs: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
+def carry(limbs: Integers) -> None:  # pragma: no cover - compiled
     """Normalise all limbs but the last to 0 .. 2**32 - 1; the last holds the sign."""
     for g in range(limbs.shape[0]):
         for k in range(limbs.shape[1] - 1):
@@ -66,11 +72,7 @@ def carry(limbs: NDArray[np.int64]) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def sum_doubles(
-    bits: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    base: int,
-    limbs: NDArray[np.int64],
+    bits: Integers, starts: Integers, rows: NDArray[np.int32], base: int, limbs: Integers
 ) -> None:  # pragma: no cover - compiled
     """Add the finite doubles of each group, given as bits, to its limbs from ``base`` on."""
     low_mask = (1 << LIMB) - 1
@@ -95,10 +97,7 @@ def sum_doubles(
 
 @njit(cache=True, nogil=True)
 def sum_others(
-    values: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    others: NDArray[np.float64],
+    values: Doubles, starts: Integers, rows: NDArray[np.int32], others: Doubles
 ) -> None:  # pragma: no cover - compiled
     """Add the values of each group that are not finite."""
     for g in range(starts.size - 1):
@@ -109,26 +108,21 @@ def sum_others(
 
 @njit(cache=True, nogil=True)
 def sum_whole(
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    limbs: NDArray[np.int64],
+    low: Integers, high: Integers, starts: Integers, rows: NDArray[np.int32], limbs: Integers
 ) -> None:  # pragma: no cover - compiled
     """Add the integers of each group, given as low and high halves."""
     for g in range(starts.size - 1):
+        low_sum = high_sum = 0
         for i in range(starts[g], starts[g + 1]):
-            limbs[g, 0] += low[rows[i]]
-            limbs[g, 1] += high[rows[i]]
+            low_sum += low[rows[i]]
+            high_sum += high[rows[i]]
+        limbs[g, 0] = low_sum
+        limbs[g, 1] = high_sum
 
 
 @njit(cache=True, nogil=True)
 def add_totals(
-    picks: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    source: TotalArrays,
-    shift: int,
-    target: TotalArrays,
+    picks: Integers, slots: Integers, source: TotalArrays, shift: int, target: TotalArrays
 ) -> None:  # pragma: no cover - compiled
     """Merge sums; limb 0 of the source is limb ``shift`` of the target."""
     n, others, limbs = source
@@ -143,10 +137,7 @@ def add_totals(
 
 @njit(cache=True, nogil=True)
 def add_counts(
-    picks: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    n: NDArray[np.int64],
-    n_to: NDArray[np.int64],
+    picks: Integers, slots: Integers, n: Integers, n_to: Integers
 ) -> None:  # pragma: no cover - compiled
     """Merge counts."""
     for i in range(picks.size):
@@ -156,7 +147,7 @@ def add_counts(
 @njit(cache=True, nogil=True)
 def find_extremes(
     values: NDArray[Any],
-    starts: NDArray[np.int64],
+    starts: Integers,
     rows: NDArray[np.int32],
     least: NDArray[Any],
     greatest: NDArray[Any],
@@ -175,12 +166,12 @@ def find_extremes(
 
 @njit(cache=True, nogil=True)
 def add_extremes(
-    picks: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    n: NDArray[np.int64],
+    picks: Integers,
+    slots: Integers,
+    n: Integers,
     least: NDArray[Any],
     greatest: NDArray[Any],
-    n_to: NDArray[np.int64],
+    n_to: Integers,
     least_to: NDArray[Any],
     greatest_to: NDArray[Any],
 ) -> None:  # pragma: no cover - compiled
@@ -199,11 +190,7 @@ def add_extremes(
 
 @njit(cache=True, nogil=True)
 def find_spreads(
-    values: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    means: NDArray[np.float64],
-    squares: NDArray[np.float64],
+    values: Doubles, starts: Integers, rows: NDArray[np.int32], means: Doubles, squares: Doubles
 ) -> None:  # pragma: no cover - compiled
     """Compute mean and sum of squared deviations of each group with rows."""
     for g in range(starts.size - 1):
@@ -228,14 +215,14 @@ def find_spreads(
 
 @njit(cache=True, nogil=True)
 def add_spreads(
-    picks: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    n: NDArray[np.int64],
-    means: NDArray[np.float64],
-    squares: NDArray[np.float64],
-    n_to: NDArray[np.int64],
-    means_to: NDArray[np.float64],
-    squares_to: NDArray[np.float64],
+    picks: Integers,
+    slots: Integers,
+    n: Integers,
+    means: Doubles,
+    squares: Doubles,
+    n_to: Integers,
+    means_to: Doubles,
+    squares_to: Doubles,
 ) -> None:  # pragma: no cover - compiled
     """Merge spreads (Chan, Golub and LeVeque)."""
     for i in range(picks.size):
@@ -256,13 +243,13 @@ def add_spreads(
 
 @njit(cache=True, nogil=True)
 def group_distances(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    starts: NDArray[np.int64],
+    x: Doubles,
+    y: Doubles,
+    starts: Integers,
     rows: NDArray[np.int32],
-    centres: NDArray[np.float64],
+    centres: Doubles,
     lonlat: bool,
-) -> NDArray[np.float64]:  # pragma: no cover - compiled
+) -> Doubles:  # pragma: no cover - compiled
     """Return the distance of each row from its group's centre."""
     distances = np.empty(rows.size)
     for g in range(starts.size - 1):
@@ -274,8 +261,8 @@ def group_distances(
 
 @njit(cache=True, nogil=True)
 def not_farther_than_kth(
-    distances: NDArray[np.float64], starts: NDArray[np.int64], k: NDArray[np.int64]
-) -> NDArray[np.bool_]:  # pragma: no cover - compiled
+    distances: Doubles, starts: Integers, k: Integers
+) -> Booleans:  # pragma: no cover - compiled
     """Return whether each row is at most as far as the k-th nearest of its group."""
     kept = np.ones(distances.size, np.bool_)
     for g in range(starts.size - 1):

@@ -1,10 +1,9 @@
 """Distance join in space and time: all pairs of points within a distance and a time.
 
-The points of one set are sorted by time slab, row of latitude (or y), and rank by longitude (or
-x), packed into one integer. For each point of the other set, only the rows and slabs within its
-reach are searched, by binary search on x. Rows and slabs are as high as the reach, so at most
-three of each are searched. They cover the range of most points; outliers share the outermost ones,
-so a few remote points do not make every row too high.
+The points of one set are sorted by time slab, row of latitude (or y), and rank by longitude (or x),
+packed into one integer. For each point of the other set, only the rows and slabs within its reach
+are searched, by binary search on x. Rows and slabs are as high as the reach, so at most three of
+each are searched. They cover the range of most points; outliers share the outermost ones.
 
 The row is a monotone function of the coordinate, and reaches are rounded up. So no pair is missed,
 and the circle test of the kernel decides the rest, also across the antimeridian and at the poles.
@@ -25,10 +24,8 @@ from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.space import EARTH_RADIUS_M
 from roost.window.distance import apart
 from roost.window.grouped_loops import frozen
-from roost.window.segment import PointColumns
+from roost.window.segment import Doubles, Integers, PointColumns
 
-Integers = NDArray[np.int64]
-Doubles = NDArray[np.float64]
 Found = tuple[Integers, Integers, Doubles]
 
 CHUNK = 1 << 18  # pairs in a chunk
@@ -128,21 +125,18 @@ def times_near(first: Integers, last: Integers, within: int) -> tuple[Integers, 
     return low, high
 
 
-def turns_near(
-    x0: Doubles, x1: Doubles, beside: Doubles, left: float, right: float, lonlat: bool
+def _turns_near(
+    x: Doubles, beside: Doubles, left: float, right: float, lonlat: bool
 ) -> tuple[Integers, Integers]:
-    """Return by how many turns of 360 degrees ranges of longitudes reach ``left`` to ``right``."""
+    """Return by how many turns of 360 degrees longitudes reach ``left`` to ``right``."""
     if not lonlat:
-        none = np.zeros(x0.size, np.int64)
+        none = np.zeros(x.size, np.int64)
         return none, none
-    reach = np.where(np.isinf(beside), 0.0, beside)
-    first = np.ceil((left - x1 - reach) / 360.0 - TURN_SLACK)
-    last = np.floor((right - x0 + reach) / 360.0 + TURN_SLACK)
     around = np.isinf(beside)
-    return (
-        np.where(around, 0.0, first).astype(np.int64),
-        np.where(around, 0.0, last).astype(np.int64),
-    )
+    reach = np.where(around, 0.0, beside)
+    first = np.where(around, 0.0, np.ceil((left - x - reach) / 360.0 - TURN_SLACK))
+    last = np.where(around, 0.0, np.floor((right - x + reach) / 360.0 + TURN_SLACK))
+    return first.astype(np.int64), last.astype(np.int64)
 
 
 @njit(cache=True, nogil=True)
@@ -215,24 +209,10 @@ def _sweep(
 def near_chunks(
     one: PointColumns, other: PointColumns, distance: float, within: int, lonlat: bool
 ) -> Iterator[Found]:
-    """Find all pairs of points within a distance and a time of each other.
+    """Find all pairs of points within a distance and a time of each other, inclusive.
 
-    Parameters
-    ----------
-    one, other
-        Two sets of points.
-    distance
-        Maximum distance, inclusive: metres on lon/lat, coordinate units on a plane.
-    within
-        Maximum difference of event times, inclusive.
-    lonlat
-        Whether coordinates are degrees.
-
-    Yields
-    ------
-    i, j, distances
-        Indices into the two sets, in no particular order, and the distance of each pair; in
-        chunks of about ``CHUNK`` pairs.
+    Yields chunks of about ``CHUNK`` pairs, in no particular order: the indices into the two sets,
+    and the distances (metres on lon/lat, coordinate units on a plane).
 
     Examples
     --------
@@ -267,7 +247,7 @@ def near_chunks(
     keys = np.sort((_cells(by, frozen(slabs_of(bt)), grid) << RANK_BITS) | ranks)
     by_key = by_x[keys & ((1 << RANK_BITS) - 1)]
     by_rank = bx[by_x]
-    turns = turns_near(ax, ax, reach.beside, float(by_rank[0]), float(by_rank[-1]), lonlat)
+    turns = _turns_near(ax, reach.beside, float(by_rank[0]), float(by_rank[-1]), lonlat)
     order = np.arange(ax.size)
     if bx.size > CACHED:
         # Probes in spatial order find their targets in the processor's cache.

@@ -1,9 +1,8 @@
 """k nearest neighbours: the k rows of a segment that are nearest to a point.
 
-Zones are visited by the minimum distance of their boxes, a few at first and then twice as many
-each time, until the k-th row found is nearer than the next zone. For lon/lat coordinates the
-minimum distance is measured on the sphere, so boxes beyond the antimeridian or across a pole are
-handled correctly.
+Zones are visited by the minimum distance of their boxes, a few at first and then twice as many each
+time, until the k-th row found is nearer than the next zone. On lon/lat the minimum distance is
+measured on the sphere, so boxes beyond the antimeridian or across a pole are handled correctly.
 """
 
 from __future__ import annotations
@@ -15,28 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
-from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
 from roost.kernel.shapes import half_arc
 from roost.model.arrays import as_arrow
-from roost.model.space import EARTH_RADIUS_M, Coordinates
+from roost.window.distance import apart, arc_m
 from roost.window.evaluate import ALL, Live, on_live_side, satisfying
-from roost.window.segment import PointColumns, Rows, WindowSegment, first_time
-
-Distances = NDArray[np.float64]
+from roost.window.segment import Doubles, Integers, PointColumns, Rows, WindowSegment, first_time
 
 ZONES_AT_FIRST = 4
 # Rounding error of a haversine; a zone is skipped only if it is farther by more.
 ARC_SLACK = 1e-14
 ARC_MARGIN = 1e-12
 DEGREE_SLACK = 1e-9
-
-
-@njit(cache=True, nogil=True)
-def _arc_m(arc: float) -> float:  # pragma: no cover - compiled
-    """Return the distance in metres of a haversine."""
-    return 2.0 * EARTH_RADIUS_M * math.asin(math.sqrt(min(max(arc, 0.0), 1.0)))
 
 
 @njit(cache=True, nogil=True)
@@ -66,15 +56,15 @@ def _least_arc(
 
 @njit(cache=True, nogil=True)
 def _reaches(
-    pieces: NDArray[np.int64], boxes: NDArray[np.float64], x: float, y: float, lonlat: bool
-) -> NDArray[np.float64]:  # pragma: no cover - compiled
+    pieces: Integers, boxes: Doubles, x: float, y: float, lonlat: bool
+) -> Doubles:  # pragma: no cover - compiled
     """Return a lower bound of the distance to the rows of each piece."""
     reaches = np.empty(pieces.shape[0])
     for k in range(pieces.shape[0]):
         box = boxes[pieces[k, 2]]
         if lonlat:
             arc = _least_arc(x, y, box[0], box[1], box[2], box[3])
-            reaches[k] = _arc_m(arc * (1.0 - ARC_MARGIN) - ARC_SLACK)
+            reaches[k] = arc_m(arc * (1.0 - ARC_MARGIN) - ARC_SLACK)
         else:
             # Rounding is monotone here, so no slack is needed.
             dx = max(box[0] - x, x - box[2], 0.0)
@@ -86,13 +76,13 @@ def _reaches(
 @njit(cache=True, nogil=True)
 def _measure(
     points: PointColumns,
-    pieces: NDArray[np.int64],
+    pieces: Integers,
     x: float,
     y: float,
     lonlat: bool,
     since: Whole,
     at_most: float,
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:  # pragma: no cover - compiled
+) -> tuple[Doubles, Integers]:  # pragma: no cover - compiled
     """Return distances and rows that are near enough and not older than ``since``."""
     px, py, time = points
     room = 0
@@ -105,12 +95,7 @@ def _measure(
         for row in range(pieces[k, 0], pieces[k, 1]):
             if time[row] < since:
                 continue
-            if lonlat:
-                distance = _arc_m(half_arc(x, y, px[row], py[row]))
-            else:
-                dx = px[row] - x
-                dy = py[row] - y
-                distance = math.sqrt(dx * dx + dy * dy)
+            distance = apart(x, y, px[row], py[row], lonlat)
             if distance <= at_most:
                 distances[found] = distance
                 rows[found] = row
@@ -127,37 +112,17 @@ def nearest(
     predicate: str | None = None,
     partition_ids: Collection[int] | None = None,
     at_most: float = math.inf,
-) -> tuple[Distances, Rows]:
-    """Find the nearest rows, ordered by distance and then identifier.
+) -> tuple[Doubles, Rows]:
+    """Find the ``k`` rows nearest to a point, ordered by distance and then identifier.
 
-    Parameters
-    ----------
-    segment
-        Segment to search.
-    x, y
-        Centre of the search.
-    k
-        Maximum number of rows.
-    live
-        Live rows of the segment.
-    predicate
-        Condition on the attributes.
-    partition_ids
-        Only rows of these partitions; None selects all.
-    at_most
-        Maximum distance; the k-th distance of other segments excludes most of this one.
-
-    Returns
-    -------
-    distances, rows
-        Metres on lon/lat, coordinate units on a plane; and the rows.
+    Doubles are metres on lon/lat, coordinate units on a plane. If ``at_most`` is the k-th
+    distance of another segment, most of this one is skipped. ``partition_ids`` None selects all.
     """
     since = first_time(live.time_after)
     distances, rows = np.empty(0), np.empty(0, np.int64)
     if since is None or k < 1:
         return distances, rows
-    lonlat = segment.space.coordinates is Coordinates.LONLAT
-    place = (float(x), float(y), lonlat)
+    place = (float(x), float(y), segment.lonlat)
     pieces = segment.pieces(partition_ids)
     pieces = pieces[segment.zone_times[pieces[:, 2], 1] >= since]
     reaches = _reaches(pieces, segment.zone_boxes, *place)
@@ -181,8 +146,8 @@ def nearest(
 
 
 def _live_matches(
-    segment: WindowSegment, distances: Distances, rows: Rows, live: Live, predicate: str | None
-) -> tuple[Distances, Rows]:
+    segment: WindowSegment, distances: Doubles, rows: Rows, live: Live, predicate: str | None
+) -> tuple[Doubles, Rows]:
     if live.line is None and predicate is None:
         return distances, rows
     order = np.argsort(rows)  # rows are unique, so a kept row is found by binary search
@@ -191,7 +156,7 @@ def _live_matches(
     return distances[places], kept
 
 
-def ranked(distances: Distances, ids: pa.Array) -> NDArray[np.int64]:
+def ranked(distances: Doubles, ids: pa.Array) -> Integers:
     """Return the stable order by distance and then identifier."""
     table = pa.table({"distance": as_arrow(distances), "id": ids})
     keys = [("distance", "ascending"), ("id", "ascending")]

@@ -1,9 +1,8 @@
 """Requested output of a standing query in place of single matches: aggregates or nearest points.
 
-A request has it as text, such as ``count, avg(fare), quantile(fare, 0.5)``, or as a number of
-nearest points. The text is untrusted, so it is read with the tokens and limits of predicates, and
-every error names the part that is wrong. Column names follow the rules of predicates: identifiers,
-or any text between backquotes; double quotes are accepted, too.
+A request has a text, such as ``count, avg(fare), quantile(fare, 0.5)``, or a number of nearest
+points. The text is untrusted, so it is read with the tokens and limits of predicates. Column names
+follow the rules of predicates: identifiers, or any text between backquotes or double quotes.
 
 This module only parses and prints; :mod:`roost.window.panes` computes.
 """
@@ -27,12 +26,7 @@ _TAKES_RANK = "quantile"
 
 
 def parse_aggregates(text: str) -> AggregateSpec:
-    """Parse a list of aggregates.
-
-    Parameters
-    ----------
-    text
-        Functions with their columns, separated by commas. Function names are case-insensitive.
+    """Parse functions with their columns, separated by commas; names are case-insensitive.
 
     Raises
     ------
@@ -102,12 +96,10 @@ class _Reader:
 
     def _rank(self) -> float:
         value = self._next.value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._expected("a quantile's rank from 0 to 1")
-        if not 0.0 <= value <= 1.0:
-            raise self._expected("a quantile's rank from 0 to 1")
-        self._place += 1
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+            self._place += 1
+            return float(value)
+        raise self._expected("a quantile's rank from 0 to 1")
 
     def _accept(self, text: str) -> bool:
         found = self._next.kind == "operator" and self._next.text == text
@@ -126,14 +118,9 @@ class _Reader:
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """Either aggregates or a number of nearest points.
+    """Either aggregates over the points of the window that a query matches, or the nearest of them.
 
-    Parameters
-    ----------
-    aggregate
-        Aggregates over all points of the window that the query matches.
-    nearest
-        Number of matching points nearest to the centre of the query's circle.
+    ``nearest`` is the number of points nearest to the centre of the query's circle.
 
     Raises
     ------
@@ -176,13 +163,7 @@ class RequestedOutput:
     @staticmethod
     @lru_cache(maxsize=CACHED_TEXTS)
     def parse(text: str) -> RequestedOutput:
-        """Parse ``aggregate ...`` or ``nearest ...``.
-
-        Raises
-        ------
-        ConfigError
-            If the text is neither.
-        """
+        """Parse ``aggregate ...`` or ``nearest ...``; raise ``ConfigError`` for other texts."""
         first, _, rest = text.strip().partition(" ")
         if first == KEY:
             return RequestedOutput(aggregate=parse_aggregates(rest))
@@ -194,19 +175,6 @@ class RequestedOutput:
         return RequestedOutput(nearest=int(number))
 
     def check(self, attributes: pa.Schema, id_type: pa.DataType) -> None:
-        """Check the columns and their types.
-
-        Parameters
-        ----------
-        attributes
-            The points' attributes.
-        id_type
-            Type of their identifiers.
-
-        Raises
-        ------
-        ConfigError
-            If a column does not exist or its type does not fit the function.
-        """
+        """Raise :class:`ConfigError` if a column does not exist or does not fit its function."""
         if self.aggregate is not None:
             self.aggregate.result_schema(attributes, id_type)

@@ -1,18 +1,16 @@
 """Panes: what a batch adds to each standing query with aggregates or nearest points.
 
-Such a query has a new result after every batch, over all points of its window. Matching the whole
-window again would be expensive. Instead each machine matches only the points of the batch, and
-stores with them a *pane*: the pairs of query and point, and the partial results of each query.
-Panes are never changed and never moved. The result of a query is the merge of its panes of all
-live batches (:mod:`roost.window.results`), so it does not depend on which machine a query or a
-point was on.
+Such a query has a new result after every batch, over all points of its window. Instead of matching
+the whole window again, each machine matches only the points of the batch, and stores with them a
+*pane*: the pairs of query and point, and the partial results of each query. Panes are never changed
+and never moved. The result of a query is the merge of its panes of all live batches
+(:mod:`roost.window.results`), on whichever machine they were written.
 
 While a batch is entirely in the window, its partial results are used unchanged. When a limit of
 time or a count falls inside the batch, its pairs are filtered and aggregated again.
 
-A query is identified here by its created position in the query log, so a query that is registered
-again under the same identifier starts anew. A pane is a set of named arrays, stored beside those of
-its segment.
+A query is identified by its created position in the query log, so a query that is registered again
+under the same identifier starts anew.
 """
 
 from __future__ import annotations
@@ -30,44 +28,46 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from roost.model.arrays import as_arrow, as_numpy
-from roost.model.space import Coordinates
-from roost.window.aggregate import FUNCTIONS, read_column
+from roost.window.aggregate import ACCUMULATORS, Key, key_of, read_column
 from roost.window.evaluate import Live, above_line
-from roost.window.grouped import Counts, Doubles, Grouped, Groups, Integers, Spreads, Totals
+from roost.window.grouped import (
+    Counts,
+    DistinctSketches,
+    Grouped,
+    Groups,
+    RankSketches,
+    Spreads,
+    Stored,
+    Totals,
+)
 from roost.window.grouped_extremes import ExtremeValues, TextExtremes
 from roost.window.grouped_loops import frozen, group_distances, not_farther_than_kth
-from roost.window.grouped_sketches import DistinctSketches, RankSketches
 from roost.window.output import RequestedOutput
-from roost.window.segment import Arrays, WindowSegment
+from roost.window.segment import (
+    Arrays,
+    Doubles,
+    Integers,
+    WindowSegment,
+    pack_columns,
+    unpack_columns,
+)
 
 PREFIX = "pane."
 ROW_BITS = 32
-
-# Kind of accumulator and its column; None counts points.
-Key = tuple[str, str | None]
 POINTS: Key = ("Count", None)
-
-_KINDS: dict[str, type[Any]] = {
-    "Count": Counts,
-    "Total": Totals,
-    "Extremes": ExtremeValues,
-    "Spread": Spreads,
-    "Distinct": DistinctSketches,
-    "Ranks": RankSketches,
-}
+NEAR: Key = ("Near", None)
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """The nearest rows of the queries that request them, by query."""
+class Near(Stored):
+    """Rows and distances of the nearest points, by query."""
 
-    codes: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    distances: Doubles
+    row: NDArray[np.int32]
+    distance: Doubles
 
 
 # Names in stored panes.
-_STORED: dict[str, type[Any]] = {
+_STORED: dict[str, type[Stored]] = {
     "Counts": Counts,
     "Totals": Totals,
     "Extremes": ExtremeValues,
@@ -80,28 +80,14 @@ _STORED: dict[str, type[Any]] = {
 _STORED_NAMES = {kind: name for name, kind in _STORED.items()}
 
 
-def key_of(function: str, column: str | None) -> Key:
-    """Return the accumulator that a function requires."""
-    return FUNCTIONS[function].accumulator.__name__, column
-
-
 @dataclass(frozen=True, eq=False)
 class Pane:
     """Pairs and partial results of one segment.
 
-    Parameters
-    ----------
-    created
-        Created positions of the queries that match a point here, ascending; the index of a query
-        is its *code*.
-    groups
-        Rows of the segment by code.
-    texts
-        The distinct outputs that these queries request.
-    text_of
-        Index in ``texts`` of each query's output.
-    centres
-        Centre of each query's circle.
+    ``created`` has the created positions of the queries that match a point here, ascending; the
+    index of a query is its *code*. ``groups`` has the rows of the segment by code, ``texts`` the
+    distinct outputs that the queries request, ``text_of`` their indices by code, and ``centres``
+    the centres of the queries' circles.
     """
 
     created: Integers
@@ -147,16 +133,12 @@ class Pane:
     def _parts(self) -> dict[Key, tuple[NDArray[np.int32], Any]]:
         parts: dict[Key, tuple[NDArray[np.int32], Any]] = {}
         for stream in self._streams:
-            batch = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
+            batch = unpack_columns(stream)
             about = json.loads(batch.schema.metadata[b"part"])
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             codes = as_numpy(columns.pop("code"))
-            if about["kind"] == Near.__name__:
-                part: Any = Near(codes, as_numpy(columns["row"]), as_numpy(columns["distance"]))
-            else:
-                part = _STORED[about["kind"]].stored(columns, about["facts"])
             kind, column = about["key"]
-            parts[kind, column] = codes, part
+            parts[kind, column] = codes, _STORED[about["kind"]].stored(columns, about["facts"])
         return parts
 
     def part(self, key: Key) -> tuple[NDArray[np.int32], Grouped] | None:
@@ -166,22 +148,14 @@ class Pane:
         return self._parts.get(key)
 
     @property
-    def near(self) -> Near | None:
-        """The nearest rows; None if no query requests them."""
-        found = self._parts.get((Near.__name__, None))
-        return None if found is None else found[1]
+    def near(self) -> tuple[NDArray[np.int32], Near] | None:
+        """Codes and nearest points; None if no query requests them."""
+        return self._parts.get(NEAR)
 
     def alive(self, segment: WindowSegment, live: Live, codes: Integers) -> Pane | None:
         """Rebuild the pane of some queries from the live rows; return None without any.
 
-        Parameters
-        ----------
-        segment
-            The pane's segment.
-        live
-            Its live rows.
-        codes
-            The queries, ascending.
+        ``segment`` is that of the pane; ``codes`` are the queries, ascending.
         """
         kept = np.ones(segment.size, bool)
         if live.time_after is not None:
@@ -211,29 +185,15 @@ def build_pane(
     rows: Integers,
     outputs: Mapping[int, tuple[str, float, float]],
 ) -> Arrays:
-    """Build the pane of a segment.
+    """Build the pane of a segment: arrays to store with those of the segment, none without pairs.
 
     Parameters
     ----------
-    segment
-        The points of a machine and batch.
     created, rows
         Pairs of query, by created position, and row; in any order, each once.
     outputs
-        Requested output of each query (:attr:`RequestedOutput.text`), and the centre of its
-        circle, which only nearest points need. May have queries without pairs.
-
-    Returns
-    -------
-    dict
-        Arrays to store with those of the segment; empty without pairs.
-
-    Raises
-    ------
-    ValueError
-        If a query of the pairs is not in ``outputs``.
-    ConfigError
-        If a requested column does not exist.
+        Requested output of each query (:attr:`RequestedOutput.text`), and the centre of its circle,
+        which only nearest points need. May have queries without pairs.
     """
     if not created.size:
         return {}
@@ -277,8 +237,6 @@ def _compute(
         if column_name is None:
             continue  # the sizes of the groups count the points
         column = read_column(segment, column_name)
-        if pt.is_dictionary(column.type):
-            column = column.dictionary_decode()
         present = groups.without_nulls(column)
         for key, places in keys.items():
             requested = np.zeros(len(texts), bool)
@@ -286,29 +244,24 @@ def _compute(
             codes = np.flatnonzero(requested[text_of])
             if codes.size:
                 grouped = _kind(key, column).of(column, present.take(codes))
-                streams.append(_pack(key, codes, grouped.columns(), grouped, grouped.facts()))
+                streams.append(_pack(key, codes, grouped))
     if counts.any():
         streams += _nearest_rows(segment, groups, counts[text_of], centres)
     return Pane(created, groups, texts, text_of, centres, tuple(streams))
 
 
-def _kind(key: Key, column: pa.Array) -> type[Any]:
+def _kind(key: Key, column: pa.Array) -> type[Grouped]:
+    if key[0] != "Extremes":
+        return ACCUMULATORS[key[0]]
     text = pt.is_string(column.type) or pt.is_large_string(column.type)
-    return TextExtremes if text and key[0] == "Extremes" else _KINDS[key[0]]
+    return TextExtremes if text else ExtremeValues
 
 
-def _pack(
-    key: Key, codes: NDArray[Any], columns: dict[str, pa.Array], kind: object, facts: dict[str, Any]
-) -> NDArray[np.uint8]:
+def _pack(key: Key, codes: NDArray[Any], part: Stored) -> NDArray[np.uint8]:
     """Write one part into an Arrow stream."""
-    columns = {"code": as_arrow(codes.astype(np.int32)), **columns}
-    about = {"key": key, "kind": _STORED_NAMES[type(kind)], "facts": facts}
-    fields = [(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={"part": json.dumps(about)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
-    return np.frombuffer(sink.getvalue(), np.uint8)
+    columns = {"code": as_arrow(codes.astype(np.int32)), **part.columns()}
+    about = {"key": key, "kind": _STORED_NAMES[type(part)], "facts": part.facts()}
+    return pack_columns(columns, {"part": json.dumps(about)})
 
 
 def _nearest_rows(
@@ -319,17 +272,15 @@ def _nearest_rows(
     if not codes.size:
         return
     mine = groups.take(codes)
-    lonlat = segment.space.coordinates is Coordinates.LONLAT
     places = (frozen(segment.x), frozen(segment.y))
-    distances = group_distances(*places, *mine.frozen, frozen(centres[codes]), lonlat)
+    distances = group_distances(*places, *mine.frozen, frozen(centres[codes]), segment.lonlat)
     limits = counts[codes]
     kept = not_farther_than_kth(frozen(distances), frozen(mine.starts), frozen(limits))
     owners = np.repeat(np.arange(codes.size), mine.sizes)[kept]
     rows, distances = mine.rows[kept], distances[kept]
     order, _ = first_nearest(owners, distances, segment.ids.take(as_arrow(rows)), limits)
-    near = Near(codes[owners[order]].astype(np.int32), rows[order], distances[order])
-    columns = {"row": as_arrow(near.rows), "distance": as_arrow(near.distances)}
-    yield _pack((Near.__name__, None), near.codes, columns, near, {})
+    near = Near(rows[order], distances[order])
+    yield _pack(NEAR, codes[owners[order]], near)
 
 
 def first_nearest(
@@ -337,17 +288,8 @@ def first_nearest(
 ) -> tuple[Integers, Integers]:
     """Select the nearest points of each owner, by distance and then identifier.
 
-    Parameters
-    ----------
-    owners, distances, ids
-        Owner, distance and identifier of each point.
-    limits
-        Maximum number of points of each owner.
-
-    Returns
-    -------
-    order, ranks
-        Indices of the selected points by owner and rank, and their ranks from 0 on.
+    ``limits`` has the maximum number of points by owner. Returns the indices of the selected points
+    by owner and rank, and their ranks from 0 on.
     """
     table = pa.table({"owner": as_arrow(owners), "distance": as_arrow(distances), "id": ids})
     keys = [(name, "ascending") for name in table.column_names]

@@ -16,13 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.model.arrays import as_arrow
-from roost.window.aggregate import FUNCTIONS, Function
+from roost.window.aggregate import FUNCTIONS, Function, Key, key_of
 from roost.window.evaluate import Live
-from roost.window.grouped import Contribution, Integers, Values
+from roost.window.grouped import Contribution, Values
 from roost.window.grouped_loops import frozen, not_farther_than_kth
 from roost.window.output import RequestedOutput
-from roost.window.panes import Key, Pane, first_nearest, is_whole, key_of
-from roost.window.segment import WindowSegment
+from roost.window.panes import Pane, first_nearest, is_whole
+from roost.window.segment import Booleans, Doubles, Integers, WindowSegment
 
 NARROW_MAX = 1 << 16  # numpy sorts 16-bit numbers in linear time
 
@@ -36,19 +36,17 @@ AGGREGATES = pa.schema(
 )
 
 
-def nearest_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of the nearest points."""
-    return pa.schema(
-        [
-            ("created_position", pa.int64()),
-            ("rank", pa.int32()),
-            ("point_id", id_type),
-            ("event_time", pa.int64()),
-            ("distance", pa.float64()),
-            ("x", pa.float64()),
-            ("y", pa.float64()),
-        ]
-    )
+NEAREST = pa.schema(
+    [
+        ("created_position", pa.int64()),
+        ("rank", pa.int32()),
+        ("point_id", pa.int64()),  # or the type of the points' identifiers
+        ("event_time", pa.int64()),
+        ("distance", pa.float64()),
+        ("x", pa.float64()),
+        ("y", pa.float64()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +80,8 @@ class _Queries:
         return slots
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A pane with the slot of each of its codes."""
-
-    segment: WindowSegment
-    pane: Pane
-    slots: Integers
+# A pane with the slot of each of its codes.
+_Source = tuple[WindowSegment, Pane, Integers]
 
 
 def standing_results(
@@ -105,7 +98,7 @@ def standing_results(
     queries
         Requested output of each query by created position; results have this order.
     id_type
-        Type of the points' identifiers, for a window without segments; integers by default.
+        Type of the points' identifiers, for a window without segments.
 
     Returns
     -------
@@ -113,23 +106,18 @@ def standing_results(
         The first has a row for each query and function, also without points: numbers and booleans
         in ``number``, texts and ISO times in ``text``. The second has a row for each of a query's
         nearest points, by rank from 1; ties are broken by identifier.
-
-    Raises
-    ------
-    ValueError
-        If a pane was built for another output of the same query.
     """
     known = _Queries.of(queries)
-    sources = []
+    sources: list[_Source] = []
     for segment, pane, live in parts:
         slots = known.slots_in(pane)
         codes = np.flatnonzero(slots >= 0)
         if not codes.size:
             continue
         if is_whole(segment, live):
-            sources.append(_Source(segment, pane, slots))
+            sources.append((segment, pane, slots))
         elif (rest := pane.alive(segment, live, codes)) is not None:
-            sources.append(_Source(segment, rest, known.slots_in(rest)))
+            sources.append((segment, rest, known.slots_in(rest)))
     ids = parts[0][0].ids.type if parts else (id_type or pa.int64())
     return _aggregates(known, sources), _nearest(known, sources, ids)
 
@@ -219,36 +207,36 @@ def _aggregates(queries: _Queries, sources: list[_Source]) -> pa.Table:
 def _merged(key: Key, sources: list[_Source], place_of: Integers, size: int) -> Any | None:
     """Merge an accumulator of all sources; return None if no source has it."""
     parts = []
-    for source in sources:
-        part = source.pane.part(key)
+    for _, pane, slots_of in sources:
+        part = pane.part(key)
         if part is None:
             continue
         codes, grouped = part
-        slots = source.slots[codes]
+        slots = slots_of[codes]
         picks = np.flatnonzero((slots >= 0) & (place_of[slots] >= 0))
         if picks.size:
             parts.append(Contribution(grouped, picks, place_of[slots[picks]]))
     return type(parts[0].grouped).merged(parts, size) if parts else None
 
 
-def _nullable(numbers: NDArray[np.float64], known: NDArray[np.bool_]) -> pa.Array:
+def _nullable(numbers: Doubles, known: Booleans) -> pa.Array:
     bits = np.packbits(known, bitorder="little")
     buffers = [pa.py_buffer(bits), pa.py_buffer(numbers)]
     return pa.Array.from_buffers(pa.float64(), numbers.size, buffers)
 
 
 def _nearest(queries: _Queries, sources: list[_Source], id_type: pa.DataType) -> pa.Table:
-    schema = nearest_schema(id_type)
+    schema = NEAREST.set(2, pa.field("point_id", id_type))
     limits = np.array(
         [RequestedOutput.parse(text).nearest or 0 for text in queries.texts], np.int64
     )
     found = []
-    for source in sources:
-        near = source.pane.near
-        if near is not None:
-            slots = source.slots[near.codes]
+    for segment, pane, slots_of in sources:
+        if pane.near is not None:
+            codes, near = pane.near
+            slots = slots_of[codes]
             mine = np.flatnonzero(slots >= 0)
-            found.append((source.segment, slots[mine], near.rows[mine], near.distances[mine]))
+            found.append((segment, slots[mine], near.row[mine], near.distance[mine]))
     if not sum(slots.size for _, slots, _, _ in found):
         return schema.empty_table()
     limit_of = limits[queries.text_of]
@@ -263,12 +251,10 @@ def _nearest(queries: _Queries, sources: list[_Source], id_type: pa.DataType) ->
     return pa.Table.from_arrays([chosen[name] for name in schema.names], schema=schema)
 
 
-_Found = tuple[WindowSegment, Integers, NDArray[np.int32], NDArray[np.float64]]
+_Found = tuple[WindowSegment, Integers, NDArray[np.int32], Doubles]
 
 
-def _near_enough(
-    owners: Integers, distances: NDArray[np.float64], limit_of: Integers
-) -> NDArray[np.bool_]:
+def _near_enough(owners: Integers, distances: Doubles, limit_of: Integers) -> Booleans:
     """Return whether each point may be among its query's nearest, up to ties in distance."""
     narrow = owners.astype(np.uint16) if limit_of.size <= NARROW_MAX else owners
     order = np.argsort(narrow, kind="stable")
@@ -279,7 +265,7 @@ def _near_enough(
     return kept
 
 
-def _gather(found: Iterable[_Found], kept: NDArray[np.bool_]) -> dict[str, pa.Array]:
+def _gather(found: Iterable[_Found], kept: Booleans) -> dict[str, pa.Array]:
     """Return the columns of the selected points, in the order of their segments."""
     pieces: dict[str, list[pa.Array]] = {}
     begin = 0

@@ -4,9 +4,8 @@ Points are sorted by partition and, within it, in Z-order, so a rectangle is a f
 A zone map holds the minimum and maximum coordinates and times of every ``ZONE_ROWS`` rows: most of
 a segment is decided without reading a point.
 
-A segment is a set of named arrays, like a segment of queries. It is memory-mapped, never read as a
-whole and never changed. Identifiers and attributes are one Arrow stream in it, which is read
-without a copy, and only on first access.
+A segment is a set of named arrays, memory-mapped and never changed. Identifiers and attributes are
+one Arrow stream in it, which is read without a copy, and only on first access.
 """
 
 from __future__ import annotations
@@ -27,31 +26,40 @@ from roost.kernel.cells import IndexGrid, Whole, code_points, sort_codes
 from roost.model.arrays import as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import TIMESTAMP, PointBlock
-from roost.model.space import Space
+from roost.model.space import Coordinates, Space
 from roost.workload.cells import CellCounts
 
 ZONE_ROWS = 512
 NO_ALIASES: Mapping[str, Any] = {}
 PLACES_MAX_16 = 1 << 16
 
+# Arrays of a file in the order of the fields of a segment.
+STORED = (
+    *("x", "y", "time", "zone_boxes", "zone_times", "partition_ids", "partition_starts"),
+    *("cells", "cell_counts", "space", "columns", "aliases"),
+)
+
 Arrays = dict[str, NDArray[Any]]
-Rows = NDArray[np.int64]
+Integers = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+Rows = Integers  # indices into the arrays of a segment
 Bounds = tuple[float, float, float, float]
 
 
 class PointColumns(NamedTuple):
     """Coordinates and event times of points, for compiled loops."""
 
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    time: NDArray[np.int64]
+    x: Doubles
+    y: Doubles
+    time: Integers
 
 
 class ZoneMaps(NamedTuple):
     """Bounds ``x0, y0, x1, y1`` and minimum and maximum time of every ``ZONE_ROWS`` rows."""
 
-    boxes: NDArray[np.float64]
-    times: NDArray[np.int64]
+    boxes: Doubles
+    times: Integers
 
 
 @njit(cache=True, nogil=True)
@@ -72,9 +80,7 @@ def _fill_zone_maps(points: PointColumns, zones: ZoneMaps) -> None:  # pragma: n
 
 
 @njit(cache=True, nogil=True)
-def cut_runs(
-    starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def cut_runs(starts: Integers, stops: Integers) -> Integers:  # pragma: no cover - compiled
     """Split runs of rows at zone borders: first row, end row (exclusive) and zone of each."""
     count = 0
     for k in range(starts.size):
@@ -95,13 +101,7 @@ def cut_runs(
 
 @njit(cache=True, nogil=True)
 def _misses(
-    zone: Whole,
-    zones: ZoneMaps,
-    x0: float,
-    y0: float,
-    x1: float,
-    y1: float,
-    since: Whole,
+    zone: Whole, zones: ZoneMaps, x0: float, y0: float, x1: float, y1: float, since: Whole
 ) -> bool:  # pragma: no cover - compiled
     """Return whether no row of a zone can be in a box and not older than ``since``."""
     boxes, times = zones
@@ -113,13 +113,13 @@ def _misses(
 def _find_rows(
     points: PointColumns,
     zones: ZoneMaps,
-    pieces: NDArray[np.int64],
+    pieces: Integers,
     x0: float,
     y0: float,
     x1: float,
     y1: float,
     since: Whole,
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+) -> Integers:  # pragma: no cover - compiled
     """Return the rows of some pieces that lie in a closed box and are not older than a time."""
     x, y, time = points
     boxes, times = zones
@@ -174,34 +174,16 @@ def build(
     block: PointBlock,
     cells: NDArray[np.int32],
     places: NDArray[np.int32],
-    partition_ids: NDArray[np.int64],
+    partition_ids: Integers,
     space: Space,
     order: NDArray[np.int32] | None = None,
     aliases: Mapping[str, Alias] = NO_ALIASES,
 ) -> Arrays:
-    """Build the segment of one machine and batch.
+    """Build the segment of one machine and batch, for :meth:`WindowSegment.open`.
 
-    Parameters
-    ----------
-    block
-        The points, with all attributes that a query may read.
-    cells
-        Cell of each point in the grid of the plan.
-    places
-        Index of each point's partition in ``partition_ids``.
-    partition_ids
-        Identifiers of the plan's partitions.
-    space
-        Bounds and coordinates of the points.
-    order
-        Result of :func:`row_order`, if the caller has it.
-    aliases
-        Further attributes that duplicate a stored column.
-
-    Returns
-    -------
-    dict
-        Arrays for a segment file, to be opened with :meth:`WindowSegment.open`.
+    ``cells`` are the points' cells in the grid of the plan, ``places`` the indices of their
+    partitions in ``partition_ids``, ``order`` is the result of :func:`row_order`, if the caller has
+    it, and ``aliases`` are further attributes that duplicate a stored column.
     """
     if order is None:
         order = row_order(block, places, partition_ids.size, space)
@@ -223,48 +205,51 @@ def build(
         "partition_starts": np.concatenate([[0], np.cumsum(counts[present])]).astype(np.int64),
         "cells": touched.astype(np.int32),
         "cell_counts": per_cell.astype(np.int64),
-        "columns": _pack_columns(block, order),
+        "columns": _pack_block(block, order),
         "aliases": np.frombuffer(json.dumps(dict(aliases)).encode(), np.uint8),
     }
 
 
-def _pack_columns(block: PointBlock, order: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Write identifiers and attributes into one Arrow stream."""
+def _pack_block(block: PointBlock, order: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Pack identifiers and attributes into one array."""
     index = as_arrow(order)
     columns = {"id": block.ids} | {f"a.{name}": a for name, a in block.attributes.items()}
-    taken = [column.take(index) for column in columns.values()]
-    schema = pa.schema([(name, column.type) for name, column in columns.items()])
+    return pack_columns({name: column.take(index) for name, column in columns.items()})
+
+
+def pack_columns(
+    columns: Mapping[str, pa.Array], metadata: dict[str, str] | None = None
+) -> NDArray[np.uint8]:
+    """Write columns into an Arrow stream."""
+    fields = [(name, column.type) for name, column in columns.items()]
+    schema = pa.schema(fields, metadata=metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(taken, schema=schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
     return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def unpack_columns(stream: NDArray[np.uint8]) -> pa.RecordBatch:
+    """Invert :func:`pack_columns`, without a copy."""
+    return pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
 
 
 @dataclass(frozen=True, eq=False)
 class WindowSegment:
     """Points of one machine and batch; a row number is an index into its arrays.
 
-    Parameters
-    ----------
-    x, y, time
-        Coordinates and event times by row.
-    zone_boxes, zone_times
-        As in :class:`ZoneMaps`.
-    partition_ids, partition_starts
-        Partitions that have points here; the k-th has the rows
-        ``partition_starts[k]:partition_starts[k + 1]``.
-    counts
-        Points by cell of the plan's grid, subtracted from the statistics on expiry.
+    Partition ``partition_ids[k]`` has rows ``partition_starts[k]`` to ``partition_starts[k + 1]``.
     """
 
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    time: NDArray[np.int64]
-    zone_boxes: NDArray[np.float64]
-    zone_times: NDArray[np.int64]
-    partition_ids: NDArray[np.int64]
-    partition_starts: NDArray[np.int64]
-    counts: CellCounts
+    x: Doubles
+    y: Doubles
+    time: Integers
+    zone_boxes: Doubles
+    zone_times: Integers
+    partition_ids: Integers
+    partition_starts: Integers
+    _cells: NDArray[np.int32]
+    _cell_counts: Integers
     _space: NDArray[np.uint8]
     _columns: NDArray[np.uint8]
     _aliases: NDArray[np.uint8]
@@ -272,33 +257,31 @@ class WindowSegment:
     @classmethod
     def open(cls, arrays: Mapping[str, NDArray[Any]]) -> WindowSegment:
         """Open the arrays of :func:`build`, mapped or in memory, without copying them."""
-        return cls(
-            arrays["x"],
-            arrays["y"],
-            arrays["time"],
-            arrays["zone_boxes"],
-            arrays["zone_times"],
-            arrays["partition_ids"],
-            arrays["partition_starts"],
-            CellCounts(arrays["cells"], arrays["cell_counts"]),
-            arrays["space"],
-            arrays["columns"],
-            arrays["aliases"],
-        )
+        return cls(*(arrays[name] for name in STORED))
 
     @property
     def size(self) -> int:
         """Number of points."""
         return int(self.x.size)
 
+    @property
+    def counts(self) -> CellCounts:
+        """Points by cell of the plan's grid; statistics subtract them on expiry."""
+        return CellCounts(self._cells, self._cell_counts)
+
     @cached_property
     def space(self) -> Space:
         """Bounds and coordinates of the points."""
         return Space.from_json(json.loads(self._space.tobytes()))
 
+    @property
+    def lonlat(self) -> bool:
+        """Whether coordinates are degrees."""
+        return self.space.coordinates is Coordinates.LONLAT
+
     @cached_property
     def _batch(self) -> pa.RecordBatch:
-        return pa.ipc.open_stream(pa.py_buffer(self._columns)).read_next_batch()
+        return unpack_columns(self._columns)
 
     @property
     def ids(self) -> pa.Array:
@@ -326,7 +309,7 @@ class WindowSegment:
         """Names and types of the attributes."""
         return pa.schema([(name, array.type) for name, array in self.attributes.items()])
 
-    def pieces(self, partition_ids: Collection[int] | None = None) -> NDArray[np.int64]:
+    def pieces(self, partition_ids: Collection[int] | None = None) -> Integers:
         """Return the rows of some partitions, or of all, as pieces; see :func:`cut_runs`."""
         if partition_ids is None:
             return cut_runs(np.zeros(1, np.int64), np.array([self.size]))
@@ -342,14 +325,7 @@ class WindowSegment:
     ) -> Rows:
         """Return the rows in a closed box, ascending.
 
-        Parameters
-        ----------
-        bounds
-            ``x0, y0, x1, y1``.
-        time_after
-            Only rows with a greater event time; None selects all.
-        partition_ids
-            Only rows of these partitions; None selects all.
+        Only rows with an event time greater than ``time_after``, and only those of some partitions.
         """
         since = first_time(time_after)
         if since is None:

@@ -15,27 +15,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from roost.errors import StateError
 from roost.model.columns import one_array
 from roost.model.records import Box, Circle, Instant, Polygon, Query
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Space
-from roost.window import (
-    AggregateSpec,
-    Live,
-    State,
-    WindowSegment,
-    finish,
-    merge,
-    nearest,
-    partial,
-    select,
-)
-from roost.window.evaluate import shape_bounds
-from roost.window.nearest import ZONES_AT_FIRST, ranked
-from roost.window.segment import ZONE_ROWS, Bounds
+from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
+from roost.window.evaluate import Live, select, shape_bounds
+from roost.window.nearest import ZONES_AT_FIRST, nearest, ranked
+from roost.window.segment import ZONE_ROWS, Bounds, Integers, WindowSegment
 from roost.window.view import WindowFile, WindowFiles, WindowView
 from roost.workload.cells import query_ranges
 
@@ -245,7 +234,7 @@ def points_schema(query: SnapshotQuery, columns: Columns) -> pa.Schema:
     return schema.append(pa.field(columns.distance, pa.float64())) if query.nearest else schema
 
 
-def _taken(segment: WindowSegment, rows: NDArray[np.int64], columns: Columns) -> list[pa.Array]:
+def _taken(segment: WindowSegment, rows: Integers, columns: Columns) -> list[pa.Array]:
     block = segment.take(rows, columns.others)
     time = pa.array(block.time).cast(columns.time_type)
     return [block.ids, time, pa.array(block.x), pa.array(block.y), *block.attributes.values()]
@@ -262,14 +251,7 @@ def _near(
     for scan in scans:
         segment = files.segment(scan.file)
         distances, rows = nearest(
-            segment,
-            circle.cx,
-            circle.cy,
-            k,
-            scan.live,
-            query.predicate,
-            scan.partitions,
-            limit,
+            segment, circle.cx, circle.cy, k, scan.live, query.predicate, scan.partitions, limit
         )
         if rows.size:
             arrays = [*_taken(segment, rows, columns), pa.array(distances)]

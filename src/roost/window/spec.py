@@ -2,11 +2,9 @@
 
 A window selects the points of the last hour, the last million points, or the last gigabyte; if it
 tumbles, those since the last full hour, million or gigabyte. The decision uses a few facts about
-each batch, never the points, and only moves forward: a point that has left a window never returns.
-So points that are not live at a batch may be deleted.
-
-The boundary of a count window may fall inside a batch; :mod:`roost.window.evaluate` then decides
-which of its points are live.
+each batch, never the points, and only moves forward: points that are not live at a batch may be
+deleted. The boundary of a count window may fall inside a batch; :mod:`roost.window.evaluate` then
+decides which of its points are live.
 """
 
 from __future__ import annotations
@@ -23,19 +21,11 @@ from roost.model.settings import WindowSettings
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec:
-    """Definition of a window.
+    """Definition of a window; ``kind`` is the unit of its ``length``.
 
-    Parameters
-    ----------
-    kind
-        Unit of the length.
-    length
-        Length of the window.
-    tumbling
-        Whether the window starts anew at each multiple of its length, instead of sliding.
-    lateness
-        By how much a point's event time may be behind the newest event time of earlier batches;
-        time windows only.
+    A ``tumbling`` window starts anew at each multiple of its length, instead of sliding.
+    ``lateness`` is by how much a point's event time may be behind the newest of earlier batches;
+    time windows only.
 
     Examples
     --------
@@ -60,10 +50,7 @@ class WindowSpec:
     def watermark(self, now: int | None) -> int | None:
         """Return the event time below which a point is late, None if no point is.
 
-        Parameters
-        ----------
-        now
-            Newest event time of all batches before the point's own, or None before the first.
+        ``now`` is the newest event time of all batches before the point's own.
         """
         if now is None or self.kind is not WindowKind.TIME:
             return None
@@ -96,42 +83,28 @@ def window_spec(settings: WindowSettings, unit: int) -> WindowSpec | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """Facts about a batch that windows use; times are None without points."""
+    """Facts about a batch that windows use; without points, ``time_max`` is ``TIME_MIN``."""
 
     batch_id: int
     points: int
     nbytes: int
-    time_min: int | None
-    time_max: int | None
+    time_max: int
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Totals of the batches whose facts were dropped.
-
-    Tumbling counts and bytes are measured from the start of the stream; totals replace the facts
-    of every earlier batch.
-
-    Examples
-    --------
-    >>> Past().with_batches([BatchFacts(0, 10, 400, 1, 2)])
-    Past(points=10, nbytes=400)
-    """
+    """Totals of the expired batches; tumbling windows count from the start of the stream."""
 
     points: int = 0
     nbytes: int = 0
 
     def with_batches(self, batches: Iterable[BatchFacts]) -> Past:
         """Return the totals including further batches."""
-        points, nbytes = self.points, self.nbytes
-        for batch in batches:
-            if batch.points:
-                points += batch.points
-                nbytes += batch.nbytes
-        return Past(points, nbytes)
-
-
-NOTHING_BEFORE = Past()
+        full = [batch for batch in batches if batch.points]
+        return Past(
+            self.points + sum(batch.points for batch in full),
+            self.nbytes + sum(batch.nbytes for batch in full),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +117,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Live part of a window at a batch.
+    """Live part of a window at a batch: batches ``first_batch`` to ``last_batch``, if not empty.
 
-    Parameters
-    ----------
-    first_batch, last_batch
-        The batches that may have live points, inclusive; in an empty window the first is greater.
-    time_after
-        Only points with a greater event time are live; None selects all.
-    cut
-        The oldest live batch, if only some of its points are live.
+    Only points with an event time greater than ``time_after`` are live. ``cut`` is the oldest live
+    batch, if only some of its points are live.
     """
 
     first_batch: int
@@ -166,25 +133,17 @@ class Extent:
         return self.first_batch <= batch_id <= self.last_batch
 
 
-def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING_BEFORE) -> Extent:
-    """Return the live part of a window at the last of some batches.
+def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past) -> Extent:
+    """Return the live part of a window at the last of some batches, given in order.
 
-    Parameters
-    ----------
-    spec
-        The window.
-    batches
-        Facts in batch order. Batches that :func:`expired` has returned may be omitted if ``past``
-        includes them.
-    past
-        Totals of the omitted batches.
+    Batches that :func:`expired` has returned may be omitted if ``past`` includes them.
 
     Examples
     --------
-    >>> batches = [BatchFacts(0, 4, 100, 0, 9), BatchFacts(1, 4, 100, 10, 19)]
-    >>> extent(WindowSpec(WindowKind.COUNT, 5), batches).cut
+    >>> batches = [BatchFacts(0, 4, 100, 9), BatchFacts(1, 4, 100, 19)]
+    >>> extent(WindowSpec(WindowKind.COUNT, 5), batches, Past()).cut
     Cut(batch_id=0, keep=1)
-    >>> extent(WindowSpec(WindowKind.TIME, 10), batches)
+    >>> extent(WindowSpec(WindowKind.TIME, 10), batches, Past())
     Extent(first_batch=1, last_batch=1, time_after=9, cut=None)
     """
     last = batches[-1].batch_id if batches else -1
@@ -194,9 +153,7 @@ def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING
     return Extent(live[0].batch_id, last, time_after, cut)
 
 
-def expired(
-    spec: WindowSpec, batches: Sequence[BatchFacts], past: Past = NOTHING_BEFORE
-) -> list[int]:
+def expired(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past) -> list[int]:
     """Return the batches whose points are not live at this or any later batch.
 
     The newest batch is never expired, because its times mark the progress of the stream.
@@ -221,15 +178,10 @@ def _live(spec: WindowSpec, full: list[BatchFacts], past: Past) -> _Live:
 
 
 def _live_by_time(spec: WindowSpec, full: list[BatchFacts]) -> _Live:
-    now = max(_newest(batch) for batch in full)
+    now = max(batch.time_max for batch in full)
     after = now // spec.length * spec.length - 1 if spec.tumbling else now - spec.length
-    live = [batch for batch in full if _newest(batch) > after]
+    live = [batch for batch in full if batch.time_max > after]
     return live, after if after >= TIME_MIN else None, None
-
-
-def _newest(batch: BatchFacts) -> int:
-    assert batch.time_max is not None, f"batch {batch.batch_id} has points but no times"
-    return batch.time_max
 
 
 def _live_by_count(spec: WindowSpec, full: list[BatchFacts], past: Past) -> _Live:
@@ -248,15 +200,11 @@ def _live_by_count(spec: WindowSpec, full: list[BatchFacts], past: Past) -> _Liv
 
 def _live_by_bytes(spec: WindowSpec, full: list[BatchFacts], past: Past) -> list[BatchFacts]:
     first = len(full) - 1
+    room = spec.length - full[first].nbytes  # for batches before the newest
     if spec.tumbling:
-        start = past.nbytes + sum(batch.nbytes for batch in full[:-1])
-        begun = start // spec.length * spec.length  # start of the newest batch's window
-        while first and start - full[first - 1].nbytes >= begun:
-            first -= 1
-            start -= full[first].nbytes
-        return full[first:]
-    total = full[first].nbytes
-    while first and total + full[first - 1].nbytes <= spec.length:
+        # A batch belongs to the window in which its first byte falls.
+        room = (past.nbytes + sum(batch.nbytes for batch in full[:-1])) % spec.length
+    while first and full[first - 1].nbytes <= room:
         first -= 1
-        total += full[first].nbytes
+        room -= full[first].nbytes
     return full[first:]

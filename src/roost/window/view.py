@@ -1,11 +1,9 @@
-"""The window's points in a state directory: which files hold them, and when they are deleted.
+"""The window in a state directory: the files of its batches.
 
-Every batch writes one segment file for each machine. The transaction that commits the batch also
-lists its files, deletes the rows of batches that have left the window, and writes the lineage and
-totals that belong to the rest. So every reader, in any process, sees the window of one committed
-batch.
-
-Readers hold a lease on the oldest batch of the view that they read, so that its files stay.
+Every batch writes one segment file per machine. The transaction that commits the batch lists its
+files, deletes the rows of expired batches, and writes the lineage and totals. So every reader, in
+any process, sees the window of one committed batch. Readers hold a lease on the oldest batch of
+their view, so that its files are not deleted.
 """
 
 from __future__ import annotations
@@ -22,22 +20,15 @@ import pyarrow as pa
 
 from roost.balance import Plan
 from roost.errors import StateError
+from roost.model.records import TIME_MIN
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store, View
-from roost.window import (
-    BatchFacts,
-    Extent,
-    Lineage,
-    Live,
-    Pane,
-    Past,
-    WindowSegment,
-    WindowSpec,
-    expired,
-    extent,
-    live_parts,
-)
+from roost.window.evaluate import Live, live_parts
+from roost.window.lineage import Lineage
+from roost.window.panes import Pane
+from roost.window.segment import WindowSegment
+from roost.window.spec import BatchFacts, Extent, Past, WindowSpec, expired, extent
 
 LEASE_S = 600.0
 BATCHES, STATE = "windows", "window"
@@ -45,20 +36,10 @@ BATCHES, STATE = "windows", "window"
 
 @dataclass(frozen=True, slots=True)
 class WindowFile:
-    """A segment file of one machine and batch, with what tells whether it is worth opening.
+    """A segment file of one machine and batch, with statistics that let readers skip it.
 
-    Parameters
-    ----------
-    file
-        Name in the folder of windows.
-    points, nbytes
-        Its size.
-    bounds
-        ``x0, y0, x1, y1`` of its points.
-    time_min, time_max
-        Their event times.
-    partitions
-        Partitions that they were routed to.
+    ``bounds`` are the ``x0, y0, x1, y1`` of its points, ``partitions`` those that they were routed
+    to.
     """
 
     file: str
@@ -79,13 +60,12 @@ class WindowBatch:
 
     @property
     def facts(self) -> BatchFacts:
-        """What decides whether the batch is in the window."""
+        """The facts that windows use."""
         return BatchFacts(
             self.batch_id,
             sum(file.points for file in self.files),
             sum(file.nbytes for file in self.files),
-            min((file.time_min for file in self.files), default=None),
-            max((file.time_max for file in self.files), default=None),
+            max((file.time_max for file in self.files), default=TIME_MIN),
         )
 
 
@@ -93,18 +73,8 @@ class WindowBatch:
 class WindowView:
     """The window as of one committed batch.
 
-    Parameters
-    ----------
-    spec
-        What the window is.
-    batches
-        Batches that have not left it, the newest last.
-    past
-        Totals of those that have.
-    lineage
-        Which partitions lead to which.
-    attributes
-        What it keeps of a point beside place, time and identifier.
+    ``batches`` are those that have not expired, the newest last, and ``past`` the totals of the
+    others.
     """
 
     spec: WindowSpec
@@ -115,7 +85,7 @@ class WindowView:
 
     @property
     def batch_id(self) -> int | None:
-        """Batch of which this is the window; None before the first."""
+        """The newest batch; None before the first."""
         return self.batches[-1].batch_id if self.batches else None
 
     @property
@@ -125,7 +95,7 @@ class WindowView:
 
     @cached_property
     def extent(self) -> Extent:
-        """What of it is live."""
+        """Live part of the window."""
         return extent(self.spec, [batch.facts for batch in self.batches], self.past)
 
     def live(self) -> list[WindowBatch]:
@@ -134,11 +104,11 @@ class WindowView:
         return [batch for batch in self.batches if held.holds(batch.batch_id)]
 
     def lives(self, batch: WindowBatch, files: WindowFiles) -> list[Live]:
-        """Return what is live of each file of a live batch."""
+        """Return the live rows of each file of a live batch."""
         held = self.extent
         if held.cut is None or held.cut.batch_id != batch.batch_id:
             return [Live(held.time_after)] * len(batch.files)
-        # All points of a batch that a count cuts are read; every query on the batch needs it.
+        # To cut a batch by a count, all its points are read; every query on the batch needs it.
         return files.cache.get(
             "cut",
             (files.files, held, batch),
@@ -155,20 +125,17 @@ class WindowView:
         return cls(spec, (), Past(), Lineage(), attributes)
 
     def with_batch(self, number: int, plan: Plan, files: Sequence[WindowFile]) -> WindowView:
-        """Return the window as it is when one more batch is committed."""
+        """Return the window with one more batch, without the batches that expire then."""
         batches = (*self.batches, WindowBatch(number, tuple(files)))
         gone = set(expired(self.spec, [batch.facts for batch in batches], self.past))
         kept = tuple(batch for batch in batches if batch.batch_id not in gone)
-        left = [batch for batch in batches if batch.batch_id in gone]
-        lineage = Lineage.from_json(self.lineage.to_json())
-        lineage.add(plan)
-        lineage.expire(_partitions(kept))
-        past = self.past.with_batches([batch.facts for batch in left])
+        lineage = self.lineage.with_plan(plan).expire(_partitions(kept))
+        past = self.past.with_batches(b.facts for b in batches if b.batch_id in gone)
         return WindowView(self.spec, kept, past, lineage, self.attributes)
 
     def left_by(self, after: WindowView) -> tuple[str, ...]:
         """Return the files of this window that a later one no longer has."""
-        kept = {batch.batch_id for batch in after.batches}
+        kept = after.batch_ids
         gone = (batch for batch in self.batches if batch.batch_id not in kept)
         return tuple(file.file for batch in gone for file in batch.files)
 
@@ -178,7 +145,7 @@ def _partitions(batches: Sequence[WindowBatch]) -> set[int]:
 
 
 def window_files(store: Store) -> Files:
-    """Return the files with the points of the window."""
+    """Return the segment files of the window."""
     return store.files("window")
 
 
@@ -197,23 +164,15 @@ def find_view(view: View) -> WindowView | None:
 
 
 def _batch(row: dict[str, Any]) -> WindowBatch:
-    files = tuple(
-        WindowFile(
-            **{**file, "bounds": tuple(file["bounds"]), "partitions": tuple(file["partitions"])}
-        )
-        for file in row["files"]
-    )
-    return WindowBatch(row["batch_id"], files)
+    def file(data: dict[str, Any]) -> WindowFile:
+        lists = {name: tuple(data[name]) for name in ("bounds", "partitions")}
+        return WindowFile(**data | lists)
+
+    return WindowBatch(row["batch_id"], tuple(map(file, row["files"])))
 
 
 def read_view(store: Store) -> WindowView:
-    """Read the window of the newest committed batch.
-
-    Raises
-    ------
-    StateError
-        If the state directory has no window.
-    """
+    """Read the window of the newest committed batch; raise :class:`StateError` without one."""
     with store.view() as view:
         found = find_view(view)
     if found is None:
@@ -246,7 +205,6 @@ def read_window(view: View, empty: WindowView) -> tuple[WindowView, tuple[str, .
 
 def window_facts(before: WindowView, after: WindowView) -> list[Fact]:
     """Return the facts to record with the commit of the newest batch."""
-    kept = {batch.batch_id for batch in after.batches}
     newest = after.batches[-1]
     row = {"batch_id": newest.batch_id, "files": [asdict(file) for file in newest.files]}
     state = {
@@ -258,24 +216,24 @@ def window_facts(before: WindowView, after: WindowView) -> list[Fact]:
     }
     return [
         Fact(BATCHES, newest.batch_id, row),
-        *(Fact(BATCHES, b.batch_id, None) for b in before.batches if b.batch_id not in kept),
+        *(Fact(BATCHES, number, None) for number in sorted(before.batch_ids - after.batch_ids)),
         Fact(STATE, "state", state),
     ]
 
 
 @dataclass(frozen=True)
 class WindowFiles:
-    """The window's files, with those that this process has mapped.
+    """The window's files, and those of them that this process has mapped.
 
-    A deleted file takes up disk space as long as it is mapped. So a process that opens segments
-    drops those of expired batches. Batches need not expire in order: event times may be late.
+    A deleted file takes up disk space as long as it is mapped, so processes drop the files of
+    expired batches. Batches need not expire in order: event times may be late.
     """
 
     files: Files
     cache: WorkerCache
 
     def open(self, name: str) -> tuple[WindowSegment, Pane | None]:
-        """Map a file: its points, and what they add to standing queries."""
+        """Map a file: its points, and their pane of standing queries."""
 
         def build() -> tuple[WindowSegment, Pane | None]:
             arrays = self.files.map(name)
@@ -295,7 +253,7 @@ class WindowFiles:
 
 
 def file_name(number: int, machine: int) -> str:
-    """Return a new name for a segment file; names sort by batch, attempts have different ones."""
+    """Return a unique name for a segment file; names sort by batch."""
     return f"{number:010d}-{machine:05d}-{uuid.uuid4().hex}.win"
 
 
