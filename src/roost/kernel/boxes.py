@@ -31,9 +31,17 @@ from roost.kernel.cells import (
     find_cell,
     locate,
     morton,
+    posting_key,
     quantise,
     squeeze,
 )
+from roost.model.arrays import Floats, Ints, frozen
+
+Positions = NDArray[np.int16]
+Borders = tuple[Positions, Positions]
+Slots = NDArray[np.int32]
+Point = tuple[float, float]
+Quantised = tuple[np.int16, np.int16]
 
 POSTINGS_MAX = 9
 CHUNK = 1024
@@ -49,42 +57,29 @@ class BoxPostings(NamedTuple):
     first two and the first three groups.
     """
 
-    level_start: NDArray[np.int64]
+    level_start: Ints
     cells: NDArray[np.uint32]
-    starts: NDArray[np.int64]
+    starts: Ints
     parts: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    low_x: NDArray[np.int16]
-    high_x: NDArray[np.int16]
-    low_y: NDArray[np.int16]
-    high_y: NDArray[np.int16]
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest posting list."""
-        return longest_list(self.starts)
+    slots: Slots
+    low_x: Positions
+    high_x: Positions
+    low_y: Positions
+    high_y: Positions
 
 
 class PairBuffers(NamedTuple):
     """Output of the matching loops, reused between calls, and the scratch ``mask`` of boxes."""
 
-    slots: NDArray[np.int32]
-    rows: NDArray[np.int32]
-    mask: NDArray[np.int16]
+    slots: Slots
+    rows: Slots
+    mask: Positions
 
 
-def longest_list(starts: NDArray[np.int64]) -> int:
-    """Return the length of the longest of the lists that start at ``starts``."""
-    return int(np.diff(starts).max()) if starts.size > 1 else 0
-
-
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _span_boxes(
-    boxes: NDArray[np.float64],
-    grid: IndexGrid,
-    spans: NDArray[np.int32],
-    levels: NDArray[np.int8],
-) -> int:  # pragma: no cover - compiled
+    boxes: Floats, grid: IndexGrid, spans: NDArray[np.int32], levels: NDArray[np.int8]
+) -> int:
     """Compute the fine cells and the level of each box; return the number of postings."""
     total = 0
     for i in range(boxes.shape[0]):
@@ -102,34 +97,39 @@ def _span_boxes(
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _list_postings(
-    spans: NDArray[np.int32],
-    levels: NDArray[np.int8],
-    keys: NDArray[np.uint64],
-) -> None:  # pragma: no cover - compiled
+    spans: NDArray[np.int32], levels: NDArray[np.int8], keys: NDArray[np.uint64]
+) -> None:
     """Write the key of every posting (level, cell, box); sorting the keys orders the postings."""
     k = 0
     for i in range(levels.size):
         level = levels[i]
         for row in range(spans[i, 1] >> level, (spans[i, 3] >> level) + 1):
             for column in range(spans[i, 0] >> level, (spans[i, 2] >> level) + 1):
-                cell = np.uint64(morton(column, row))
-                keys[k] = (
-                    (np.uint64(level) << np.uint64(56)) | (cell << np.uint64(32)) | np.uint64(i)
-                )
+                keys[k] = posting_key(level, morton(column, row), i)
                 k += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _position(
+    border: float, edges: Floats, at: Whole, cell: Whole, level: Whole, outside: int
+) -> np.int16:
+    """Return the position of a border that has the fine cell ``at``, ``outside`` if elsewhere."""
+    if at >> level != cell:
+        return np.int16(outside)
+    return quantise(border, edges, cell, level)
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _fill_postings(
     keys: NDArray[np.uint64],
-    boxes: NDArray[np.float64],
+    boxes: Floats,
     spans: NDArray[np.int32],
-    slots: NDArray[np.int32],
+    slots: Slots,
     grid: IndexGrid,
     out: BoxPostings,
-) -> None:  # pragma: no cover - compiled
+) -> None:
     for k in range(keys.size):
         key = keys[k]
         level = np.int64(key >> np.uint64(56))
@@ -137,23 +137,16 @@ def _fill_postings(
         i = np.int64(key & np.uint64(0xFFFFFFFF))
         column = squeeze(code)
         row = squeeze(code >> 1)
+        x, y = grid
         out.slots[k] = slots[i]
-        out.low_x[k] = QUANT_LOW
-        out.high_x[k] = QUANT_HIGH
-        out.low_y[k] = QUANT_LOW
-        out.high_y[k] = QUANT_HIGH
-        if (spans[i, 0] >> level) == column:
-            out.low_x[k] = quantise(boxes[i, 0], grid.edges_x, column, level)
-        if (spans[i, 2] >> level) == column:
-            out.high_x[k] = quantise(boxes[i, 2], grid.edges_x, column, level)
-        if (spans[i, 1] >> level) == row:
-            out.low_y[k] = quantise(boxes[i, 1], grid.edges_y, row, level)
-        if (spans[i, 3] >> level) == row:
-            out.high_y[k] = quantise(boxes[i, 3], grid.edges_y, row, level)
+        out.low_x[k] = _position(boxes[i, 0], x, spans[i, 0], column, level, QUANT_LOW)
+        out.low_y[k] = _position(boxes[i, 1], y, spans[i, 1], row, level, QUANT_LOW)
+        out.high_x[k] = _position(boxes[i, 2], x, spans[i, 2], column, level, QUANT_HIGH)
+        out.high_y[k] = _position(boxes[i, 3], y, spans[i, 3], row, level, QUANT_HIGH)
 
 
-@njit(cache=True, nogil=True)
-def _group_postings(postings: BoxPostings) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _group_postings(postings: BoxPostings) -> None:
     """Sort the postings of each cell into the four groups, each in its order."""
     _, _, starts, parts, slots, low_x, high_x, low_y, high_y = postings
     for k in range(starts.size - 1):
@@ -176,15 +169,13 @@ def _group_postings(postings: BoxPostings) -> None:  # pragma: no cover - compil
         parts[k, 2] += parts[k, 1]
         order = np.argsort(ranks) + begin
         slots[begin:end] = slots[order]
-        low_x[begin:end] = low_x[order]
-        high_x[begin:end] = high_x[order]
-        low_y[begin:end] = low_y[order]
-        high_y[begin:end] = high_y[order]
+        for borders in (low_x, high_x, low_y, high_y):
+            borders[begin:end] = borders[order]
 
 
 def directory(
     keys: NDArray[np.uint64],
-) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
+) -> tuple[Ints, NDArray[np.uint32], Ints]:
     """Return the level table, the cells and the list starts of sorted posting keys."""
     heads = keys >> np.uint64(32)
     new = np.ones(keys.size, bool)
@@ -197,20 +188,8 @@ def directory(
     return level_start, cells, np.append(firsts, keys.size).astype(np.int64)
 
 
-def build_boxes(
-    boxes: NDArray[np.float64], slots: NDArray[np.int32], grid: IndexGrid
-) -> BoxPostings:
-    """Index closed boxes.
-
-    Parameters
-    ----------
-    boxes
-        One row ``x0, y0, x1, y1`` per box.
-    slots
-        Slot of each box, which identifies it in a match.
-    grid
-        Cells of the index.
-    """
+def build_boxes(boxes: Floats, slots: Slots, grid: IndexGrid) -> BoxPostings:
+    """Index closed boxes: rows of ``x0, y0, x1, y1``; a slot identifies a box in a match."""
     count = boxes.shape[0]
     spans = np.empty((count, 4), np.int32)
     levels = np.zeros(count, np.int8)
@@ -224,13 +203,11 @@ def build_boxes(
     postings = BoxPostings(level_start, cells, starts, parts, np.empty(total, np.int32), *borders)
     _fill_postings(keys, boxes, spans, slots, grid, postings)
     _group_postings(postings)
-    return postings
+    return BoxPostings(*map(frozen, postings))
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
-def _first_not_below(
-    values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
-) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
+def _first_not_below(values: Positions, wanted: np.int16, low: Whole, high: Whole) -> Whole:
     """Return the first index whose value is not below; branch-free binary search."""
     size = high - low
     if size <= 0:
@@ -244,20 +221,16 @@ def _first_not_below(
     return low
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
-def _first_above(
-    values: NDArray[np.int16], wanted: np.int16, low: Whole, high: Whole
-) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
+def _first_above(values: Positions, wanted: np.int16, low: Whole, high: Whole) -> Whole:
     """Return the first index after the equal values; rarely more than one step."""
     while low < high and values[low] == wanted:
         low += 1
     return low
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
-def _test_y(
-    qy: np.int16, low_y: NDArray[np.int16], high_y: NDArray[np.int16], mask: NDArray[np.int16]
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
+def _test_y(qy: np.int16, low_y: Positions, high_y: Positions, mask: Positions) -> None:
     """Set the mask to 0 outside, 2 inside, 1 where only float64 decides; vectorised by LLVM."""
     for i in range(low_y.size):
         may = (low_y[i] <= qy) & (qy <= high_y[i])
@@ -265,33 +238,22 @@ def _test_y(
         mask[i] = np.int16(may) + np.int16(sure)
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
-def _test_xy(
-    qx: np.int16,
-    qy: np.int16,
-    low_x: NDArray[np.int16],
-    high_x: NDArray[np.int16],
-    low_y: NDArray[np.int16],
-    high_y: NDArray[np.int16],
-    mask: NDArray[np.int16],
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
+def _test_xy(q: Quantised, x_borders: Borders, y_borders: Borders, mask: Positions) -> None:
     """Test x and y, for postings of any group; see ``_test_y``."""
+    (qx, qy), (low_x, high_x), (low_y, high_y) = q, x_borders, y_borders
     for i in range(low_x.size):
         may = (low_x[i] <= qx) & (qx <= high_x[i]) & (low_y[i] <= qy) & (qy <= high_y[i])
         sure = (low_x[i] < qx) & (qx < high_x[i]) & (low_y[i] < qy) & (qy < high_y[i])
         mask[i] = np.int16(may) + np.int16(sure)
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
 def _emit_exact(
-    slots: NDArray[np.int32],
-    x: float,
-    y: float,
-    boxes: NDArray[np.float64],
-    out_slots: NDArray[np.int32],
-    written: Whole,
-) -> Whole:  # pragma: no cover - compiled
+    slots: Slots, point: Point, boxes: Floats, out_slots: Slots, written: Whole
+) -> Whole:
     """Write the boxes that contain a point by their float64 borders."""
+    x, y = point
     for i in range(slots.size):
         slot = slots[i]
         hit = (boxes[slot, 0] <= x) & (x <= boxes[slot, 2])
@@ -301,16 +263,10 @@ def _emit_exact(
     return written
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
 def _emit_masked(
-    slots: NDArray[np.int32],
-    x: float,
-    y: float,
-    boxes: NDArray[np.float64],
-    mask: NDArray[np.int16],
-    out_slots: NDArray[np.int32],
-    written: Whole,
-) -> Whole:  # pragma: no cover - compiled
+    slots: Slots, point: Point, boxes: Floats, mask: Positions, out_slots: Slots, written: Whole
+) -> Whole:
     """Write the boxes that the mask selects."""
     unsure = np.int16(0)
     before = written
@@ -319,21 +275,21 @@ def _emit_masked(
         written += mask[i] != 0
         unsure |= mask[i]
     if unsure & 1:
-        written = _emit_exact(slots, x, y, boxes, out_slots, before)
+        written = _emit_exact(slots, point, boxes, out_slots, before)
     return written
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
 def match_boxes(
     level: int,
     last_cell: int,
     postings: BoxPostings,
-    boxes: NDArray[np.float64],
+    boxes: Floats,
     grid: IndexGrid,
     points: SortedPoints,
-    cursor: NDArray[np.int64],
+    cursor: Ints,
     out: PairBuffers,
-) -> Whole:  # pragma: no cover - compiled
+) -> Whole:
     """Match sorted points with one level's boxes until done or the buffers are full.
 
     ``cursor`` is ``[next point, next cell, checks so far]`` and is advanced; call again while the
@@ -371,9 +327,9 @@ def match_boxes(
                 cursor[0] = point
                 cursor[1] = cell_at
                 return written
-            px, py = x[point], y[point]
-            qx = quantise(px, edges_x, column, level)
-            qy = quantise(py, edges_y, row, level)
+            here = (x[point], y[point])
+            qx = quantise(here[0], edges_x, column, level)
+            qy = quantise(here[1], edges_y, row, level)
             before = written
             low, high = begin, end
             if end - begin >= SEARCH_MIN:
@@ -382,23 +338,23 @@ def match_boxes(
                 low = _first_above(high_x, qx, near_low, spanning)
                 high = _first_not_below(low_x, qx, beginning, inside)
                 near_high = _first_above(low_x, qx, high, inside)
-                written = _emit_exact(slots[near_low:low], px, py, boxes, out_slots, written)
-                written = _emit_exact(slots[high:near_high], px, py, boxes, out_slots, written)
+                written = _emit_exact(slots[near_low:low], here, boxes, out_slots, written)
+                written = _emit_exact(slots[high:near_high], here, boxes, out_slots, written)
                 at = low
                 while at < high:
                     stop = min(at + CHUNK, high)
                     _test_y(qy, low_y[at:stop], high_y[at:stop], mask)
-                    written = _emit_masked(slots[at:stop], px, py, boxes, mask, out_slots, written)
+                    written = _emit_masked(slots[at:stop], here, boxes, mask, out_slots, written)
                     at = stop
                 cursor[2] += near_high - near_low
                 low, high = inside, end
             at = low
             while at < high:
                 stop = min(at + CHUNK, high)
-                _test_xy(
-                    qx, qy, low_x[at:stop], high_x[at:stop], low_y[at:stop], high_y[at:stop], mask
-                )
-                written = _emit_masked(slots[at:stop], px, py, boxes, mask, out_slots, written)
+                x_borders = (low_x[at:stop], high_x[at:stop])
+                y_borders = (low_y[at:stop], high_y[at:stop])
+                _test_xy((qx, qy), x_borders, y_borders, mask)
+                written = _emit_masked(slots[at:stop], here, boxes, mask, out_slots, written)
                 at = stop
             cursor[2] += high - low
             out_rows[before:written] = order[point]

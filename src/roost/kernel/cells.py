@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.model.arrays import Floats, frozen
 from roost.model.space import Rect, axis_edges
 
 # Inside compiled code every integer is an int64, whatever its type outside.
@@ -34,8 +35,8 @@ QUANT_STEPS = 65533.0
 class IndexGrid(NamedTuple):
     """Edges of the fine cells of the index."""
 
-    edges_x: NDArray[np.float64]
-    edges_y: NDArray[np.float64]
+    edges_x: Floats
+    edges_y: Floats
 
     @classmethod
     def over(cls, bounds: Rect) -> IndexGrid:
@@ -43,8 +44,8 @@ class IndexGrid(NamedTuple):
         return cls(axis_edges(bounds.x0, bounds.x1, SIDE), axis_edges(bounds.y0, bounds.y1, SIDE))
 
 
-@njit(cache=True, nogil=True)
-def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def locate(value: float, edges: Floats) -> int:
     """Return the cell of a coordinate on one axis; the outer cells are unbounded."""
     last = edges.size - 2
     low = edges[0]
@@ -58,8 +59,8 @@ def locate(value: float, edges: NDArray[np.float64]) -> int:  # pragma: no cover
     return cell
 
 
-@njit(cache=True, nogil=True)
-def spread(v: Whole) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def spread(v: Whole) -> Whole:
     """Insert a zero bit between the bits of a number of at most 16 bits."""
     v = (v | (v << 8)) & 0x00FF00FF
     v = (v | (v << 4)) & 0x0F0F0F0F
@@ -67,14 +68,14 @@ def spread(v: Whole) -> Whole:  # pragma: no cover - compiled
     return (v | (v << 1)) & 0x55555555
 
 
-@njit(cache=True, nogil=True)
-def morton(column: Whole, row: Whole) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def morton(column: Whole, row: Whole) -> Whole:
     """Interleave a column and a row."""
     return spread(column) | (spread(row) << 1)
 
 
-@njit(cache=True, nogil=True)
-def squeeze(v: Whole) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def squeeze(v: Whole) -> Whole:
     """Undo :func:`spread`."""
     v &= 0x55555555
     v = (v | (v >> 1)) & 0x33333333
@@ -83,10 +84,15 @@ def squeeze(v: Whole) -> Whole:  # pragma: no cover - compiled
     return (v | (v >> 8)) & 0x0000FFFF
 
 
-@njit(cache=True, nogil=True)
-def quantise(
-    value: float, edges: NDArray[np.float64], cell: Whole, level: Whole
-) -> np.int16:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def posting_key(level: Whole, cell: Whole, item: Whole) -> np.uint64:
+    """Combine level, Morton code and item; sorting the keys orders the postings."""
+    head = (np.uint64(level) << np.uint64(24)) | np.uint64(cell)
+    return (head << np.uint64(32)) | np.uint64(item)
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def quantise(value: float, edges: Floats, cell: Whole, level: Whole) -> np.int16:
     """Return the 16-bit position of a coordinate inside a cell, monotone in the coordinate.
 
     Different positions order the coordinates; where positions are equal, the caller must compare
@@ -98,10 +104,8 @@ def quantise(
     return np.int16(int(min(max(steps, 0.0), QUANT_STEPS)) + QUANT_LOW + 1)
 
 
-@njit(cache=True, nogil=True)
-def sort_codes(
-    codes: NDArray[np.uint32], order: NDArray[np.int32]
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def sort_codes(codes: NDArray[np.uint32], order: NDArray[np.int32]) -> None:
     """Fill ``order`` with the stable permutation that sorts 24-bit codes (two radix passes)."""
     n = codes.size
     digits = 1 << BITS
@@ -126,23 +130,17 @@ def sort_codes(
         counts[1, d] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def code_points(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-    codes: NDArray[np.uint32],
-) -> None:  # pragma: no cover - compiled
+    x: Floats, y: Floats, edges_x: Floats, edges_y: Floats, codes: NDArray[np.uint32]
+) -> None:
     """Compute the Morton code of the fine cell of each point."""
     for i in range(x.size):
         codes[i] = morton(locate(x[i], edges_x), locate(y[i], edges_y))
 
 
-@njit(cache=True, nogil=True)
-def all_within(
-    x: NDArray[np.float64], y: NDArray[np.float64], x0: float, y0: float, x1: float, y1: float
-) -> bool:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def all_within(x: Floats, y: Floats, x0: float, y0: float, x1: float, y1: float) -> bool:
     """Return whether every point is a number inside a closed rectangle, in one pass."""
     good = 0
     for i in range(x.size):
@@ -150,13 +148,8 @@ def all_within(
     return good == x.size
 
 
-@njit(cache=True, nogil=True)
-def locate_cells(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    edges_x: NDArray[np.float64],
-    edges_y: NDArray[np.float64],
-) -> NDArray[np.int32]:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def locate_cells(x: Floats, y: Floats, edges_x: Floats, edges_y: Floats) -> NDArray[np.int32]:
     """Return the row-major cell of each point in any grid; compiled form of ``Grid.locate``."""
     columns = edges_x.size - 1
     cells = np.empty(x.size, np.int32)
@@ -168,25 +161,23 @@ def locate_cells(
 class SortedPoints(NamedTuple):
     """Points of a block in Morton order; ``order[k]`` is the block row of the k-th point."""
 
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
+    x: Floats
+    y: Floats
     codes: NDArray[np.uint32]
     order: NDArray[np.int32]
 
 
-def sort_points(x: NDArray[np.float64], y: NDArray[np.float64], grid: IndexGrid) -> SortedPoints:
+def sort_points(x: Floats, y: Floats, grid: IndexGrid) -> SortedPoints:
     """Sort points by the Morton codes of their cells."""
     codes = np.empty(x.size, np.uint32)
     order = np.empty(x.size, np.int32)
-    code_points(x, y, grid.edges_x, grid.edges_y, codes)
+    code_points(frozen(x), frozen(y), grid.edges_x, grid.edges_y, codes)
     sort_codes(codes, order)
     return SortedPoints(x[order], y[order], codes[order], order)
 
 
-@njit(cache=True, nogil=True)
-def find_cell(
-    cells: NDArray[np.integer], cell: Whole, start: Whole, stop: Whole
-) -> Whole:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def find_cell(cells: NDArray[np.integer], cell: Whole, start: Whole, stop: Whole) -> Whole:
     """Return the first index in ``cells[start:stop]`` (ascending) that is not below ``cell``.
 
     Gallops from ``start``: points and cells have the same order, so the result is near.

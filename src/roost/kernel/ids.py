@@ -9,16 +9,14 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_numpy
+from roost.model.arrays import Ints, as_numpy
 
 FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 FNV_PRIME = np.uint64(0x100000001B3)
 
 
-@njit(cache=True, nogil=True)
-def _hash_text(
-    offsets: NDArray[np.int64], data: NDArray[np.uint8], keys: NDArray[np.uint64]
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _hash_text(offsets: Ints, data: NDArray[np.uint8], keys: NDArray[np.uint64]) -> None:
     """Compute the FNV-1a hash of each text, which is the same in every process."""
     for i in range(keys.size):
         key = FNV_OFFSET

@@ -10,8 +10,9 @@ number of matches.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,11 @@ import shapely
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.boxes import CHUNK, BoxPostings, PairBuffers, match_boxes
+from roost.kernel.boxes import CHUNK, BoxPostings, PairBuffers, Slots, match_boxes
 from roost.kernel.cells import LEVELS, IndexGrid, SortedPoints, sort_points
-from roost.kernel.segment import Segment
-from roost.kernel.shapes import ShapePostings, match_shapes
+from roost.kernel.segment import Segment, or_full
+from roost.kernel.shapes import match_shapes
+from roost.model.arrays import Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Space
@@ -31,7 +33,7 @@ from roost.predicate import PredicateSet
 PAIRS_MAX = 1 << 18
 
 # Terminated slots with the first event time for which they are not live: a mapping or two arrays.
-Ended = Mapping[int, int] | tuple[NDArray[np.int64], NDArray[np.int64]]
+Ended = Mapping[int, int] | tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +41,28 @@ class Pairs:
     """Matches of one segment; the arrays are views that the next chunk overwrites."""
 
     segment: Segment
-    slots: NDArray[np.int32]
-    rows: NDArray[np.int32]
+    slots: Slots
+    rows: Slots
 
 
-@njit(cache=True, nogil=True)
-def _keep_live(
-    slots: NDArray[np.int32],
-    rows: NDArray[np.int32],
-    time: NDArray[np.int64],
-    timed: NDArray[np.bool_],
-    live_from: NDArray[np.int64],
-    live_until: NDArray[np.int64],
-) -> int:  # pragma: no cover - compiled
+class Times(NamedTuple):
+    """Event times for which each slot is live, and whether they limit it at all."""
+
+    live_from: Ints
+    live_until: Ints
+    timed: NDArray[np.bool_]
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _keep_live(slots: Slots, rows: Slots, time: Ints, times: Times) -> int:
+    """Move the pairs whose query is live at the point's time to the front; return their number."""
+    live_from, live_until, timed = times
     kept = 0
     for i in range(slots.size):
         slot, row = slots[i], rows[i]
         slots[kept] = slot
         rows[kept] = row
-        # Most queries are unlimited in time; one byte of a small table tells.
+        # Most queries are unlimited in time, which one byte of a small table shows.
         if timed[slot]:
             kept += (live_from[slot] <= time[row]) & (time[row] < live_until[slot])
         else:
@@ -70,35 +75,26 @@ class _LiveSegment:
     """A segment, the terminations since it was written, and parsed polygons and predicates."""
 
     segment: Segment
-    live_from: NDArray[np.int64] | None
-    live_until: NDArray[np.int64] | None
-    timed: NDArray[np.bool_] | None
+    times: Times | None
     polygons: dict[int, shapely.Geometry] = field(default_factory=dict)
     predicates: tuple[pa.Schema, PredicateSet] | None = None
 
     @classmethod
     def of(cls, segment: Segment, ended: Ended) -> _LiveSegment:
-        live_from, live_until = segment.live_from, segment.live_until
         if isinstance(ended, Mapping):
             slots = np.fromiter(ended.keys(), np.int64, len(ended))
             until = np.fromiter(ended.values(), np.int64, len(ended))
         else:
             slots, until = ended
+        if not slots.size and segment.live_from is None and segment.live_until is None:
+            return cls(segment, None)
+        live_from = or_full(segment.live_from, segment.size, TIME_MIN)
+        live_until = or_full(segment.live_until, segment.size, TIME_MAX)
         if slots.size:
-            live_until = (
-                np.full(segment.size, TIME_MAX, np.int64)
-                if live_until is None
-                else np.array(live_until)
-            )
+            live_until = np.array(live_until)
             live_until[slots] = np.minimum(live_until[slots], until)
-        if live_from is None and live_until is not None:
-            live_from = np.full(segment.size, TIME_MIN, np.int64)
-        if live_until is None and live_from is not None:
-            live_until = np.full(segment.size, TIME_MAX, np.int64)
-        timed = None
-        if live_from is not None and live_until is not None:
-            timed = (live_from != TIME_MIN) | (live_until != TIME_MAX)
-        return cls(segment, live_from, live_until, timed)
+        timed = (live_from != TIME_MIN) | (live_until != TIME_MAX)
+        return cls(segment, Times(frozen(live_from), frozen(live_until), timed))
 
     def polygon(self, slot: int) -> shapely.Geometry:
         if slot not in self.polygons:
@@ -117,14 +113,6 @@ class _LiveSegment:
 class Index:
     """Live queries, indexed for matching with blocks of points.
 
-    Parameters
-    ----------
-    space
-        Bounds and coordinates of the segments.
-    segments
-        Segments, each with its terminated slots and the first event time for which each of these
-        is not live.
-
     Attributes
     ----------
     checks
@@ -136,13 +124,9 @@ class Index:
         self.lonlat = space.coordinates is Coordinates.LONLAT
         self.segments = [segment for segment, _ in segments]
         self._live = [_LiveSegment.of(segment, ended) for segment, ended in segments]
-        longest = [
-            postings.longest + 1
-            for segment in self.segments
-            for postings in (segment.box_postings, segment.shape_postings)
-            if postings is not None
-        ]
-        self._room = max([PAIRS_MAX, *longest])
+        lists = [postings.starts for segment in self.segments for postings in segment.postings]
+        longest = max((int(np.diff(starts).max(initial=0)) for starts in lists), default=0)
+        self._room = max(PAIRS_MAX, longest + 1)
         self._reset()
 
     def _reset(self) -> None:
@@ -179,38 +163,24 @@ class Index:
     def _candidates(
         self, live: _LiveSegment, points: SortedPoints, block: PointBlock
     ) -> Iterator[int]:
-        segment, out = live.segment, self._buffers
-        boxes, shapes = segment.box_postings, segment.shape_postings
-
-        if boxes is not None:
-
-            def find_boxes(level: int, last: int, cursor: NDArray[np.int64]) -> int:
-                fixed = (boxes, segment.boxes, self.grid, points)
-                return int(match_boxes(level, last, *fixed, cursor, out))
-
-            yield from self._scan(boxes, find_boxes, block.size)
-        if shapes is not None:
-
-            def find_shapes(level: int, last: int, cursor: NDArray[np.int64]) -> int:
-                cursor[3] = 0
-                count = int(match_shapes(level, last, shapes, self.lonlat, points, cursor, out))
-                return self._resolve_unsure(live, count, block) if cursor[3] else count
-
-            yield from self._scan(shapes, find_shapes, block.size)
-
-    def _scan(
-        self,
-        postings: BoxPostings | ShapePostings,
-        find: Callable[[int, int, NDArray[np.int64]], int],
-        points: int,
-    ) -> Iterator[int]:
-        """Run a matching loop over all levels; yield the number of pairs in the buffers."""
-        for level in range(LEVELS):
-            first, last = postings.level_start[level : level + 2].tolist()
-            cursor = np.array([0, first, 0, 0], np.int64)
-            while first < last and cursor[0] < points:
-                yield find(level, last, cursor)
-            self.checks += int(cursor[2])
+        """Run the matching loops over all levels; yield the number of pairs in the buffers."""
+        boxes, out = live.segment.boxes, self._buffers
+        for lists in live.segment.postings:
+            for level in range(LEVELS):
+                first, last = lists.level_start[level : level + 2].tolist()
+                cursor = np.array([0, first, 0, 0], np.int64)
+                while first < last and cursor[0] < block.size:
+                    if isinstance(lists, BoxPostings):
+                        args = (lists, boxes, self.grid, points, cursor, out)
+                        count = int(match_boxes(level, last, *args))
+                    else:
+                        cursor[3] = 0
+                        rest = (lists, self.lonlat, points, cursor, out)
+                        count = int(match_shapes(level, last, *rest))
+                        if cursor[3]:
+                            count = self._resolve_unsure(live, count, block)
+                    yield count
+                self.checks += int(cursor[2])
 
     def _resolve_unsure(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
         """Let GEOS decide the pairs that the compiled tests marked unsure."""
@@ -226,10 +196,9 @@ class Index:
         return self._compress(keep)
 
     def _filter(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
-        if live.timed is not None and count:
-            assert live.live_from is not None and live.live_until is not None
+        if live.times is not None and count:
             pairs = (self._slots[:count], self._rows[:count])
-            count = _keep_live(*pairs, block.time, live.timed, live.live_from, live.live_until)
+            count = _keep_live(*pairs, frozen(block.time), live.times)
         predicate = live.segment.predicate
         if predicate is None or not count:
             return count

@@ -17,100 +17,58 @@ from roost.kernel.boxes import BoxPostings
 from roost.kernel.cells import LEVELS, IndexGrid, find_cell, locate, morton, squeeze
 from roost.kernel.index import Index
 from roost.kernel.shapes import ShapePostings
+from roost.model.arrays import Floats, Ints
 
 # Elements between two reads, which are at most one memory page apart.
 STRIDE = 512
 
 
-@njit(cache=True, nogil=True)
-def _within(
-    bounds: NDArray[np.float64], grid: IndexGrid
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    """Return the inclusive range of fine cells that each rectangle touches."""
-    found = np.empty((bounds.shape[0], 4), np.int64)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _find_lists(
+    level_start: Ints, cells: NDArray[np.uint32], bounds: Floats, grid: IndexGrid
+) -> NDArray[np.bool_]:
+    """Return for each cell that has a posting list whether it touches a rectangle."""
+    found = np.zeros(cells.size, np.bool_)
     for k in range(bounds.shape[0]):
-        for side in range(4):
-            edges = grid.edges_x if side % 2 == 0 else grid.edges_y
-            found[k, side] = locate(bounds[k, side], edges)
+        left, right = locate(bounds[k, 0], grid.edges_x), locate(bounds[k, 2], grid.edges_x)
+        bottom, top = locate(bounds[k, 1], grid.edges_y), locate(bounds[k, 3], grid.edges_y)
+        for level in range(LEVELS):
+            column0, row0 = left >> level, bottom >> level
+            column1, row1 = right >> level, top >> level
+            # Morton codes grow with columns and rows, so the corners' codes bound the rectangle's.
+            at = find_cell(cells, morton(column0, row0), level_start[level], level_start[level + 1])
+            highest = morton(column1, row1)
+            while at < level_start[level + 1] and cells[at] <= highest:
+                column, row = squeeze(cells[at]), squeeze(cells[at] >> 1)
+                found[at] |= column0 <= column <= column1 and row0 <= row <= row1
+                at += 1
     return found
 
 
-@njit(cache=True, nogil=True)
-def _touch(
-    level: int,
-    level_start: NDArray[np.int64],
-    cells: NDArray[np.uint32],
-    starts: NDArray[np.int64],
-    within: NDArray[np.int64],
-    wide: NDArray[Any],
-    narrow: Any,
-    seen: NDArray[np.uint8],
-) -> tuple[int, np.int64]:  # pragma: no cover - compiled
-    """Read the lists of a level's cells that lie in a rectangle; return the number of postings.
-
-    The second result only keeps the compiler from removing the reads.
-    """
-    first, last = level_start[level], level_start[level + 1]
-    postings = 0
-    sink = np.int64(0)
-    for k in range(within.shape[0]):
-        column0, row0 = within[k, 0] >> level, within[k, 1] >> level
-        column1, row1 = within[k, 2] >> level, within[k, 3] >> level
-        # Morton codes grow with columns and rows, so the corners' codes bound the rectangle's.
-        at = find_cell(cells, morton(column0, row0), first, last)
-        top = morton(column1, row1)
-        while at < last and cells[at] <= top:
-            column, row = squeeze(cells[at]), squeeze(cells[at] >> 1)
-            if column0 <= column <= column1 and row0 <= row <= row1 and not seen[at]:
-                seen[at] = 1
-                begin, end = starts[at], starts[at + 1]
-                for place in range(begin, end, STRIDE):
-                    sink ^= np.int64(wide[place])
-                    for values in narrow:
-                        sink ^= np.int64(values[place])
-                postings += end - begin
-            at += 1
-    return postings, sink
-
-
-def preload(index: Index, bounds: NDArray[np.float64]) -> int:
+def preload(index: Index, bounds: Floats) -> int:
     """Read the posting lists of some rectangles and return their size in bytes.
 
-    Parameters
-    ----------
-    index
-        Index to read from.
-    bounds
-        Rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
+    ``bounds`` has rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
     """
-    grid = index.grid
-    reach = np.clip(
-        bounds,
-        [grid.edges_x[0], grid.edges_y[0], grid.edges_x[0], grid.edges_y[0]],
-        [grid.edges_x[-1], grid.edges_y[-1], grid.edges_x[-1], grid.edges_y[-1]],
-    )
-    within = _within(reach, grid)
+    x, y = index.grid
+    reach = np.clip(bounds, [x[0], y[0], x[0], y[0]], [x[-1], y[-1], x[-1], y[-1]])
     return sum(
-        _read(postings, within)
+        _read(postings, _find_lists(postings.level_start, postings.cells, reach, index.grid))
         for segment in index.segments
-        for postings in (segment.box_postings, segment.shape_postings)
-        if postings is not None
+        for postings in segment.postings
     )
 
 
-def _read(postings: BoxPostings | ShapePostings, within: NDArray[np.int64]) -> int:
-    seen = np.zeros(postings.cells.size, np.uint8)
-    wide: NDArray[Any]
-    narrow: tuple[NDArray[Any], ...]
-    if isinstance(postings, BoxPostings):
-        wide = postings.slots
-        narrow = (postings.low_x, postings.high_x, postings.low_y, postings.high_y)
-        width = wide.itemsize + sum(values.itemsize for values in narrow)
-    else:
-        wide = postings.postings
-        narrow = (wide, wide, wide, wide)
-        width = wide.itemsize
-    lists = (postings.level_start, postings.cells, postings.starts)
-    return width * sum(
-        _touch(level, *lists, within, wide, narrow, seen)[0] for level in range(LEVELS)
-    )
+def _read(postings: BoxPostings | ShapePostings, found: NDArray[np.bool_]) -> int:
+    begins, ends = postings.starts[:-1][found], postings.starts[1:][found]
+    sizes = ends - begins
+    # One position every STRIDE elements of each list.
+    counts = -(-sizes // STRIDE)
+    places = np.repeat(begins - STRIDE * (np.cumsum(counts) - counts), counts)
+    places += STRIDE * np.arange(places.size)
+    columns: tuple[NDArray[Any], ...] = (postings.slots, *postings[5:])
+    if isinstance(postings, ShapePostings):
+        columns = (postings.postings,)
+    for values in columns:
+        values.take(places)
+    return int(sizes.sum()) * sum(values.itemsize for values in columns)

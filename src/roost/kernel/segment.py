@@ -21,7 +21,7 @@ from roost.kernel.boxes import BoxPostings, build_boxes
 from roost.kernel.cells import IndexGrid
 from roost.kernel.ids import hash_ids, text_buffers
 from roost.kernel.shapes import ShapePostings, Shapes, build_shapes
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, as_arrow, frozen
 from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
 from roost.model.space import EARTH_RADIUS_M, Coordinates, Space
 
@@ -85,45 +85,35 @@ def longitude_range(space: Space) -> tuple[float, float]:
     return min(-180.0, space.bounds.x0), max(180.0, space.bounds.x1)
 
 
-def _polygon_edges(geometry: shapely.Geometry) -> NDArray[np.float64]:
+def _polygon_edges(geometry: shapely.Geometry) -> Floats:
     """Return every edge of every ring as ``ax, ay, bx, by``."""
     rings = shapely.get_rings(shapely.get_parts(geometry))
     coordinates, ring = shapely.get_coordinates(rings, return_index=True)
     same = ring[1:] == ring[:-1]
-    edges: NDArray[np.float64] = np.hstack([coordinates[:-1], coordinates[1:]])[same]
+    edges: Floats = np.hstack([coordinates[:-1], coordinates[1:]])[same]
     return edges
 
 
 def _collect_shapes(columns: dict[str, NDArray[Any]], wkb: pa.Array, space: Space) -> Shapes:
-    slots: list[int] = []
-    kinds: list[int] = []
-    bounds: list[Any] = []
-    circles: list[tuple[float, float, float]] = []
-    edges: list[NDArray[np.float64]] = []
-    counts = [0]
+    rows: list[tuple[int, int, Any, tuple[float, float, float], Floats]] = []
     for slot in np.flatnonzero(columns["kind"] != BOX).tolist():
-        if columns["kind"][slot] == CIRCLE:
+        kind = int(columns["kind"][slot])
+        if kind == CIRCLE:
             circle = (columns["x0"][slot], columns["y0"][slot], columns["radius"][slot])
             images: list[Any] = circle_images(*circle, space)
-            own = np.empty((0, 4))
+            edges = np.empty((0, 4))
         else:
             geometry = shapely.from_wkb(wkb[slot].as_py())
             circle, images = (0.0, 0.0, 0.0), [geometry.bounds]
-            own = _polygon_edges(geometry)
-        for image in images:
-            slots.append(slot)
-            kinds.append(int(columns["kind"][slot]))
-            bounds.append(image)
-            circles.append(circle)
-            edges.append(own)
-            counts.append(own.shape[0])
+            edges = _polygon_edges(geometry)
+        rows += [(slot, kind, image, circle, edges) for image in images]
     return Shapes(
-        np.asarray(slots, np.int32),
-        np.asarray(kinds, np.int8),
-        np.asarray(bounds, np.float64).reshape(-1, 4),
-        np.asarray(circles, np.float64).reshape(-1, 3),
-        np.cumsum(counts).astype(np.int64),
-        np.concatenate([*edges, np.empty((0, 4))]),
+        np.array([row[0] for row in rows], np.int32),
+        np.array([row[1] for row in rows], np.int8),
+        np.array([row[2] for row in rows], np.float64).reshape(-1, 4),
+        np.array([row[3] for row in rows], np.float64).reshape(-1, 3),
+        np.cumsum([0, *(len(row[4]) for row in rows)]).astype(np.int64),
+        np.concatenate([*(row[4] for row in rows), np.empty((0, 4))]),
     )
 
 
@@ -135,22 +125,28 @@ class Segment:
     ids: pa.Array
     users: pa.Array
     kinds: NDArray[np.int8]
-    boxes: NDArray[np.float64]
+    boxes: Floats
     keys: NDArray[np.uint64]
     key_slots: NDArray[np.int32]
     box_postings: BoxPostings | None
     shape_postings: ShapePostings | None
-    radius: NDArray[np.float64] | None
-    live_from: NDArray[np.int64] | None
-    live_until: NDArray[np.int64] | None
+    radius: Floats | None
+    live_from: Ints | None
+    live_until: Ints | None
     predicate: NDArray[np.int32] | None
     predicate_texts: tuple[str, ...]
     outputs: NDArray[np.int32] | None
     output_texts: tuple[str, ...]
-    created_position: NDArray[np.int64] | None
+    created_position: Ints | None
     wkb: pa.Array | None
 
-    def find(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    @property
+    def postings(self) -> list[BoxPostings | ShapePostings]:
+        """The posting lists that the segment has."""
+        both = (self.box_postings, self.shape_postings)
+        return [postings for postings in both if postings is not None]
+
+    def find(self, ids: pa.Array) -> tuple[Ints, NDArray[np.int32]]:
         """Find queries by identifier; return indices into ``ids`` and the slots found.
 
         An identifier may occur more than once; its slots come in order of registration.
@@ -168,7 +164,7 @@ class Segment:
             places, slots = places[mine], slots[mine]
         return places, slots
 
-    def bounds(self, space: Space) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def bounds(self, space: Space) -> tuple[Ints, Floats]:
         """Return slots and bounding boxes; a circle across the antimeridian has several."""
         slots = np.flatnonzero(self.kinds != CIRCLE)
         found = [np.asarray(self.boxes[slots])]
@@ -198,8 +194,8 @@ class Segment:
             "predicate": _decode_texts(self.predicate, self.predicate_texts, self.size),
             "output": _decode_texts(self.outputs, self.output_texts, self.size),
             "created_position": nothing if created is None else pa.array(created, mask=created < 0),
-            "live_from": _or_full(self.live_from, self.size, TIME_MIN),
-            "live_until": _or_full(self.live_until, self.size, TIME_MAX),
+            "live_from": or_full(self.live_from, self.size, TIME_MIN),
+            "live_until": or_full(self.live_until, self.size, TIME_MAX),
         }
         schema = query_schema(self.ids.type)
         return pa.table(
@@ -213,16 +209,18 @@ def _decode_texts(codes: NDArray[np.int32] | None, texts: tuple[str, ...], size:
     return pa.array(texts, pa.string()).take(pa.array(codes, mask=codes < 0))
 
 
-def _or_full(values: NDArray[np.int64] | None, size: int, default: int) -> NDArray[np.int64]:
+def or_full(values: Ints | None, size: int, default: int) -> Ints:
+    """Return the values, or an array of the default if there are none."""
     return np.full(size, default, np.int64) if values is None else values
 
 
-def _numpy(queries: pa.Table, name: str) -> NDArray[Any]:
-    return np.asarray(queries[name].combine_chunks().to_numpy(zero_copy_only=False))
+def _numpy(queries: pa.Table, name: str, default: int | None = None) -> NDArray[Any]:
+    column = queries[name] if default is None else queries[name].fill_null(default)
+    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 
 def _unless_all(values: NDArray[Any], default: int) -> NDArray[Any] | None:
-    return None if bool(np.all(values == default)) else values
+    return None if np.all(values == default) else values
 
 
 def build_segment(queries: pa.Table, space: Space) -> Segment:
@@ -230,27 +228,22 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
     queries = queries.combine_chunks()
     columns = {name: _numpy(queries, name) for name in ("kind", "x0", "y0", "x1", "y1", "radius")}
     kinds = columns["kind"].astype(np.int8)
-    boxes = np.stack([columns[name] for name in ("x0", "y0", "x1", "y1")], axis=1)
+    boxes = frozen(np.stack([columns[name] for name in ("x0", "y0", "x1", "y1")], axis=1))
     grid = IndexGrid.over(space.bounds)
     ids = _one_chunk(queries["query_id"])
     wkb = _one_chunk(queries["wkb"])
 
     box_slots = np.flatnonzero(kinds == BOX).astype(np.int32)
-    box_postings = None
+    box_postings = shape_postings = None
     if box_slots.size:
-        own = boxes if box_slots.size == kinds.size else boxes[box_slots]
+        own = boxes if box_slots.size == kinds.size else frozen(boxes[box_slots])
         box_postings = build_boxes(own, box_slots, grid)
-    shape_postings = None
     if box_slots.size < kinds.size:
         lonlat = space.coordinates is Coordinates.LONLAT
-        shapes = _collect_shapes(columns, wkb, space)
-        shape_postings = build_shapes(shapes, grid, lonlat=lonlat)
+        shape_postings = build_shapes(_collect_shapes(columns, wkb, space), grid, lonlat=lonlat)
 
     predicate, texts = _encode_texts(queries["predicate"])
     outputs, output_texts = _encode_texts(queries["output"])
-    positions = queries["created_position"]
-    known = positions.null_count < queries.num_rows
-    created = _one_chunk(positions.fill_null(-1)) if known else None
     keys = hash_ids(ids)
     order = np.argsort(keys, kind="stable")
     return Segment(
@@ -270,9 +263,7 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         predicate_texts=texts,
         outputs=outputs,
         output_texts=output_texts,
-        created_position=(
-            None if created is None else np.asarray(created.to_numpy(zero_copy_only=False))
-        ),
+        created_position=_unless_all(_numpy(queries, "created_position", -1), -1),
         wkb=wkb if POLYGON in kinds else None,
     )
 

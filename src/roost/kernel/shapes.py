@@ -18,12 +18,23 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.boxes import PairBuffers, directory, longest_list
-from roost.kernel.cells import LEVELS, IndexGrid, SortedPoints, find_cell, locate, morton, squeeze
+from roost.kernel.boxes import PairBuffers, directory
+from roost.kernel.cells import (
+    LEVELS,
+    IndexGrid,
+    SortedPoints,
+    find_cell,
+    locate,
+    morton,
+    posting_key,
+    squeeze,
+)
+from roost.model.arrays import Floats, Ints, frozen
+from roost.model.records import CIRCLE, POLYGON
 from roost.model.space import EARTH_RADIUS_M
 
-CIRCLE = 1
-POLYGON = 2
+Marks = NDArray[np.int8]
+
 SIDE_MAX = 24  # cells along the longer side of a polygon with very many vertices
 CIRCLE_SIDE = 4
 
@@ -44,46 +55,31 @@ class Shapes(NamedTuple):
     """
 
     slots: NDArray[np.int32]
-    kinds: NDArray[np.int8]
-    bounds: NDArray[np.float64]
-    circles: NDArray[np.float64]
-    edge_start: NDArray[np.int64]
-    edges: NDArray[np.float64]
-
-
-class ShapeCells(NamedTuple):
-    """Level, first row and number of rows of the cells of each shape."""
-
-    levels: NDArray[np.int8]
-    first_row: NDArray[np.int32]
-    bands: NDArray[np.int64]
+    kinds: Marks
+    bounds: Floats
+    circles: Floats
+    edge_start: Ints
+    edges: Floats
 
 
 class ShapePostings(NamedTuple):
     """Posting lists of shapes by level and cell; a posting is ``shape * 2 + is interior``."""
 
-    level_start: NDArray[np.int64]
+    level_start: Ints
     cells: NDArray[np.uint32]
-    starts: NDArray[np.int64]
+    starts: Ints
     postings: NDArray[np.uint32]
     slots: NDArray[np.int32]
-    kinds: NDArray[np.int8]
-    circles: NDArray[np.float64]
+    kinds: Marks
+    circles: Floats
     first_row: NDArray[np.int32]
-    band_at: NDArray[np.int64]
-    band_start: NDArray[np.int64]
-    band_edges: NDArray[np.float64]
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest posting list."""
-        return longest_list(self.starts)
+    band_at: Ints
+    band_start: Ints
+    band_edges: Floats
 
 
-@njit(cache=True, nogil=True)
-def half_arc(
-    lon0: float, lat0: float, lon1: float, lat1: float
-) -> float:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def half_arc(lon0: float, lat0: float, lon1: float, lat1: float) -> float:
     """Return the haversine: the squared sine of half the angle between two points."""
     phi0 = math.radians(lat0)
     phi1 = math.radians(lat1)
@@ -92,10 +88,8 @@ def half_arc(
     return half_lat * half_lat + math.cos(phi0) * math.cos(phi1) * half_lon * half_lon
 
 
-@njit(cache=True, nogil=True)
-def in_circle(
-    x: float, y: float, cx: float, cy: float, radius: float, lonlat: bool
-) -> bool:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def in_circle(x: float, y: float, cx: float, cy: float, radius: float, lonlat: bool) -> bool:
     """Return whether a closed circle contains a point."""
     if lonlat:
         arc = half_arc(cx, cy, x, y)
@@ -105,11 +99,13 @@ def in_circle(
     return dx * dx + dy * dy <= radius * radius
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _circle_holds_cell(
-    x0: float, y0: float, x1: float, y1: float, cx: float, cy: float, radius: float, lonlat: bool
-) -> bool:  # pragma: no cover - compiled
+    cell: tuple[float, float, float, float], circle: Floats, lonlat: bool
+) -> bool:
     """Return whether a cell is certainly inside a circle."""
+    x0, y0, x1, y1 = cell
+    cx, cy, radius = float(circle[0]), float(circle[1]), float(circle[2])
     far_x = max(abs(x0 - cx), abs(x1 - cx))
     far_y = max(abs(y0 - cy), abs(y1 - cy))
     if not lonlat:
@@ -125,10 +121,8 @@ def _circle_holds_cell(
     return arc < limit * limit * (1.0 - ARC_MARGIN)
 
 
-@njit(cache=True, nogil=True)
-def _crossings(
-    x: float, y: float, edges: NDArray[np.float64], start: int, stop: int
-) -> int:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _crossings(x: float, y: float, edges: Floats, start: int, stop: int) -> int:
     """Return INSIDE or OUTSIDE by the parity of crossings, BORDER where rounding decides."""
     inside = False
     for k in range(start, stop):
@@ -151,14 +145,8 @@ def _crossings(
     return INSIDE if inside else OUTSIDE
 
 
-@njit(cache=True, nogil=True)
-def _mark_edges(
-    edges: NDArray[np.float64],
-    level: int,
-    span: NDArray[np.int64],
-    grid: IndexGrid,
-    marks: NDArray[np.int8],
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _mark_edges(edges: Floats, level: int, span: Ints, grid: IndexGrid, marks: Marks) -> None:
     """Mark as BORDER every cell that an edge may touch; may mark too many, never too few."""
     edges_x, edges_y = grid
     column0, row0 = span[0], span[1]
@@ -184,14 +172,8 @@ def _mark_edges(
                 marks[row - row0, column - column0] = BORDER
 
 
-@njit(cache=True, nogil=True)
-def _cut_polygon(
-    edges: NDArray[np.float64],
-    level: int,
-    span: NDArray[np.int64],
-    grid: IndexGrid,
-    marks: NDArray[np.int8],
-) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _cut_polygon(edges: Floats, level: int, span: Ints, grid: IndexGrid, marks: Marks) -> None:
     edges_x, edges_y = grid
     _mark_edges(edges, level, span, grid, marks)
     for row in range(span[1], span[3] + 1):
@@ -204,15 +186,10 @@ def _cut_polygon(
                 marks[row - span[1], column - span[0]] = crossed
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _cut_circle(
-    circle: NDArray[np.float64],
-    level: int,
-    span: NDArray[np.int64],
-    grid: IndexGrid,
-    lonlat: bool,
-    marks: NDArray[np.int8],
-) -> None:  # pragma: no cover - compiled
+    circle: Floats, level: int, span: Ints, grid: IndexGrid, lonlat: bool, marks: Marks
+) -> None:
     edges_x, edges_y = grid
     last = (edges_x.size - 2) >> level
     for row in range(span[1], span[3] + 1):
@@ -222,15 +199,13 @@ def _cut_circle(
             if 0 < column < last and 0 < row < last:
                 x0, x1 = edges_x[column << level], edges_x[(column + 1) << level]
                 y0, y1 = edges_y[row << level], edges_y[(row + 1) << level]
-                if _circle_holds_cell(x0, y0, x1, y1, circle[0], circle[1], circle[2], lonlat):
+                if _circle_holds_cell((x0, y0, x1, y1), circle, lonlat):
                     mark = INSIDE
             marks[row - span[1], column - span[0]] = mark
 
 
-@njit(cache=True, nogil=True)
-def _level_of(
-    bounds: NDArray[np.float64], side: int, grid: IndexGrid, span: NDArray[np.int64]
-) -> int:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _level_of(bounds: Floats, side: int, grid: IndexGrid, span: Ints) -> int:
     """Return the finest level where a shape has at most ``side`` cells per axis; fill its span."""
     column0, row0 = locate(bounds[0], grid.edges_x), locate(bounds[1], grid.edges_y)
     column1, row1 = locate(bounds[2], grid.edges_x), locate(bounds[3], grid.edges_y)
@@ -244,13 +219,14 @@ def _level_of(
     return level
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _cut_shapes(
-    shapes: Shapes, grid: IndexGrid, lonlat: bool, out: ShapeCells, keys: NDArray[np.uint64]
-) -> int:  # pragma: no cover - compiled
+    shapes: Shapes, grid: IndexGrid, lonlat: bool, cut: Ints, keys: NDArray[np.uint64]
+) -> int:
     """Divide every shape into cells; return the number of postings.
 
-    The posting keys are written if ``keys`` is not empty.
+    ``cut`` receives level, first row and number of rows of the cells of each shape. The posting
+    keys are written if ``keys`` is not empty.
     """
     marks = np.zeros((SIDE_MAX + 1, SIDE_MAX + 1), np.int8)
     span = np.zeros(4, np.int64)
@@ -261,9 +237,7 @@ def _cut_shapes(
         if shapes.kinds[j] == POLYGON:
             side = min(max(int(math.sqrt(edges.shape[0])), 3), SIDE_MAX)
         level = _level_of(shapes.bounds[j], side, grid, span)
-        out.levels[j] = level
-        out.first_row[j] = span[1]
-        out.bands[j] = span[3] - span[1] + 1
+        cut[j, 0], cut[j, 1], cut[j, 2] = level, span[1], span[3] - span[1] + 1
         marks[:] = OUTSIDE
         if shapes.kinds[j] == POLYGON:
             _cut_polygon(edges, level, span, grid, marks)
@@ -275,89 +249,51 @@ def _cut_shapes(
                 if mark == OUTSIDE:
                     continue
                 if keys.size:
-                    cell = np.uint64(morton(column, row))
-                    posting = np.uint64(j * 2 + (mark == INSIDE))
-                    keys[total] = (
-                        (np.uint64(level) << np.uint64(56)) | (cell << np.uint64(32)) | posting
-                    )
+                    posting = j * 2 + (mark == INSIDE)
+                    keys[total] = posting_key(level, morton(column, row), posting)
                 total += 1
     return total
 
 
-@njit(cache=True, nogil=True)
-def _band_polygons(
-    shapes: Shapes,
-    edges_y: NDArray[np.float64],
-    cut: ShapeCells,
-    band_at: NDArray[np.int64],
-    band_start: NDArray[np.int64],
-    band_edges: NDArray[np.float64],
-) -> None:  # pragma: no cover - compiled
-    """Count the edges of each band of rows, or copy them if ``band_edges`` is not empty."""
-    edge_start, edges, levels, first_row = (
-        shapes.edge_start,
-        shapes.edges,
-        cut.levels,
-        cut.first_row,
-    )
-    fill = band_edges.shape[0] > 0
-    for j in range(levels.size):
-        for k in range(edge_start[j], edge_start[j + 1]):
-            low = min(edges[k, 1], edges[k, 3])
-            high = max(edges[k, 1], edges[k, 3])
-            bottom = (locate(low, edges_y) >> levels[j]) - first_row[j]
-            top = (locate(high, edges_y) >> levels[j]) - first_row[j]
-            for band in range(band_at[j] + bottom, band_at[j] + top + 1):
-                if fill:
-                    band_edges[band_start[band]] = edges[k]
-                    band_start[band] += 1
-                else:
-                    band_start[band + 1] += 1
+def _band_edges(shapes: Shapes, edges_y: Floats, cut: Ints, band_at: Ints) -> tuple[Ints, Floats]:
+    """Return the start of each band of rows, and the edges in each band."""
+    shape = np.repeat(np.arange(len(cut)), np.diff(shapes.edge_start))
+    rows = np.searchsorted(edges_y, shapes.edges[:, [1, 3]], side="right") - 1
+    rows = np.clip(rows, 0, edges_y.size - 2) >> cut[shape, :1]
+    bands = rows + (band_at[:-1] - cut[:, 1])[shape, None]
+    bottom = bands.min(axis=1)
+    counts = bands.max(axis=1) - bottom + 1
+    edge = np.repeat(np.arange(shape.size), counts)
+    band = np.arange(edge.size) - np.repeat(np.cumsum(counts) - counts - bottom, counts)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(band, minlength=band_at[-1]))])
+    return starts, shapes.edges[edge[np.argsort(band, kind="stable")]]
 
 
 def build_shapes(shapes: Shapes, grid: IndexGrid, *, lonlat: bool) -> ShapePostings:
     """Index circles and polygons."""
-    count = shapes.kinds.size
-    cut = ShapeCells(np.zeros(count, np.int8), np.zeros(count, np.int32), np.zeros(count, np.int64))
+    cut = np.zeros((shapes.kinds.size, 3), np.int64)
     total = _cut_shapes(shapes, grid, lonlat, cut, np.empty(0, np.uint64))
     keys = np.empty(total, np.uint64)
     if total:
         _cut_shapes(shapes, grid, lonlat, cut, keys)
     keys.sort()
-    level_start, cells, starts = directory(keys)
-
-    band_at = np.concatenate([[0], np.cumsum(cut.bands)]).astype(np.int64)
-    counts = np.zeros(band_at[-1] + 1, np.int64)
-    _band_polygons(shapes, grid.edges_y, cut, band_at, counts, np.empty((0, 4)))
-    band_start = np.cumsum(counts)
-    band_edges = np.empty((int(band_start[-1]), 4))
-    if band_edges.size:
-        _band_polygons(shapes, grid.edges_y, cut, band_at, band_start.copy(), band_edges)
-    return ShapePostings(
-        level_start,
-        cells,
-        starts,
-        (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32),
-        shapes.slots,
-        shapes.kinds,
-        shapes.circles,
-        cut.first_row,
-        band_at,
-        band_start,
-        band_edges,
-    )
+    items = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    band_at = np.concatenate([[0], np.cumsum(cut[:, 2])])
+    bands = (cut[:, 1].astype(np.int32), band_at, *_band_edges(shapes, grid.edges_y, cut, band_at))
+    own = (shapes.slots, shapes.kinds, shapes.circles)
+    return ShapePostings(*map(frozen, (*directory(keys), items, *own, *bands)))
 
 
-@njit(cache=True, nogil=True, boundscheck=False)
+@njit(cache=True, nogil=True, boundscheck=False)  # pragma: no cover - compiled
 def match_shapes(
     level: int,
     last_cell: int,
     lists: ShapePostings,
     lonlat: bool,
     points: SortedPoints,
-    cursor: NDArray[np.int64],
+    cursor: Ints,
     out: PairBuffers,
-) -> int:  # pragma: no cover - compiled
+) -> int:
     """Match sorted points with one level's shapes until done or the buffers are full.
 
     ``cursor`` is ``[next point, next cell, checks so far, unsure pairs so far]``. The slot of an

@@ -12,6 +12,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def frozen(values: Any) -> NDArray[Any]:
+    """Return a read-only view, as mapped files are: numba compiles each kind separately."""
+    view: NDArray[Any] = values.view()
+    view.flags.writeable = False
+    return view
+
 
 def as_arrow(values: NDArray[Any]) -> pa.Array:
     """View a numeric array as an Arrow array.
