@@ -13,7 +13,7 @@ Rectangle = tuple[int, int, int, int]
 
 
 def cells_of(p: Partition) -> set[tuple[int, int]]:
-    """Cells of a partition, one by one."""
+    """Return the cells of a partition."""
     return {(c, r) for c in range(p.column0, p.column1) for r in range(p.row0, p.row1)}
 
 
@@ -67,7 +67,7 @@ def layouts(draw: st.DrawFn, side: int = 9, machines: int = 4) -> Plan:
 
 
 def random_change(rng: random.Random, plan: Plan) -> Change | None:
-    """One change that makes sense in a plan."""
+    """Return one change that is valid for a plan, or None."""
     p = rng.choice(plan.partitions)
     machines = tuple(rng.sample(range(plan.machines), rng.choice([1, 1, 1, min(2, plan.machines)])))
     kind = rng.choice(["move", "split", "split", "merge", "merge"])
@@ -80,7 +80,7 @@ def random_change(rng: random.Random, plan: Plan) -> Change | None:
             return None
         ids = (plan.next_id, plan.next_id + rng.choice([1, 3]))
         parts = (rng.choice([machines, p.machines]), p.machines)
-        return Split(p.partition_id, vertical, rng.randrange(low + 1, high), *ids, *parts)
+        return Split(p.partition_id, vertical, rng.randrange(low + 1, high), ids, parts)
     group = [q for q in plan.partitions if set(q.machines) == set(p.machines)]
     other = rng.choice(group)
     c0, r0 = min(p.column0, other.column0), min(p.row0, other.row0)

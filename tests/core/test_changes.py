@@ -119,12 +119,12 @@ def test_a_replan_is_adopted_unchanged(plan: Plan, seed: int) -> None:
         (Move(0, ()), "no such machines"),
         (Move(0, (1, 1)), "no such machines"),
         (Move(0, (3,)), "no such machines"),
-        (Split(0, True, 0, 7, 8, (0,), (1,)), "does not divide"),
-        (Split(0, False, 2, 7, 8, (0,), (1,)), "does not divide"),
-        (Split(0, True, 1, 6, 8, (0,), (1,)), "used before"),
-        (Split(0, True, 1, 7, 7, (0,), (1,)), "used before"),
-        (Split(0, True, 1, 7, 8, (0,), ()), "no such machines"),
-        (Split(5, True, 1, 7, 8, (0,), (1,)), "no partition 5"),
+        (Split(0, True, 0, (7, 8), ((0,), (1,))), "does not divide"),
+        (Split(0, False, 2, (7, 8), ((0,), (1,))), "does not divide"),
+        (Split(0, True, 1, (6, 8), ((0,), (1,))), "used before"),
+        (Split(0, True, 1, (7, 7), ((0,), (1,))), "used before"),
+        (Split(0, True, 1, (7, 8), ((0,), ())), "no such machines"),
+        (Split(5, True, 1, (7, 8), ((0,), (1,))), "no partition 5"),
         (Merge((1,), 7, (1,)), "two or more"),
         (Merge((1, 1), 7, (1,)), "two or more"),
         (Merge((0, 1), 7, (1,)), "different owners"),
@@ -146,7 +146,7 @@ def test_a_union_must_be_a_rectangle() -> None:
 
 
 def test_a_change_cannot_be_applied_twice() -> None:
-    split = Split(0, True, 1, 7, 8, (0,), (2,))
+    split = Split(0, True, 1, (7, 8), ((0,), (2,)))
     after = apply_changes(PLAN, [split])
     with pytest.raises(ValueError, match="no partition 0"):
         apply_changes(after, [split])
@@ -200,7 +200,7 @@ def test_a_machine_with_the_queries_loads_nothing() -> None:
 
 
 def test_changes_are_stored_as_json() -> None:
-    split = Split(0, True, 1, 7, 8, (0,), (1, 2))
+    split = Split(0, True, 1, (7, 8), ((0,), (1, 2)))
     changes = [Move(3, (1, 2)), split, Merge((1, 2), 7, (1,)), Replan((WHOLE,))]
     whole = [WHOLE.partition_id, 0, 0, WHOLE.column1, WHOLE.row1]
     assert json.loads(json.dumps([change_to_json(change) for change in changes])) == [

@@ -1,9 +1,9 @@
-"""SWARM: shedding never makes a pair worse, and the coordinator keeps still when it should."""
+"""SWARM: shedding never makes a pair worse, and balanced machines exchange nothing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from roost.balance.changes import (
 )
 from roost.balance.decision import Stages
 from roost.balance.swarm import (
-    STEADY_POWER,
+    MERGE_EVERY,
     LoadReport,
     ShedRequest,
     Swarm,
@@ -51,7 +51,7 @@ def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:
 
 
 def joined(parts: list[PartitionStats], new_id: int, ranges: np.ndarray) -> PartitionStats:
-    """Merge statistics two by two, in whatever order gives rectangles."""
+    """Merge statistics two by two, in an order that forms rectangles."""
     while len(parts) > 1:
         a, b = next((a, b) for a in parts for b in parts if _beside(a, b))
         parts = [p for p in parts if p is not a and p is not b]
@@ -68,15 +68,14 @@ def _beside(a: PartitionStats, b: PartitionStats) -> bool:
 class Cluster:
     """Machines with statistics, whose work is one check for each query over a point's cell."""
 
-    def __init__(self, power: float, machines: int = 8, seed: int = 0) -> None:
+    def __init__(self, machines: int = 8, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.plan = initial_plan(Strategy.UNIFORM, Grid(Rect(0, 0, 1, 1), SIDE, SIDE), machines)
         # One query in every cell and some larger ones: nearly the same everywhere.
         cells = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE)), -1).reshape(-1, 2)
         self.ranges = np.concatenate([cells, np.minimum(cells + 1, SIDE - 1)], 1).astype(np.int32)
         self.stats = {p.partition_id: stats_of(p, self.ranges) for p in self.plan.partitions}
-        self.power = power
-        self.swarm = Swarm(power=power)
+        self.swarm = Swarm()
         self.moves = 0
 
     def machine(self, machine: int) -> MachineStats:
@@ -84,7 +83,7 @@ class Cluster:
         return MachineStats(self.stats[p.partition_id] for p in held)
 
     def round(self, weights: np.ndarray, points: int = 40_000) -> float:
-        """Run one round; how far the busiest machine is above the mean."""
+        """Run one round; return the load of the busiest machine over the mean."""
         counts = self.rng.multinomial(points, weights.reshape(-1) / weights.sum())
         cells = np.flatnonzero(counts).astype(np.int32)
         touched = CellCounts(cells, counts[cells].astype(np.int64))
@@ -95,14 +94,14 @@ class Cluster:
         for stats in self.stats.values():
             stats.add_cells(touched, SIDE)
             stats.close_round()
-        machines = range(self.plan.machines)
-        reports = [LoadReport.of(m, self.machine(m), self.power) for m in machines]
-        decision = self.swarm.decide(self.plan, reports, points / busy.max(), self.ask)
+        held = [self.machine(m) for m in range(self.plan.machines)]
+        reports = [LoadReport(m, s.numerator(), s.received()) for m, s in enumerate(held)]
+        decision = self.swarm.decide(self.plan, reports, points / busy.max(), self.send)
         if isinstance(decision, Rebalance):
             self.apply(decision.changes)
         return float(busy.max() / busy.mean())
 
-    def ask(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+    def send(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
         return shed(self.machine(machine), machine, request)
 
     def apply(self, changes: Iterable[Change]) -> None:
@@ -113,8 +112,7 @@ class Cluster:
         for change in changes:
             if isinstance(change, Split):
                 whole = self.stats.pop(change.partition_id)
-                ids = (change.first_id, change.second_id)
-                for part in whole.cut(change.vertical, change.at, *ids, self.ranges):
+                for part in whole.cut(change.vertical, change.at, *change.ids, self.ranges):
                     self.stats[part.partition_id] = part
             elif isinstance(change, Merge):
                 parts = [self.stats.pop(number) for number in change.partition_ids]
@@ -126,17 +124,16 @@ def even() -> np.ndarray:
 
 
 def hot(corner: int) -> np.ndarray:
-    """Make a ninth of the space take most of the points."""
+    """Put most of the points into a ninth of the space."""
     weights = even()
     third = slice(0, SIDE // 3) if corner == 0 else slice(SIDE - SIDE // 3, SIDE)
     weights[third, third] = 12.0
     return weights
 
 
-@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_balanced_quiet_load_moves_nothing(power: float, seed: int) -> None:
-    cluster = Cluster(power, seed=seed)
+def test_a_balanced_load_moves_nothing(seed: int) -> None:
+    cluster = Cluster(seed=seed)
     first = cluster.plan
     for _ in range(80):
         cluster.round(even())
@@ -144,8 +141,8 @@ def test_a_balanced_quiet_load_moves_nothing(power: float, seed: int) -> None:
     assert cluster.swarm.bytes_sent == 16 * 8
 
 
-def test_few_points_are_no_reason_to_move() -> None:
-    cluster = Cluster(STEADY_POWER)
+def test_the_noise_of_few_points_moves_nothing() -> None:
+    cluster = Cluster()
     for _ in range(60):
         cluster.round(even(), points=100)
     assert cluster.moves == 0
@@ -153,7 +150,7 @@ def test_few_points_are_no_reason_to_move() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_hot_region_is_relieved_and_then_left_alone(seed: int) -> None:
-    cluster = Cluster(STEADY_POWER, seed=seed)
+    cluster = Cluster(seed=seed)
     for _ in range(5):
         cluster.round(even())
     before = cluster.round(hot(0))
@@ -167,16 +164,15 @@ def test_a_hot_region_is_relieved_and_then_left_alone(seed: int) -> None:
     assert cluster.moves <= moves + 2
 
 
-@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_load_that_swings_does_not_swing_the_plan(power: float, seed: int) -> None:
-    cluster = Cluster(power, seed=seed)
+def test_an_oscillating_load_does_not_oscillate_the_plan(seed: int) -> None:
+    cluster = Cluster(seed=seed)
     for turn in range(60):
         cluster.round(hot(turn % 2))
     early = cluster.moves
     for turn in range(60):
         cluster.round(hot(turn % 2))
-    assert early <= 8, "what differs in both turns may be evened out"
+    assert early <= 8, "a difference that both states have may be balanced"
     assert cluster.moves <= early + 2
 
 
@@ -198,24 +194,23 @@ def machines(draw: st.DrawFn) -> tuple[MachineStats, np.random.Generator]:
     return MachineStats(stats), rng
 
 
-@pytest.mark.parametrize("power", [1.0, STEADY_POWER])
 @given(case=machines(), share=st.floats(0.0, 1.5), kept=st.sets(st.integers(0, 4)))
 @examples(200)
 def test_shedding_lowers_the_higher_cost_or_does_nothing(
-    power: float, case: tuple[MachineStats, np.random.Generator], share: float, kept: set[int]
+    case: tuple[MachineStats, np.random.Generator], share: float, kept: set[int]
 ) -> None:
     stats, _ = case
     received = 1000.0
-    high = LoadReport.of(3, stats, power).numerator / received
+    high = stats.numerator() / received
     low = high * share
-    request = ShedRequest(1, low, received, 40, tuple(sorted(kept)), power)
+    request = ShedRequest(1, low, received, 40, tuple(sorted(kept)))
     changes = shed(stats, 3, request)
     assert shed(stats, 3, request) == changes, "statistics are only read"
     if share >= 1.0:
         assert changes == ()
     if not changes:
         return
-    cost = {n: (p.total().numerator ** power) / received for n, p in stats.partitions.items()}
+    cost = {n: p.total().numerator / received for n, p in stats.partitions.items()}
     for change in changes:
         assert isinstance(change, Move | Split)
         assert change.partition_id not in kept
@@ -225,11 +220,11 @@ def test_shedding_lowers_the_higher_cost_or_does_nothing(
             assert change.machines == (1,)
             low += own
         else:
-            assert (change.first_id, change.second_id) == (40, 41)
-            assert {change.first_machines, change.second_machines} == {(1,), (3,)}
+            assert change.ids == (40, 41)
+            assert set(change.machines) == {(1,), (3,)}
             trios = stats.partitions[change.partition_id].split(change.vertical, change.at)
-            parts = [trio.numerator**power / received for trio in trios]
-            moved, left = parts if change.first_machines == (1,) else parts[::-1]
+            parts = [trio.numerator / received for trio in trios]
+            moved, left = parts if change.machines[0] == (1,) else parts[::-1]
             high, low = high + left, low + moved
     assert max(high, low) < sum(cost.values()) * (1 - 0.019)
 
@@ -261,7 +256,7 @@ def test_of_equally_costly_partitions_the_one_with_the_lower_id_is_cut() -> None
     assert isinstance(split, Split) and split.partition_id == 1
 
 
-def test_a_crumb_does_not_stand_in_the_way_of_a_split() -> None:
+def test_a_partition_of_negligible_cost_does_not_prevent_a_split() -> None:
     stats = busy_machine({0: 20, 1: 2}, cells=4)
     (split,) = shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9))
     assert isinstance(split, Split)
@@ -269,20 +264,24 @@ def test_a_crumb_does_not_stand_in_the_way_of_a_split() -> None:
     assert (split.vertical, split.at) == (True, 2)
 
 
-def test_what_cannot_be_cut_may_still_shed_its_neighbours() -> None:
+def test_beside_a_single_cell_the_other_partitions_are_shed() -> None:
     stats = busy_machine({0: 20, 1: 6})
     assert shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9)) == (Move(1, (5,)),)
     assert shed(busy_machine({0: 20}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
 
 
-def test_a_gain_too_small_to_matter_is_left() -> None:
+def test_a_gain_below_the_minimum_moves_nothing() -> None:
     assert shed(busy_machine({0: 20, 1: 1}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
 
 
-def test_nothing_is_shed_within_the_quiet_tolerance_or_to_itself_or_without_arrivals() -> None:
+def test_nothing_is_shed_within_the_tolerance_or_to_itself_or_without_arrivals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats = busy_machine({0: 13, 1: 3})
     assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9)) == ()
-    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9), quiet=0.0) == (Move(1, (5,)),)
+    with monkeypatch.context() as patch:
+        patch.setattr("roost.balance.swarm.QUIET", 0.0)
+        assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9)) == (Move(1, (5,)),)
     assert shed(stats, 5, ShedRequest(5, 0.0, 1.0, 9)) == ()
     assert shed(stats, 0, ShedRequest(5, 0.0, 0.0, 9)) == ()
     assert shed(MachineStats(), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
@@ -305,56 +304,54 @@ SKEWED = [
 ]
 
 
-def willing(**settings: int) -> Swarm:
-    """Make a coordinator that has seen one skewed round and is to rebalance in the next."""
-    swarm = Swarm(Stages(1, False, 1, 10.0), **settings)
+def rebalancing() -> Swarm:
+    """Return a coordinator that has seen one skewed round and rebalances in the next."""
+    swarm = Swarm(Stages(1, False, 1, 10.0))
     swarm.decide(PLAN, SKEWED, 11.0, never)
     assert not swarm.stages.rebalance
-    swarm._stages = Stages(1, False, 1, 10.0)
+    swarm.stages = Stages(1, False, 1, 10.0)
     return swarm
 
 
 def never(machine: int, request: ShedRequest) -> tuple[Change, ...]:
-    raise AssertionError("nobody should be asked")
+    raise AssertionError("no request is expected")
 
 
-Answers = dict[int, tuple[Change, ...]]
+Responses = dict[int, tuple[Change, ...]]
 
 
-def answering(answers: Answers, asked: list[int]) -> Callable[..., tuple[Change, ...]]:
-    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
-        asked.append(machine)
+def decide(swarm: Swarm, responses: Responses) -> tuple[Decision, list[int]]:
+    """Return the decision and the machines that received a request, in order."""
+    requested: list[int] = []
+
+    def send(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        requested.append(machine)
         assert request == ShedRequest(2, 1e6 / 4e4, 4e4, 10)
-        return answers.get(machine, ())
+        return responses.get(machine, ())
 
-    return ask
-
-
-def decide(swarm: Swarm, answers: Answers, plan: Plan = PLAN) -> tuple[Decision, list[int]]:
-    asked: list[int] = []
-    return swarm.decide(plan, SKEWED, 9.0, answering(answers, asked)), asked
+    return swarm.decide(PLAN, SKEWED, 9.0, send), requested
 
 
 def test_the_highest_sheds_to_the_lowest() -> None:
-    swarm = willing()
-    decision, asked = decide(swarm, {0: (Move(0, (2,)),)})
+    swarm = rebalancing()
+    decision, requested = decide(swarm, {0: (Move(0, (2,)),)})
     assert decision == Rebalance((Move(0, (2,)),), "machine 0 sheds load to machine 2")
-    assert asked == [0]
-    # Reports, a request of five numbers, the answer, and the answer on to four machines.
+    assert requested == [0]
+    # Reports, a request of five numbers, the response, and the change sent to four machines.
     assert swarm.bytes_sent == 4 * 16 + 40 + 24 + 4 * 24
 
 
-def test_the_next_highest_is_asked_when_one_cannot() -> None:
-    decision, asked = decide(willing(), {1: (Move(1, (2,)),)})
+def test_the_next_highest_receives_a_request_if_one_cannot_shed() -> None:
+    decision, requested = decide(rebalancing(), {1: (Move(1, (2,)),)})
     assert isinstance(decision, Rebalance)
-    assert asked == [0, 1]
+    assert requested == [0, 1]
 
 
-def test_when_nobody_can_nothing_changes() -> None:
-    swarm = willing()
-    decision, asked = decide(swarm, {})
+def test_nothing_changes_if_no_machine_can_shed() -> None:
+    swarm = rebalancing()
+    decision, requested = decide(swarm, {})
     assert decision == NoChange("no machine can shed load to machine 2")
-    assert asked == [0, 1, 3]
+    assert requested == [0, 1, 3]
     assert swarm.bytes_sent == 4 * 16 + 3 * (40 + 8)
 
 
@@ -362,16 +359,16 @@ def test_when_nobody_can_nothing_changes() -> None:
     "change",
     [
         Move(0, (2,)),
-        Split(0, True, 1, 10, 11, (0,), (2,)),
-        Split(0, False, 1, 10, 11, (2,), (0,)),
-        Split(0, True, 1, 30, 20, (0,), (2,)),
+        Split(0, True, 1, (10, 11), ((0,), (2,))),
+        Split(0, False, 1, (10, 11), ((2,), (0,))),
+        Split(0, True, 1, (30, 20), ((0,), (2,))),
     ],
     ids=str,
 )
-def test_an_answer_that_fits_the_plan_is_accepted(change: Change) -> None:
-    decision, asked = decide(willing(), {0: (change,)})
+def test_a_response_that_fits_the_plan_is_accepted(change: Change) -> None:
+    decision, requested = decide(rebalancing(), {0: (change,)})
     assert decision == Rebalance((change,), "machine 0 sheds load to machine 2")
-    assert asked == [0]
+    assert requested == [0]
 
 
 @pytest.mark.parametrize(
@@ -381,24 +378,34 @@ def test_an_answer_that_fits_the_plan_is_accepted(change: Change) -> None:
         pytest.param((Move(1, (2,)),), id="move of another machine's partition"),
         pytest.param((Move(0, (3,)),), id="move to a third machine"),
         pytest.param((Move(0, (2, 0)),), id="move to two machines"),
-        pytest.param((Split(7, True, 1, 10, 11, (0,), (2,)),), id="split of an unknown partition"),
-        pytest.param((Split(1, True, 3, 10, 11, (0,), (2,)),), id="split of another's partition"),
-        pytest.param((Split(0, True, 2, 10, 11, (0,), (2,)),), id="split at the border"),
-        pytest.param((Split(0, True, 1, 4, 11, (0,), (2,)),), id="split with a first id in use"),
-        pytest.param((Split(0, True, 1, 10, 9, (0,), (2,)),), id="split with a second id in use"),
-        pytest.param((Split(0, True, 1, 10, 10, (0,), (2,)),), id="split with equal ids"),
-        pytest.param((Split(0, True, 1, 10, 11, (0,), (0,)),), id="split that moves nothing"),
-        pytest.param((Split(0, True, 1, 10, 11, (2,), (2,)),), id="split that moves everything"),
-        pytest.param((Split(0, True, 1, 10, 11, (0,), (3,)),), id="split for a third machine"),
+        pytest.param(
+            (Split(7, True, 1, (10, 11), ((0,), (2,))),), id="split of an unknown partition"
+        ),
+        pytest.param(
+            (Split(1, True, 3, (10, 11), ((0,), (2,))),), id="split of another's partition"
+        ),
+        pytest.param((Split(0, True, 2, (10, 11), ((0,), (2,))),), id="split at the border"),
+        pytest.param(
+            (Split(0, True, 1, (4, 11), ((0,), (2,))),), id="split with a first id in use"
+        ),
+        pytest.param(
+            (Split(0, True, 1, (10, 9), ((0,), (2,))),), id="split with a second id in use"
+        ),
+        pytest.param((Split(0, True, 1, (10, 10), ((0,), (2,))),), id="split with equal ids"),
+        pytest.param((Split(0, True, 1, (10, 11), ((0,), (0,))),), id="split that moves nothing"),
+        pytest.param(
+            (Split(0, True, 1, (10, 11), ((2,), (2,))),), id="split that moves everything"
+        ),
+        pytest.param((Split(0, True, 1, (10, 11), ((0,), (3,))),), id="split for a third machine"),
         pytest.param((Move(0, (2,)), Move(1, (2,))), id="one good change and a bad one"),
         pytest.param((Merge((0, 1), 10, (2,)),), id="merge"),
         pytest.param((Replan(PLAN.partitions),), id="new layout"),
     ],
 )
-def test_an_answer_that_does_not_fit_the_plan_is_refused(changes: tuple[Change, ...]) -> None:
-    decision, asked = decide(willing(), {0: changes})
+def test_a_response_that_does_not_fit_the_plan_is_refused(changes: tuple[Change, ...]) -> None:
+    decision, requested = decide(rebalancing(), {0: changes})
     assert decision == NoChange("no machine can shed load to machine 2")
-    assert asked == [0, 1, 3], "the next machines are asked instead"
+    assert requested == [0, 1, 3], "the next machines receive requests instead"
 
 
 def test_a_difference_must_last_two_rounds() -> None:
@@ -409,72 +416,61 @@ def test_a_difference_must_last_two_rounds() -> None:
 
 
 def test_lost_repeated_and_foreign_reports_do_no_harm() -> None:
-    swarm = willing()
-    asked: list[int] = []
+    swarm = rebalancing()
 
-    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
-        asked.append(machine)
+    def send(machine: int, request: ShedRequest) -> tuple[Change, ...]:
         return (Move(machine, (request.low_machine,)),)
 
     reports = [SKEWED[0], SKEWED[0], SKEWED[3], LoadReport(9, 1e9, 1e9)]
-    decision = swarm.decide(PLAN, reports, 9.0, ask)
+    decision = swarm.decide(PLAN, reports, 9.0, send)
     assert decision == Rebalance((Move(0, (3,)),), "machine 0 sheds load to machine 3")
-    assert isinstance(willing().decide(PLAN, SKEWED[:1], 9.0, never), NoChange)
-    assert isinstance(willing().decide(PLAN, [], 9.0, never), NoChange)
+    assert isinstance(rebalancing().decide(PLAN, SKEWED[:1], 9.0, never), NoChange)
+    assert isinstance(rebalancing().decide(PLAN, [], 9.0, never), NoChange)
     idle = [LoadReport(machine, 0.0, 0.0) for machine in range(4)]
-    assert willing().decide(PLAN, idle, 9.0, never) == NoChange("nothing was received")
+    assert rebalancing().decide(PLAN, idle, 9.0, never) == NoChange("nothing was received")
 
 
-def test_shared_partitions_are_named_to_be_kept_and_an_answer_about_them_is_refused() -> None:
+def test_a_request_lists_shared_partitions_and_a_response_that_moves_them_is_refused() -> None:
     partitions = (replace(PLAN.partitions[0], machines=(0, 3)), *PLAN.partitions[1:])
     plan = replace(PLAN, partitions=partitions)
     kept: dict[int, tuple[int, ...]] = {}
 
-    def ask(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+    def send(machine: int, request: ShedRequest) -> tuple[Change, ...]:
         kept[machine] = request.keep
         return (Move(0, (2,)),)
 
-    assert isinstance(willing().decide(plan, SKEWED, 9.0, ask), NoChange)
+    assert isinstance(rebalancing().decide(plan, SKEWED, 9.0, send), NoChange)
     assert kept == {0: (0,), 1: (), 3: (0,)}
 
 
-def test_neighbours_are_merged_now_and_then_whatever_the_stages_say() -> None:
+def test_neighbours_are_merged_at_intervals_in_any_stage() -> None:
     partitions = (PLAN.partitions[0], replace(PLAN.partitions[1], machines=(0,)))
     plan = replace(PLAN, partitions=(*partitions, *PLAN.partitions[2:]))
-    swarm = Swarm(merge_every=3)
-    decisions = [swarm.decide(plan, SKEWED, rate, never) for rate in (1.0, 2.0, 3.0, 4.0)]
-    assert [isinstance(d, Rebalance) for d in decisions] == [False, False, True, False]
-    assert decisions[2] == Rebalance((Merge((0, 1), 10, (0,)),), "neighbours of one machine")
+    swarm = Swarm()
+    decisions = [swarm.decide(plan, SKEWED, 1.0 + n, never) for n in range(MERGE_EVERY)]
+    assert not any(isinstance(d, Rebalance) for d in decisions[:-1])
+    assert decisions[-1] == Rebalance((Merge((0, 1), 10, (0,)),), "neighbours of one machine")
 
 
 def test_a_restarted_coordinator_decides_the_same() -> None:
-    swarm = willing(merge_every=5)
-    plain = json.loads(json.dumps(swarm.to_json()))
-    again = Swarm.from_json(plain, merge_every=5)
-    answers: Answers = {0: (Move(0, (2,)),)}
-    for _ in range(6):
-        assert decide(swarm, answers) == decide(again, answers)
+    swarm = rebalancing()
+    again = Swarm.from_json(json.loads(json.dumps(swarm.to_json())))
+    responses: Responses = {0: (Move(0, (2,)),)}
+    for _ in range(MERGE_EVERY + 1):
+        assert decide(swarm, responses) == decide(again, responses)
         assert again.to_json() == swarm.to_json()
 
 
 def test_the_tolerance_grows_with_machines_and_falls_with_points() -> None:
-    def of(machines: int, received: float, power: float = 1.0) -> float:
-        return tolerance([LoadReport(m, 1.0, received) for m in range(machines)], 0.1, power)
+    def of(machines: int, received: float) -> float:
+        return tolerance([LoadReport(m, 1.0, received) for m in range(machines)])
 
-    assert of(8, 1e9) == pytest.approx(0.21)
-    assert of(8, 1e9, STEADY_POWER) == pytest.approx(0.1)
-    assert of(8, 100.0) > of(8, 1000.0) > of(8, 10_000.0)
-    assert of(1000, 100.0) > of(8, 100.0) > of(8, 100.0, STEADY_POWER)
+    assert of(8, 1e9) == pytest.approx(0.44)
+    assert of(8, 10.0) > of(8, 100.0) > of(8, 10_000.0)
+    assert of(1000, 100.0) > of(8, 100.0)
 
 
 def test_messages_are_counted_by_their_numbers() -> None:
-    assert change_bytes([Split(0, True, 1, 10, 11, (0,), (2,))]) == 8 * (1 + 7)
+    assert change_bytes([Split(0, True, 1, (10, 11), ((0,), (2,)))]) == 8 * (1 + 7)
     assert change_bytes([Merge((0, 1), 10, (2,)), Move(3, (1, 2))]) == 8 * (1 + 4 + 3)
     assert change_bytes([Replan((Partition(0, 0, 0, 1, 1, (0,), (4, 5)),))]) == 8 * (1 + 8)
-
-
-def test_reports_sum_up_the_statistics() -> None:
-    stats = busy_machine({0: 10, 1: 4})
-    assert LoadReport.of(2, stats) == LoadReport(2, stats.numerator(), stats.received())
-    assert LoadReport.of(2, stats).numerator == 116.0
-    assert LoadReport.of(2, stats, STEADY_POWER).numerator == 14.0

@@ -118,14 +118,14 @@ def test_needed_partitions_overlap_the_query(plan: Plan, seed: int) -> None:
 
 def halves(epoch: int, number: int, first: int) -> Plan:
     plan = Plan(epoch, 4, 4, 2, (Partition(number, 0, 0, 4, 4, (0,)),), number + 1)
-    return apply_changes(plan, [Split(number, True, 2, first, first + 1, (0,), (1,))])
+    return apply_changes(plan, [Split(number, True, 2, (first, first + 1), ((0,), (1,)))])
 
 
 def test_a_chain_is_kept_over_a_parent_without_points() -> None:
     lineage = Lineage().with_plan(Plan(0, 4, 4, 2, (Partition(0, 0, 0, 4, 4, (0,)),), 1))
     plan = halves(0, 0, 1)
     lineage = lineage.with_plan(plan)
-    plan = apply_changes(plan, [Split(2, False, 2, 3, 4, (0,), (1,))])
+    plan = apply_changes(plan, [Split(2, False, 2, (3, 4), ((0,), (1,)))])
     lineage = lineage.with_plan(plan)
     lineage = lineage.expire({0})
     assert lineage.needed([4], {0}) == {0}

@@ -92,7 +92,7 @@ class ChaosDriver:
         at = int(self._random.integers(low + 1, high))
         ids = (plan.next_id, plan.next_id + 1)
         kept = p.machines if self._random.random() < 0.5 else self._owners(plan)
-        return Split(p.partition_id, vertical, at, *ids, kept, self._owners(plan))
+        return Split(p.partition_id, vertical, at, ids, (kept, self._owners(plan)))
 
     def _move(self, plan: Plan) -> Move:
         return Move(self._pick(plan).partition_id, self._owners(plan))

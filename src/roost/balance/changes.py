@@ -11,12 +11,12 @@ plan, even if several changes led to it through intermediate partitions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from roost.balance.plan import Partition, Plan
+from roost.balance.plan import Partition, Plan, enclosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,8 @@ class Split:
     partition_id: int
     vertical: bool
     at: int
-    first_id: int
-    second_id: int
-    first_machines: tuple[int, ...]
-    second_machines: tuple[int, ...]
+    ids: tuple[int, int]
+    machines: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +92,18 @@ def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
     Examples
     --------
     >>> plan = Plan(0, 4, 2, 2, (Partition(0, 0, 0, 4, 2, (0,)),), 1)
-    >>> after = apply_changes(plan, [Split(0, True, 3, 1, 2, (0,), (1,))])
+    >>> after = apply_changes(plan, [Split(0, True, 3, (1, 2), ((0,), (1,)))])
     >>> [(p.partition_id, p.column0, p.column1, p.parents) for p in after.partitions]
     [(1, 0, 3, (0,)), (2, 3, 4, (0,))]
     >>> after.epoch, after.next_id
     (1, 3)
     """
-    if any(isinstance(change, Replan) for change in changes):
-        (only, *others) = changes
-        if others or not isinstance(only, Replan):
-            raise ValueError("a replan must stand alone")
-        return _replanned(plan, only)
     builder = _PlanBuilder(plan)
     for change in changes:
+        if isinstance(change, Replan):
+            if len(changes) > 1:
+                raise ValueError("a replan must stand alone")
+            return _replanned(plan, change.partitions)
         builder.apply(change)
     return builder.finished()
 
@@ -116,104 +113,86 @@ class _PlanBuilder:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._now = {p.partition_id: p for p in plan.partitions}
-        self._before = dict(self._now)
-        self._next_id = plan.next_id
-        self._given: set[int] = set()
+        self._before = {p.partition_id: p for p in plan.partitions}
+        self._now = dict(self._before)
+        self._new_ids: set[int] = set()
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: Move | Split | Merge) -> None:
         """Apply one change."""
+        owners = change.machines if isinstance(change, Split) else (change.machines,)
+        for machines in owners:
+            _check_machines(machines, self._plan.machines)
         if isinstance(change, Move):
-            _check_machines(change.machines, self._plan.machines)
-            p = self._known(change.partition_id)
+            p = self._find(change.partition_id)
             self._now[p.partition_id] = replace(p, machines=change.machines)
         elif isinstance(change, Split):
             self._split(change)
-        elif isinstance(change, Merge):
+        else:
             self._merge(change)
 
     def finished(self) -> Plan:
         """Return the plan; parents that a later cut excludes are dropped."""
-        partitions = tuple(
-            p if p.partition_id in self._before else self._narrowed(p) for p in self._now.values()
-        )
-        plan = self._plan
-        return replace(plan, epoch=plan.epoch + 1, partitions=partitions, next_id=self._next_id)
+        partitions = []
+        for p in self._now.values():
+            if p.partition_id in self._new_ids:
+                parents = tuple(n for n in p.parents if overlap_cells(self._before[n], p))
+                p = replace(p, parents=parents)
+            partitions.append(p)
+        return _next_plan(self._plan, partitions, self._new_ids)
 
     def _split(self, change: Split) -> None:
-        _check_machines(change.first_machines, self._plan.machines)
-        _check_machines(change.second_machines, self._plan.machines)
-        p = self._known(change.partition_id)
+        p = self._find(change.partition_id)
         low, high = (p.column0, p.column1) if change.vertical else (p.row0, p.row1)
         if not low < change.at < high:
             raise ValueError(f"a cut at {change.at} does not divide {low} to {high}")
-        names = ("column1", "column0") if change.vertical else ("row1", "row0")
-        parents = self._as_parents([p])
-        sides = zip(
-            names,
-            (change.first_id, change.second_id),
-            (change.first_machines, change.second_machines),
-            strict=True,
-        )
+        borders = ("column1", "column0") if change.vertical else ("row1", "row0")
+        for border, number, machines in zip(borders, change.ids, change.machines, strict=True):
+            moved: dict[str, Any] = {border: change.at}
+            self._add(replace(p, partition_id=number, machines=machines, **moved), [p])
         del self._now[p.partition_id]
-        for name, number, machines in sides:
-            border: dict[str, Any] = {name: change.at}
-            part = replace(p, machines=machines, parents=parents, **border)
-            self._add(replace(part, partition_id=number))
 
     def _merge(self, change: Merge) -> None:
-        _check_machines(change.machines, self._plan.machines)
-        if len(change.partition_ids) < 2 or _repeats(change.partition_ids):
-            raise ValueError(f"a merge needs two or more partitions, not {change.partition_ids}")
-        parts = [self._known(number) for number in change.partition_ids]
+        ids = change.partition_ids
+        if len(ids) < 2 or _repeats(ids):
+            raise ValueError(f"a merge needs two or more partitions, not {ids}")
+        parts = [self._find(number) for number in ids]
         if len({frozenset(p.machines) for p in parts}) > 1:
-            raise ValueError(f"partitions {change.partition_ids} have different owners")
-        union = Partition(
-            change.new_id,
-            min(p.column0 for p in parts),
-            min(p.row0 for p in parts),
-            max(p.column1 for p in parts),
-            max(p.row1 for p in parts),
-            change.machines,
-            self._as_parents(parts),
-        )
+            raise ValueError(f"partitions {ids} have different owners")
+        union = Partition(change.new_id, *enclosing(parts), change.machines)
         if union.cells != sum(p.cells for p in parts):
-            raise ValueError(f"partitions {change.partition_ids} do not form a rectangle")
-        for number in change.partition_ids:
+            raise ValueError(f"partitions {ids} do not form a rectangle")
+        self._add(union, parts)
+        for number in ids:
             del self._now[number]
-        self._add(union)
 
-    def _known(self, number: int) -> Partition:
+    def _find(self, number: int) -> Partition:
         if number not in self._now:
             raise ValueError(f"no partition {number} in the plan of epoch {self._plan.epoch}")
         return self._now[number]
 
-    def _add(self, p: Partition) -> None:
+    def _add(self, p: Partition, sources: Sequence[Partition]) -> None:
         number = p.partition_id
-        if number < self._plan.next_id or number in self._given:
+        if number < self._plan.next_id or number in self._new_ids:
             raise ValueError(f"partition id {number} was used before")
-        self._given.add(number)
-        self._next_id = max(self._next_id, number + 1)
-        self._now[number] = p
-
-    def _as_parents(self, parts: Iterable[Partition]) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for p in parts:
-            old = p.partition_id in self._before
-            found.update(dict.fromkeys((p.partition_id,) if old else p.parents))
-        return tuple(found)
-
-    def _narrowed(self, p: Partition) -> Partition:
-        kept = tuple(n for n in p.parents if overlap_cells(self._before[n], p))
-        return replace(p, parents=kept)
+        parents: dict[int, None] = {}
+        for source in sources:
+            new = source.partition_id in self._new_ids
+            parents |= dict.fromkeys(source.parents if new else (source.partition_id,))
+        self._new_ids.add(number)
+        self._now[number] = replace(p, parents=tuple(parents))
 
 
-def _replanned(plan: Plan, replan: Replan) -> Plan:
+def _next_plan(plan: Plan, partitions: Sequence[Partition], ids: Iterable[int]) -> Plan:
+    next_id = max([plan.next_id, *(number + 1 for number in ids)])
+    return replace(plan, epoch=plan.epoch + 1, partitions=tuple(partitions), next_id=next_id)
+
+
+def _replanned(plan: Plan, partitions: Sequence[Partition]) -> Plan:
     before = {p.partition_id: p for p in plan.partitions}
-    ids = [p.partition_id for p in replan.partitions]
+    ids = [p.partition_id for p in partitions]
     if _repeats(ids):
         raise ValueError("a partition id occurs twice")
-    for p in replan.partitions:
+    for p in partitions:
         _check_machines(p.machines, plan.machines)
         old = before.get(p.partition_id)
         if old is not None:
@@ -223,13 +202,9 @@ def _replanned(plan: Plan, replan: Replan) -> Plan:
             raise ValueError(f"partition id {p.partition_id} was used before")
         else:
             _check_parents(p, before)
-    _check_cover(plan, replan.partitions)
-    return replace(
-        plan,
-        epoch=plan.epoch + 1,
-        partitions=replan.partitions,
-        next_id=max(plan.next_id, *(number + 1 for number in ids)),
-    )
+    after = _next_plan(plan, partitions, ids)
+    _check_cover(after)
+    return after
 
 
 def _check_parents(p: Partition, before: dict[int, Partition]) -> None:
@@ -241,14 +216,12 @@ def _check_parents(p: Partition, before: dict[int, Partition]) -> None:
         raise ValueError(f"partition {p.partition_id} was not made from {p.parents}")
 
 
-def _check_cover(plan: Plan, partitions: Sequence[Partition]) -> None:
+def _check_cover(plan: Plan) -> None:
     """Check invariant 1 with prefix sums over the corners: every cell is covered once."""
-    fields = ("column0", "row0", "column1", "row1")
-    flat = [[getattr(p, name) for name in fields] for p in partitions]
-    column0, row0, column1, row1 = np.asarray(flat, np.int64).reshape(-1, 4).T
-    fits = bool(np.all((column0 >= 0) & (column0 < column1) & (column1 <= plan.columns)))
-    fits = fits and bool(np.all((row0 >= 0) & (row0 < row1) & (row1 <= plan.rows)))
-    if not fits:
+    column0, row0, column1, row1 = plan.rects().T
+    fits = (column0 >= 0) & (column0 < column1) & (column1 <= plan.columns)
+    fits &= (row0 >= 0) & (row0 < row1) & (row1 <= plan.rows)
+    if not fits.all():
         raise ValueError("a partition is outside the grid or has no cell")
     marks = np.zeros((plan.rows + 1, plan.columns + 1), np.int32)
     for row, column, sign in (
@@ -259,7 +232,7 @@ def _check_cover(plan: Plan, partitions: Sequence[Partition]) -> None:
     ):
         np.add.at(marks, (row, column), sign)
     marks.cumsum(0, out=marks).cumsum(1, out=marks)
-    if not bool(np.all(marks[:-1, :-1] == 1)):
+    if not (marks[:-1, :-1] == 1).all():
         raise ValueError("a cell is in no partition or in two")
 
 
@@ -289,7 +262,7 @@ def arrivals(before: Plan, after: Plan) -> dict[int, tuple[int, ...]]:
     Examples
     --------
     >>> before = Plan(0, 4, 2, 2, (Partition(0, 0, 0, 4, 2, (0,)),), 1)
-    >>> after = apply_changes(before, [Split(0, True, 3, 1, 2, (0,), (1,))])
+    >>> after = apply_changes(before, [Split(0, True, 3, (1, 2), ((0,), (1,)))])
     >>> arrivals(before, after)
     {1: (2,)}
     """
@@ -315,28 +288,8 @@ def change_to_json(change: Change) -> dict[str, Any]:
     Examples
     --------
     >>> change_to_json(Move(3, (1, 2)))
-    {'kind': 'move', 'partition_id': 3, 'machines': [1, 2]}
+    {'kind': 'move', 'partition_id': 3, 'machines': (1, 2)}
     """
-    if isinstance(change, Move):
-        return {
-            "kind": "move",
-            "partition_id": change.partition_id,
-            "machines": list(change.machines),
-        }
-    if isinstance(change, Split):
-        return {
-            "kind": "split",
-            "partition_id": change.partition_id,
-            "vertical": change.vertical,
-            "at": change.at,
-            "ids": [change.first_id, change.second_id],
-            "machines": [list(change.first_machines), list(change.second_machines)],
-        }
-    if isinstance(change, Merge):
-        return {
-            "kind": "merge",
-            "partition_ids": list(change.partition_ids),
-            "new_id": change.new_id,
-            "machines": list(change.machines),
-        }
-    return {"kind": "replan", "partitions": [p.to_json() for p in change.partitions]}
+    if isinstance(change, Replan):
+        return {"kind": "replan", "partitions": [p.to_json() for p in change.partitions]}
+    return {"kind": type(change).__name__.lower(), **asdict(change)}

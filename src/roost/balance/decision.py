@@ -12,8 +12,7 @@ that sends less would otherwise look like a worse plan.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 FLIP = 0
 START = 2
@@ -49,12 +48,3 @@ class Stages:
         if pointer <= FLIP or self.repeats >= beta:
             return Stages(START, not self.rebalance, 1, rate)
         return Stages(pointer, self.rebalance, self.repeats + 1, rate)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data for the state directory."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Stages:
-        """Invert :meth:`to_json`."""
-        return cls(**data)

@@ -9,31 +9,16 @@ Partitions with several machines are not merged: they relieve hot cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from roost.balance.changes import Merge
-from roost.balance.plan import Plan
+from roost.balance.plan import Partition, Plan, enclosing
 
 # The minimum number of rectangles that form one although no two of them do.
 _PINWHEEL = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Rectangle:
-    """A rectangle and the partitions that form it."""
-
-    column0: int
-    row0: int
-    column1: int
-    row1: int
-    ids: tuple[int, ...]
-
-    @property
-    def cells(self) -> int:
-        return (self.column1 - self.column0) * (self.row1 - self.row0)
 
 
 def adjacent_merges(plan: Plan) -> tuple[Merge, ...]:
@@ -48,35 +33,29 @@ def adjacent_merges(plan: Plan) -> tuple[Merge, ...]:
     >>> adjacent_merges(Plan(0, 4, 3, 2, halves, 2))
     (Merge(partition_ids=(0, 1), new_id=2, machines=(1,)),)
     """
-    held: dict[int, list[_Rectangle]] = {}
+    # `parents` lists the partitions that form a rectangle.
+    held: dict[int, list[Partition]] = {}
     for p in sorted(plan.partitions, key=lambda p: p.partition_id):
         if len(p.machines) == 1:
-            rectangle = _Rectangle(p.column0, p.row0, p.column1, p.row1, (p.partition_id,))
-            held.setdefault(p.machines[0], []).append(rectangle)
+            held.setdefault(p.machines[0], []).append(replace(p, parents=(p.partition_id,)))
     merges: list[Merge] = []
     for machine in sorted(held):
         rectangles = _join_pairs(held[machine])
         if len(rectangles) >= _PINWHEEL:
             rectangles = _join_groups(rectangles)
         for rectangle in rectangles:
-            if len(rectangle.ids) > 1:
+            if len(rectangle.parents) > 1:
                 new_id = plan.next_id + len(merges)
-                merges.append(Merge(tuple(sorted(rectangle.ids)), new_id, (machine,)))
+                merges.append(Merge(tuple(sorted(rectangle.parents)), new_id, (machine,)))
     return tuple(merges)
 
 
-def _union(rectangles: Iterable[_Rectangle]) -> _Rectangle:
-    parts = list(rectangles)
-    return _Rectangle(
-        min(b.column0 for b in parts),
-        min(b.row0 for b in parts),
-        max(b.column1 for b in parts),
-        max(b.row1 for b in parts),
-        tuple(number for b in parts for number in b.ids),
-    )
+def _union(parts: Sequence[Partition]) -> Partition:
+    parents = tuple(number for p in parts for number in p.parents)
+    return Partition(parents[0], *enclosing(parts), parts[0].machines, parents)
 
 
-def _join_pairs(rectangles: list[_Rectangle]) -> list[_Rectangle]:
+def _join_pairs(rectangles: list[Partition]) -> list[Partition]:
     """Join rectangles with a common side, found by their first corners."""
     found = {(b.column0, b.row0): b for b in rectangles}
     joined = True
@@ -100,17 +79,17 @@ def _join_pairs(rectangles: list[_Rectangle]) -> list[_Rectangle]:
     return [found[corner] for corner in sorted(found)]
 
 
-def _join_groups(rectangles: list[_Rectangle]) -> list[_Rectangle]:
+def _join_groups(rectangles: list[Partition]) -> list[Partition]:
     """Join any set that fills a rectangle."""
     while True:
         group = _filled(rectangles)
         if not group:
             return rectangles
         rest = [b for number, b in enumerate(rectangles) if number not in group]
-        rectangles = [*rest, _union(rectangles[number] for number in sorted(group))]
+        rectangles = [*rest, _union([rectangles[number] for number in sorted(group)])]
 
 
-def _filled(rectangles: list[_Rectangle]) -> set[int]:
+def _filled(rectangles: list[Partition]) -> set[int]:
     """Return the largest set of rectangles that fills a rectangle; empty if there is none."""
     sides = np.array([[b.column0, b.row0, b.column1, b.row1] for b in rectangles], np.int64)
     cells = np.array([b.cells for b in rectangles], np.int64)

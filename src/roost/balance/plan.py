@@ -7,7 +7,10 @@ for the whole space, it is replication.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from roost.errors import ConfigError
 
 MACHINES_MAX = 1 << 15
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_RECT = attrgetter("column0", "row0", "column1", "row1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,17 @@ class Partition:
 
     def to_json(self) -> list[Any]:
         """Return JSON data for the state directory."""
-        bounds = [self.column0, self.row0, self.column1, self.row1]
-        return [self.partition_id, *bounds, list(self.machines), list(self.parents)]
+        return [self.partition_id, *_RECT(self), list(self.machines), list(self.parents)]
+
+
+def enclosing(partitions: Sequence[Partition]) -> tuple[int, int, int, int]:
+    """Return the smallest rectangle that contains all partitions."""
+    return (
+        min(p.column0 for p in partitions),
+        min(p.row0 for p in partitions),
+        max(p.column1 for p in partitions),
+        max(p.row1 for p in partitions),
+    )
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,18 @@ class Plan:
         """Whether any machine may process any point, so that no shuffle is needed."""
         return all(len(p.machines) == self.machines for p in self.partitions)
 
+    def rects(self) -> NDArray[np.int64]:
+        """Return the rectangles of the partitions: rows of ``column0, row0, column1, row1``."""
+        sides = chain.from_iterable(map(_RECT, self.partitions))
+        return np.fromiter(sides, np.int64).reshape(-1, 4)
+
+    def cell_table(self) -> NDArray[np.int32]:
+        """Return the index in ``partitions`` of each cell, by row and column."""
+        table = np.zeros((self.rows, self.columns), np.int32)
+        for place, p in enumerate(self.partitions):
+            table[p.row0 : p.row1, p.column0 : p.column1] = place
+        return table
+
     def of_machine(self, machine: int) -> tuple[Partition, ...]:
         """Return the partitions of a machine, including shared ones."""
         return tuple(p for p in self.partitions if machine in p.machines)
@@ -123,20 +148,12 @@ class Router:
     """Routes points by a plan, with two array look-ups per point."""
 
     def __init__(self, plan: Plan) -> None:
-        table = np.zeros((plan.rows, plan.columns), np.int32)
-        counts = []
-        owners: list[int] = []
-        starts = []
-        for number, p in enumerate(plan.partitions):
-            table[p.row0 : p.row1, p.column0 : p.column1] = number
-            starts.append(len(owners))
-            counts.append(len(p.machines))
-            owners.extend(p.machines)
-        self._partition = table.reshape(-1)
-        self._starts = np.asarray(starts, np.int32)
+        counts = [len(p.machines) for p in plan.partitions]
+        self._partition = plan.cell_table().reshape(-1)
+        self._starts = (np.cumsum(counts) - counts).astype(np.int32)
         self._counts = np.asarray(counts, np.uint64)
         self._shared = max(counts) > 1
-        self._owners = np.asarray(owners, np.int32)
+        self._owners = np.asarray([m for p in plan.partitions for m in p.machines], np.int32)
 
     def places_of(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the index in the plan of each cell's partition."""
@@ -144,10 +161,10 @@ class Router:
         return places
 
     def machines_of(self, cells: NDArray[np.int32], keys: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Machine of each point by its cell; a shared partition deals points out by their keys.
+        """Return the machine of each point by its cell, and by its key in a shared partition.
 
-        A point's machine depends on the point alone, not on its place in a block: blocks may come
-        in another order when a task runs again.
+        It does not depend on the point's position in a block: blocks may come in another order
+        when a task runs again.
         """
         partition = self.places_of(cells)
         places = self._starts[partition]

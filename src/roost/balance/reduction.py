@@ -12,25 +12,19 @@ objects); then the search may miss the best cut, but the cost of the cut it find
 The papers choose the cut with the smallest difference between the machines. That misses better
 cuts: costs are products, so a cut that separates queries well may leave both machines cheaper, but
 not equal. Here the cut with the lowest *higher* cost wins; ties are broken by difference.
-
-A cost is ``(N * Q * R) ** power / R(S)``. The power is one in the papers; see ``swarm.py`` for the
-other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from roost.workload.trio import PartitionStats, Trio
 
-PAPER_POWER = 1.0
 
-
-def cost_of(trio: Trio, received_total: float, power: float = PAPER_POWER) -> float:
-    """Return the cost of a partition, or of a part of one."""
-    cost: float = trio.numerator**power / received_total
-    return cost
+def cost_of(trio: Trio, received_total: float) -> float:
+    """Return the cost of a partition, or of a part of one: ``N * Q * R / R(S)``."""
+    return trio.numerator / received_total
 
 
 def best_subset(costs: Mapping[int, float], limit: float) -> list[int]:
@@ -75,70 +69,13 @@ class SplitChoice:
         return abs(self.cost_high - self.cost_low)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """Every cut of one partition along one axis, with one side moved."""
-
-    stats: PartitionStats
-    rest: float  # cost of the other partitions of the costlier machine
-    low: float
-    received_total: float
-    power: float
-    vertical: bool
-    move_first: bool
-
-    @property
-    def lines(self) -> range:
-        """Columns or rows where the second part may begin."""
-        s = self.stats
-        start, stop = (s.column0, s.column1) if self.vertical else (s.row0, s.row1)
-        return range(start + 1, stop)
-
-    def at(self, line: int) -> SplitChoice:
-        """Return the costs if the second part begins at ``line``."""
-        first, second = self.stats.split(self.vertical, line)
-        moved, kept = (first, second) if self.move_first else (second, first)
-        return SplitChoice(
-            self.vertical,
-            line,
-            self.move_first,
-            self.rest + cost_of(kept, self.received_total, self.power),
-            self.low + cost_of(moved, self.received_total, self.power),
-        )
-
-    def by_search(self) -> Iterable[SplitChoice]:
-        """Return the cuts on both sides of the point where the machines cost the same."""
-        lines = self.lines if self.move_first else self.lines[::-1]
-        low, high = 0, len(lines)
-        while low < high:
-            middle = (low + high) // 2
-            choice = self.at(lines[middle])
-            if choice.cost_low < choice.cost_high:
-                low = middle + 1
-            else:
-                high = middle
-        return [self.at(line) for line in lines[max(low - 1, 0) : low + 1]]
-
-
 def best_split(
-    stats: PartitionStats,
-    cost_high: float,
-    cost_low: float,
-    received_total: float,
-    power: float = PAPER_POWER,
+    stats: PartitionStats, cost_high: float, cost_low: float, received_total: float
 ) -> SplitChoice | None:
-    """Find the best cut by at most four binary searches.
+    """Find the best cut of a partition by at most four binary searches.
 
-    Parameters
-    ----------
-    stats
-        Statistics of the partition to cut.
-    cost_high, cost_low
-        Present cost of the machine that owns it and of the machine that receives a part.
-    received_total
-        R(S), the divisor of costs.
-    power
-        Exponent of the numerator.
+    ``cost_high`` and ``cost_low`` are the present costs of the machine that owns the partition and
+    of the machine that receives a part; ``received_total`` is R(S).
 
     Returns
     -------
@@ -146,16 +83,31 @@ def best_split(
         None if the partition is a single cell, or no cut found lowers the higher cost. Ties are
         broken by difference, then columns before rows, then the lower line.
     """
-    rest = cost_high - cost_of(stats.total(), received_total, power)
-    choices = [
-        choice
-        for vertical in (True, False)
-        for move_first in (True, False)
-        for choice in _Cuts(
-            stats, rest, cost_low, received_total, power, vertical, move_first
-        ).by_search()
-        if choice.higher < cost_high
-    ]
+    rest = cost_high - cost_of(stats.total(), received_total)
+
+    def cut(vertical: bool, move_first: bool, line: int) -> SplitChoice:
+        first, second = stats.split(vertical, line)
+        moved, kept = (first, second) if move_first else (second, first)
+        costs = (cost_of(kept, received_total), cost_of(moved, received_total))
+        return SplitChoice(vertical, line, move_first, rest + costs[0], cost_low + costs[1])
+
+    def search(vertical: bool, move_first: bool) -> Iterator[SplitChoice]:
+        """Yield the cuts on both sides of the point where the machines cost the same."""
+        start, stop = (stats.column0, stats.column1) if vertical else (stats.row0, stats.row1)
+        lines = range(start + 1, stop)[:: 1 if move_first else -1]
+        low, high = 0, len(lines)
+        while low < high:
+            middle = (low + high) // 2
+            choice = cut(vertical, move_first, lines[middle])
+            if choice.cost_low < choice.cost_high:
+                low = middle + 1
+            else:
+                high = middle
+        for line in lines[max(low - 1, 0) : low + 1]:
+            yield cut(vertical, move_first, line)
+
+    sides = ((vertical, first) for vertical in (True, False) for first in (True, False))
+    choices = [c for side in sides for c in search(*side) if c.higher < cost_high]
     return min(
         choices,
         key=lambda c: (c.higher, c.difference, not c.vertical, c.at, not c.move_first),

@@ -1,7 +1,7 @@
 """Balancing strategies and their initial plans.
 
-Three strategies are static. ``replicated``: every machine has every query, and points alternate
-between machines. ``uniform``: the largest partition by area is halved across its longer side until
+Three strategies are static. ``replicated``: every machine has every query and processes a share of
+all points. ``uniform``: the largest partition by area is halved across its longer side until
 there is one per machine. ``history``: the costliest partition of a sample is split where the costs
 of the parts differ least.
 
@@ -12,13 +12,14 @@ the paper; ``global`` from a sample, if there is one.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roost.balance.plan import Partition, Plan
 from roost.errors import ConfigError
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid
 from roost.workload import overlap_counts, query_ranges
@@ -46,16 +47,10 @@ class History:
     A point costs one look-up and one check for every query that overlaps its cell.
     """
 
-    cost: NDArray[np.float64]
+    cost: Floats
 
     @classmethod
-    def of(
-        cls,
-        grid: Grid,
-        x: NDArray[np.float64],
-        y: NDArray[np.float64],
-        boxes: NDArray[np.float64],
-    ) -> History:
+    def of(cls, grid: Grid, x: Floats, y: Floats, boxes: Floats) -> History:
         """Compute costs from point coordinates and query bounds ``x0, y0, x1, y1``."""
         points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
         queries = overlap_counts(grid.columns, grid.rows, query_ranges(grid, boxes))
@@ -80,83 +75,72 @@ def initial_plan(
     if machines > grid.cells:
         takes = f"at most one a cell, the grid has {grid.cells}"
         raise ConfigError("engine.machines", machines, takes)
-    if strategy in (Strategy.UNIFORM, Strategy.SWARM) or (
-        strategy is Strategy.GLOBAL and history is None
-    ):
-        partitions = _halve(grid, machines)
+    if strategy is Strategy.HISTORY and history is None:
+        takes = "a sample of points to learn from"
+        raise ConfigError("engine.strategy", strategy.value, takes)
+    if history is None or strategy in (Strategy.UNIFORM, Strategy.SWARM):
+        partitions = _divide(grid, machines, lambda p: (-p.cells,), _halve)
     else:
-        if history is None:
-            takes = "a sample of points to learn from"
-            raise ConfigError("engine.strategy", strategy.value, takes)
-        partitions = _split_by_cost(grid, machines, history.cost)
+        sums = np.pad(history.cost.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        partitions = _divide(
+            grid,
+            machines,
+            lambda p: (p.cells == 1, -_total(p, sums)),
+            lambda p: _best_cut(p, sums, _total(p, sums)),
+        )
     owned = tuple(replace(p, machines=(m,)) for m, p in enumerate(partitions))
     next_id = max(p.partition_id for p in owned) + 1
     return Plan(0, grid.columns, grid.rows, machines, owned, next_id)
 
 
-def _cut(p: Partition, vertical: bool, at: int, next_id: int) -> tuple[Partition, Partition]:
-    if vertical:
-        first, second = replace(p, column1=at), replace(p, column0=at)
-    else:
-        first, second = replace(p, row1=at), replace(p, row0=at)
-    return replace(first, partition_id=next_id), replace(second, partition_id=next_id + 1)
+def _divide(
+    grid: Grid,
+    machines: int,
+    rank: Callable[[Partition], tuple[float, ...]],
+    best_cut: Callable[[Partition], tuple[bool, int]],
+) -> list[Partition]:
+    """Cut the partition of the lowest rank until there is one per machine; ties by lower id."""
 
+    def entry(p: Partition) -> tuple[tuple[float, ...], int, Partition]:
+        return rank(p), p.partition_id, p
 
-def _halve(grid: Grid, machines: int) -> list[Partition]:
-    """Halve the partition of the largest area; ties are broken by the lower id."""
-    heap = [(-grid.cells, 0, Partition(0, 0, 0, grid.columns, grid.rows, ()))]
-    next_id = 1
-    while len(heap) < machines:
+    heap = [entry(Partition(0, 0, 0, grid.columns, grid.rows, ()))]
+    for first_id in range(1, 2 * machines - 1, 2):
         _, _, p = heapq.heappop(heap)
-        vertical = p.column1 - p.column0 >= p.row1 - p.row0
-        middle = (p.column0 + p.column1) // 2 if vertical else (p.row0 + p.row1) // 2
-        for part in _cut(p, vertical, middle, next_id):
-            heapq.heappush(heap, (-part.cells, part.partition_id, part))
-        next_id += 2
+        vertical, at = best_cut(p)
+        if vertical:
+            sides = replace(p, column1=at), replace(p, column0=at)
+        else:
+            sides = replace(p, row1=at), replace(p, row0=at)
+        for number, side in enumerate(sides, first_id):
+            heapq.heappush(heap, entry(replace(side, partition_id=number)))
     return [p for _, _, p in sorted(heap, key=lambda item: item[1])]
 
 
-def _split_by_cost(grid: Grid, machines: int, cost: NDArray[np.float64]) -> list[Partition]:
-    """Split the costliest partition where the costs of its parts differ least."""
-    sums = np.pad(cost.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-
-    def total(p: Partition) -> float:
-        return float(
-            sums[p.row1, p.column1]
-            - sums[p.row0, p.column1]
-            - sums[p.row1, p.column0]
-            + sums[p.row0, p.column0]
-        )
-
-    def entry(p: Partition) -> tuple[bool, float, int, Partition]:
-        return (p.cells == 1, -total(p), p.partition_id, p)
-
-    heap = [entry(Partition(0, 0, 0, grid.columns, grid.rows, ()))]
-    next_id = 1
-    while len(heap) < machines:
-        _, negative, _, p = heapq.heappop(heap)
-        vertical, at = _best_cut(p, sums, -negative)
-        for part in _cut(p, vertical, at, next_id):
-            heapq.heappush(heap, entry(part))
-        next_id += 2
-    return [p for _, _, _, p in sorted(heap, key=lambda item: item[2])]
+def _halve(p: Partition) -> tuple[bool, int]:
+    """Return the cut in the middle of the longer side."""
+    vertical = p.column1 - p.column0 >= p.row1 - p.row0
+    return vertical, (p.column0 + p.column1) // 2 if vertical else (p.row0 + p.row1) // 2
 
 
-def _best_cut(p: Partition, sums: NDArray[np.float64], total: float) -> tuple[bool, int]:
+def _total(p: Partition, sums: Floats) -> float:
+    above = sums[p.row1, p.column1] - sums[p.row0, p.column1]
+    return float(above - sums[p.row1, p.column0] + sums[p.row0, p.column0])
+
+
+def _best_cut(p: Partition, sums: Floats, total: float) -> tuple[bool, int]:
     """Return the cut with the least difference; ties go to the middle, then to columns."""
     best = (float("inf"), float("inf"), False, 0)
     for vertical in (True, False):
         low, high = (p.column0, p.column1) if vertical else (p.row0, p.row1)
         if high - low < 2:
             continue
-        lines = np.arange(low + 1, high)
         if vertical:
-            left = sums[p.row1, lines] - sums[p.row0, lines]
-            left = left - (sums[p.row1, low] - sums[p.row0, low])
+            line_sums = sums[p.row1, low:high] - sums[p.row0, low:high]
         else:
-            left = sums[lines, p.column1] - sums[lines, p.column0]
-            left = left - (sums[low, p.column1] - sums[low, p.column0])
-        difference = np.abs(total - 2.0 * left)
+            line_sums = sums[low:high, p.column1] - sums[low:high, p.column0]
+        lines = np.arange(low + 1, high)
+        difference = np.abs(total - 2.0 * (line_sums[1:] - line_sums[0]))
         off_centre = np.abs(lines - (low + high) / 2.0)
         place = np.lexsort((off_centre, difference))[0]
         best = min(

@@ -135,7 +135,7 @@ class Checker:
         self._check_named(before, after, changes)
         self._check_lineage(before, after)
         self._move_queries(before, after, moved)
-        self._index = self._index.updated(changes)
+        self._index = GlobalIndex(after)
         self._check_index()
         self._check_queries()
 
@@ -354,7 +354,7 @@ def _named(change: Change, before: Plan) -> set[int]:
     if isinstance(change, Move):
         return {change.partition_id}
     if isinstance(change, Split):
-        return {change.partition_id, change.first_id, change.second_id}
+        return {change.partition_id, *change.ids}
     if isinstance(change, Merge):
         return {*change.partition_ids, change.new_id}
     assert isinstance(change, Replan)

@@ -81,7 +81,7 @@ class ClusterStatistics:
                 self._merge(change)
             else:
                 self._replace_all(change.partitions)
-        self._index = self._index.updated(changes)
+        self._index = GlobalIndex(after)
         self._owners = {p.partition_id: p for p in after.partitions}
 
     def _put(self, machine: int, stats: PartitionStats) -> None:
@@ -121,12 +121,9 @@ class ClusterStatistics:
         sides: tuple[dict[int, PartitionStats], dict[int, PartitionStats]] = ({}, {})
         for machine, stats in old.items():
             ranges = self._query_table.ranges[self._query_table.within(*stats.bounds)]
-            ids = (change.first_id, change.second_id)
-            parts = stats.cut(change.vertical, change.at, *ids, ranges)
+            parts = stats.cut(change.vertical, change.at, *change.ids, ranges)
             sides[0][machine], sides[1][machine] = parts
-        for side, machines in zip(
-            sides, (change.first_machines, change.second_machines), strict=True
-        ):
+        for side, machines in zip(sides, change.machines, strict=True):
             self._give(side, machines, len(old) == 1)
             self._owned(next(iter(side.values())).partition_id, machines)
 

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roost.balance.changes import Decision, NoChange, Rebalance
 from roost.balance.plan import Plan
 from roost.balance.planner.board import sum_costs, sum_rects
-from roost.balance.planner.draft import Draft
-from roost.balance.planner.layout import PlanningInput, rects_of
+from roost.balance.planner.draft import Draft, PlanningInput
+from roost.model.arrays import Floats
 from roost.workload.histogram import EulerHistogram
 
 # Repair brings machines to within this of the mean, below the tolerance that triggers it.
@@ -48,6 +47,10 @@ CLUTTER = 1.25
 TIDY_SLACK = 1.25
 # Weights of the newest round and of the rounds before it when a plan is judged.
 ROUND_WEIGHTS = (0.5, 0.3, 0.2)
+# Rounds over which the cost of loading queries is amortised.
+HORIZON_ROUNDS = 30
+# Mean number of partitions per machine above which a change also merges partitions.
+PARTITIONS_MAX = 6.0
 # A single round suffices if noise cannot explain it: this far above the mean, and this many times
 # the noise. Below that, the previous round must have been out of balance, too.
 AT_ONCE = 1.2
@@ -58,23 +61,15 @@ NOISE_AT_ONCE = 3.0
 class CellLoad:
     """Points of each cell in one round, cells in row-major order."""
 
-    points: NDArray[np.float64]
+    points: Floats
 
 
 @dataclass(frozen=True)
 class CostRates:
     """Costs in seconds.
 
-    Parameters
-    ----------
-    per_point
-        Fixed cost of a point.
-    per_check
-        Cost of a point for each query over its cell.
-    per_partition
-        Cost of a partition in a round.
-    per_query_moved
-        Cost of a query that a machine has to load.
+    They are the fixed cost of a point, the cost of a point for each query over its cell, the cost
+    of a partition in a round, and the cost of a query that a machine has to load.
     """
 
     per_point: float
@@ -83,19 +78,9 @@ class CostRates:
     per_query_moved: float
 
 
-def _unit_costs(queries: EulerHistogram, rates: CostRates) -> NDArray[np.float64]:
-    """Return the cost of a point in each cell."""
-    unit = queries.per_cell().reshape(-1)
-    unit *= rates.per_check
-    unit += rates.per_point
-    return unit
-
-
-def _loads(
-    plan: Plan, points: NDArray[np.float64], unit: NDArray[np.float64], overhead: float
-) -> NDArray[np.float64]:
+def _loads(plan: Plan, points: Floats, unit: Floats, overhead: float) -> Floats:
     costs = np.empty(len(plan.partitions))
-    sum_rects(rects_of(plan), points, unit, plan.columns, costs)
+    sum_rects(plan.rects(), points, unit, plan.columns, costs)
     owners = [p.machines for p in plan.partitions]
     counts = np.fromiter(map(len, owners), np.int64)
     machines = np.fromiter(chain.from_iterable(owners), np.int64)
@@ -104,7 +89,7 @@ def _loads(
     return loads
 
 
-def imbalance(loads: NDArray[np.float64]) -> float:
+def imbalance(loads: Floats) -> float:
     """Return the load of the busiest machine over the mean; 1 without load.
 
     Examples
@@ -116,6 +101,7 @@ def imbalance(loads: NDArray[np.float64]) -> float:
     return float(loads.max()) / mean if mean > 0.0 else 1.0
 
 
+@dataclass(frozen=True)
 class GlobalPlanner:
     """Decides from the points of every cell; stateless between rounds.
 
@@ -126,24 +112,10 @@ class GlobalPlanner:
         that is more.
     gain_min
         Minimum relative improvement of a new plan.
-    horizon_rounds
-        Rounds over which the cost of loading queries is amortised.
-    partitions_max
-        Mean number of partitions per machine above which a change also merges partitions.
     """
 
-    def __init__(
-        self,
-        *,
-        tolerance: float = 1.1,
-        gain_min: float = 0.08,
-        horizon_rounds: int = 30,
-        partitions_max: float = 6.0,
-    ) -> None:
-        self._tolerance = tolerance
-        self._gain_min = gain_min
-        self._horizon_rounds = horizon_rounds
-        self._partitions_max = partitions_max
+    tolerance: float = 1.1
+    gain_min: float = 0.08
 
     def decide(
         self, plan: Plan, rounds: Sequence[CellLoad], queries: EulerHistogram, rates: CostRates
@@ -151,14 +123,17 @@ class GlobalPlanner:
         """Decide from one to three rounds, the newest last."""
         if plan.machines == 1:
             return NoChange("one machine")
-        unit = _unit_costs(queries, rates)
+        # Cost of a point in each cell.
+        unit = queries.per_cell().reshape(-1)
+        unit *= rates.per_check
+        unit += rates.per_point
         points = [np.ascontiguousarray(load.points, np.float64) for load in reversed(rounds)]
         totals = [float(p @ unit) for p in points]
         if not totals or totals[0] <= 0.0:
             return NoChange("no load")
         noise = _noise(points[0], unit, plan.machines)
         # One noisy round must not replace a plan that is within the tolerance.
-        most = max(self._tolerance + NOISE_LEFT * noise, 1.0 + SLACK + NOISE_ALLOWED * noise)
+        most = max(self.tolerance + NOISE_LEFT * noise, 1.0 + SLACK + NOISE_ALLOWED * noise)
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
         if before <= most:
             return NoChange("balanced")
@@ -180,7 +155,7 @@ class GlobalPlanner:
     ) -> Decision:
         """Compare repairs, and fresh plans if these do not suffice, with the present plan."""
         present = Draft.of_plan(given)
-        allowed = int(self._partitions_max * given.plan.machines)
+        allowed = int(PARTITIONS_MAX * given.plan.machines)
         room = int(CLUTTER * allowed)
         tries = self._repairs(present.copy(), slack)
         if min(draft.count for draft in tries) > allowed:
@@ -191,7 +166,7 @@ class GlobalPlanner:
             tidied = tries[-1].copy()
             tidied.tidy(allowed, TIDY_SLACK, math.inf)
             tries += self._repairs(tidied, slack)
-        reached = min(imbalance(draft.heights[:, 0]) for draft in tries)
+        reached = min(imbalance(draft.loads[:, 0]) for draft in tries)
         if reached > most or min(draft.count for draft in tries) > room:
             tries += self._repairs(Draft.fresh(given), slack)
         results = [draft.result() for draft in tries]
@@ -200,18 +175,18 @@ class GlobalPlanner:
             # Machines load queries in parallel, so the one with most to load decides.
             loading_s = float(results[number].arrivals.max()) * rates.per_query_moved
             busiest_s = _busiest(tries[number])
-            return busiest_s + loading_s / self._horizon_rounds
+            return busiest_s + loading_s / HORIZON_ROUNDS
 
-        bar = _busiest(present) * (1.0 - self._gain_min)
+        bar = _busiest(present) * (1.0 - self.gain_min)
         prices = [price(number) for number in range(len(tries))]
         good = [number for number, paid in enumerate(prices) if paid <= bar]
         if not good:
             return NoChange("no plan is worth its move")
-        after = [imbalance(draft.heights[:, 0]) for draft in tries]
+        after = [imbalance(draft.loads[:, 0]) for draft in tries]
         # Fewer partitions are preferred to the last bit of balance; else they only accumulate.
         few = [n for n in good if tries[n].count <= room and after[n] <= most]
         best = min(few or good, key=lambda number: prices[number])
-        before = imbalance(present.heights[:, 0])
+        before = imbalance(present.loads[:, 0])
         moved = int(results[best].arrivals.sum())
         reason = f"busiest machine from {before:.2f} to {after[best]:.2f} of the mean"
         changes = results[best].changes()
@@ -220,30 +195,31 @@ class GlobalPlanner:
     def _repairs(self, draft: Draft, slack: float) -> list[Draft]:
         """Repair by the newest round, and then also by earlier rounds."""
         draft.merge()
-        draft.settle_shares(self._tolerance)
+        draft.settle_shares(self.tolerance)
         draft.relieve(0, slack)
         for _ in range(SHARE_TURNS):
-            if imbalance(draft.heights[:, 0]) > slack:
+            if imbalance(draft.loads[:, 0]) > slack:
                 draft.relieve(0, slack, regardless=True)
                 draft.share_excess(0, slack)
-        self._tidy(draft, slack)
-        views = draft.heights.shape[1]
-        if all(imbalance(draft.heights[:, view]) <= slack for view in range(1, views)):
+        _tidy(draft, slack)
+        views = draft.loads.shape[1]
+        if all(imbalance(draft.loads[:, view]) <= slack for view in range(1, views)):
             return [draft]
         wider = draft.copy()
         for view in [*range(1, views), 0]:
             wider.relieve(view, slack)
-        self._tidy(wider, slack)
+        _tidy(wider, slack)
         return [draft, wider]
 
-    def _tidy(self, draft: Draft, slack: float) -> None:
-        """Merge pieces; if there are many, move small ones so that more can be merged."""
-        draft.merge()
-        allowed = self._partitions_max * len(draft.heights)
-        draft.tidy(int(TIDY_FROM * allowed), slack, TRIFLE)
+
+def _tidy(draft: Draft, slack: float) -> None:
+    """Merge pieces; if there are many, move small ones so that more can be merged."""
+    draft.merge()
+    allowed = PARTITIONS_MAX * len(draft.loads)
+    draft.tidy(int(TIDY_FROM * allowed), slack, TRIFLE)
 
 
-def _noise(points: NDArray[np.float64], unit: NDArray[np.float64], machines: int) -> float:
+def _noise(points: Floats, unit: Floats, machines: int) -> float:
     """Return by how much, in means, noise raises the highest of some machines.
 
     Points arrive independently, so the standard deviation of a machine's load is the square root
@@ -256,6 +232,6 @@ def _noise(points: NDArray[np.float64], unit: NDArray[np.float64], machines: int
 
 def _busiest(draft: Draft) -> float:
     """Return the weighted cost of the busiest machine over the rounds."""
-    highest = draft.heights.max(axis=0)
+    highest = draft.loads.max(axis=0)
     weights = np.asarray(ROUND_WEIGHTS[: highest.size])
     return float(highest @ weights / weights.sum())

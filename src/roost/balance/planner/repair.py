@@ -1,4 +1,4 @@
-"""Compiled repair of a board: moves excess load.
+"""Compiled changes of a board: moving excess load, merging partitions, isolating single cells.
 
 Machines above a limit shed load to machines below the mean, the highest first. Load that one
 machine can receive moves as one piece: preferably by shifting a border between neighbours or as a
@@ -11,21 +11,24 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from roost.balance.planner.board import (
+    Area,
     Board,
     add,
     area_cost,
     area_queries,
+    assign,
     divide,
     find_cut,
-    give,
     halves,
     paint,
     put,
-    take,
+    read_area,
+    release,
+    write_area,
 )
+from roost.model.arrays import Floats, Ints
 
 TRIES = 64
 # Maximum number of other machines that a piece is offered to.
@@ -38,6 +41,8 @@ SMALL = 0.1
 ENOUGH_BONUS = 0.3
 CUT_PENALTY = 0.4
 QUERY_PENALTY = 0.5
+# Partitions with more cells are divided by lines instead.
+LARGE_CELLS = 4096
 # A receiver that ends above this share of the giver's load is no relief.
 WORTHWHILE = 0.98
 
@@ -51,103 +56,90 @@ class RepairTarget(NamedTuple):
     """Machines shed load down to here, and receive load up to here."""
     limit: float
     """No machine should be above."""
-    caps: NDArray[np.float64]
+    caps: Floats
     """View: limit of machines that receive load."""
     queries: float
     """Mean number of queries per machine."""
 
 
-@njit(cache=True, nogil=True)
-def neighbour(
-    board: Board, slot: int, vertical: bool, low: bool
-) -> int:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def neighbour(board: Board, slot: int, vertical: bool, low: bool) -> int:
     """Return the slot with an entire side in common, or -1.
 
     The side is a vertical or horizontal line, at the ``low`` or the high end.
     """
-    rect = board.rect[slot]
-    column, row = rect[0], rect[1]
+    area = read_area(board.rect, slot)
+    column, row = area[0], area[1]
     if vertical:
-        column = rect[0] - 1 if low else rect[2]
+        column = area[0] - 1 if low else area[2]
     else:
-        row = rect[1] - 1 if low else rect[3]
+        row = area[1] - 1 if low else area[3]
     rows, columns = board.table.shape
     if column < 0 or row < 0 or column >= columns or row >= rows:
         return -1
-    slot = board.table[row, column]
-    other = board.rect[slot]
+    beside = board.table[row, column]
+    other = read_area(board.rect, beside)
     axis = 1 if vertical else 0
-    same = other[axis] == rect[axis] and other[axis + 2] == rect[axis + 2]
-    return slot if same else -1
+    same = other[axis] == area[axis] and other[axis + 2] == area[axis + 2]
+    return beside if same else -1
 
 
-@njit(cache=True, nogil=True)
-def bears(
-    board: Board, machine: int, piece: NDArray[np.int64], caps: NDArray[np.float64]
-) -> bool:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def has_capacity(board: Board, machine: int, area: Area, caps: Floats) -> bool:
     """Return whether a machine can receive a piece within the caps of all views."""
     for view in range(caps.size):
-        cost = area_cost(board.cost, view, piece[0], piece[1], piece[2], piece[3])
-        if board.height[machine, view] + cost + board.overhead > caps[view]:
+        cost = area_cost(board.cost, view, area)
+        if board.machine_load[machine, view] + cost + board.overhead > caps[view]:
             return False
     return True
 
 
-@njit(cache=True, nogil=True)
-def absorb(board: Board, slot: int, other: int) -> None:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def absorb(board: Board, slot: int, other: int) -> None:
     """Merge an adjacent slot into another, whose owner keeps both."""
-    owner = take(board, slot)
-    take(board, other)
-    first, second = board.rect[slot], board.rect[other]
-    for row in range(second[1], second[3]):
-        for column in range(second[0], second[2]):
-            board.table[row, column] = slot
+    owner = release(board, slot)
+    release(board, other)
+    first, second = read_area(board.rect, slot), read_area(board.rect, other)
+    paint(board, slot, second)
     column0, row0 = min(first[0], second[0]), min(first[1], second[1])
     column1, row1 = max(first[2], second[2]), max(first[3], second[3])
-    put(board, slot, column0, row0, column1, row1)
-    give(board, slot, owner)
+    put(board, slot, (column0, row0, column1, row1))
+    assign(board, slot, owner)
 
 
-@njit(cache=True, nogil=True)
-def worth(
-    board: Board, target: RepairTarget, height: float, piece: NDArray[np.int64]
-) -> float:  # pragma: no cover - compiled
-    """Return the score of moving a piece away from a machine."""
-    cost = area_cost(board.cost, target.focus, piece[0], piece[1], piece[2], piece[3])
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def score_move(board: Board, target: RepairTarget, load: float, area: Area) -> float:
+    """Return the score of moving a piece away from a machine with some load."""
+    cost = area_cost(board.cost, target.focus, area)
     if cost <= 0.0:
         return -np.inf
-    queries = area_queries(board.corners, piece[0], piece[1], piece[2], piece[3])
-    part = cost / (height - target.mean)
+    part = cost / (load - target.mean)
+    queries = area_queries(board.corners, area)
     score = min(part, 1.0) - QUERY_PENALTY * queries / target.queries
-    if cost >= height - target.limit:
+    if cost >= load - target.limit:
         score += ENOUGH_BONUS
     # A piece that is too large only moves the overload.
     return score - max(part - 1.0, 0.0)
 
 
-@njit(cache=True, nogil=True)
-def shed_piece(
-    board: Board, target: RepairTarget, giver: int, slots: NDArray[np.int64], lowest: int
-) -> bool:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def shed_piece(board: Board, target: RepairTarget, giver: int, slots: Ints, lowest: int) -> bool:
     """Move one piece, a whole partition or a strip of one, to one machine."""
-    height = board.height[giver, target.focus]
-    sides = np.empty((2, 4), np.int64)
+    load = board.machine_load[giver, target.focus]
     best_score = 0.0
     # Slot, line (-1: all of it), direction, side, and the slot that is widened (-1: a new one).
-    best = np.full(5, -1)
+    best_slot, best_at, best_direction, best_side, best_beside = -1, -1, -1, -1, -1
     for slot in slots:
         if board.owner[slot] != giver:
             continue
-        rect = board.rect[slot]
-        whole = board.load[slot, target.focus]
-        if bears(board, lowest, rect, target.caps):
-            score = worth(board, target, height, rect)
+        area = read_area(board.rect, slot)
+        if has_capacity(board, lowest, area, target.caps):
+            score = score_move(board, target, load, area)
             if score > best_score:
-                best_score = score
-                best[0], best[1] = slot, -1
+                best_score, best_slot, best_at = score, slot, -1
         for direction in range(2):
             vertical = direction == 0
-            if rect[direction + 2] - rect[direction] < 2:
+            if area[direction + 2] - area[direction] < 2:
                 continue
             for side in range(2):
                 beside = neighbour(board, slot, vertical, side == 0)
@@ -157,131 +149,117 @@ def shed_piece(
                         if beside < 0 or board.owner[beside] < 0:
                             continue
                         machine = board.owner[beside]
-                    want = (
-                        min(height, 2.0 * target.mean - board.height[machine, target.focus])
-                        - target.mean
-                    )
+                    full = 2.0 * target.mean - board.machine_load[machine, target.focus]
+                    want = min(load, full) - target.mean
                     if machine == giver or want <= SLIGHT * target.mean:
                         continue
-                    line = want if side == 0 else whole - want
-                    at = find_cut(board.cost, target.focus, rect, vertical, line)
-                    halves(rect, vertical, at, sides)
-                    if not bears(board, machine, sides[side], target.caps):
+                    line = want if side == 0 else board.slot_load[slot, target.focus] - want
+                    at = find_cut(board.cost, target.focus, area, vertical, line)
+                    piece = halves(area, vertical, at)[side]
+                    if not has_capacity(board, machine, piece, target.caps):
                         continue
-                    score = worth(board, target, height, sides[side]) - CUT_PENALTY * (1 - shift)
+                    score = score_move(board, target, load, piece) - CUT_PENALTY * (1 - shift)
                     if score > best_score:
-                        best_score = score
-                        best[0], best[1], best[2], best[3] = slot, at, direction, side
-                        best[4] = beside if shift == 1 else -1
-    if best[0] < 0:
+                        best_score, best_slot, best_at = score, slot, at
+                        best_direction, best_side = direction, side
+                        best_beside = beside if shift == 1 else -1
+    if best_slot < 0:
         return False
-    slot = best[0]
-    take(board, slot)
-    if best[1] < 0:
-        give(board, slot, lowest)
+    release(board, best_slot)
+    if best_at < 0:
+        assign(board, best_slot, lowest)
         return True
-    halves(board.rect[slot], best[2] == 0, best[1], sides)
-    piece, rest = sides[best[3]], sides[1 - best[3]]
-    put(board, slot, rest[0], rest[1], rest[2], rest[3])
-    give(board, slot, giver)
-    part = add(board, piece[0], piece[1], piece[2], piece[3])
-    if best[4] < 0:
-        give(board, part, lowest)
+    sides = halves(read_area(board.rect, best_slot), best_direction == 0, best_at)
+    put(board, best_slot, sides[1 - best_side])
+    assign(board, best_slot, giver)
+    part = add(board, sides[best_side])
+    if best_beside < 0:
+        assign(board, part, lowest)
     else:
-        give(board, part, board.owner[best[4]])
-        absorb(board, best[4], part)
+        assign(board, part, board.owner[best_beside])
+        absorb(board, best_beside, part)
     return True
 
 
-@njit(cache=True, nogil=True)
-def costliest(
-    board: Board, view: int, machine: int, slots: NDArray[np.int64]
-) -> int:  # pragma: no cover - compiled
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def costliest(board: Board, view: int, machine: int, slots: Ints) -> int:
     """Return the costliest slot of a machine that can be cut, or -1."""
     best = -1
     most = 0.0
     for slot in slots:
-        rect = board.rect[slot]
-        if board.owner[slot] != machine or (rect[2] - rect[0]) * (rect[3] - rect[1]) == 1:
+        column0, row0, column1, row1 = read_area(board.rect, slot)
+        if board.owner[slot] != machine or (column1 - column0) * (row1 - row0) == 1:
             continue
-        if board.load[slot, view] > most:
+        if board.slot_load[slot, view] > most:
             best = slot
-            most = board.load[slot, view]
+            most = board.slot_load[slot, view]
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def shed_among(
-    board: Board,
-    target: RepairTarget,
-    giver: int,
-    slots: NDArray[np.int64],
-    receivers: NDArray[np.int64],
-) -> bool:  # pragma: no cover - compiled
+    board: Board, target: RepairTarget, giver: int, slots: Ints, receivers: Ints
+) -> bool:
     """Divide a machine's costliest partition among as many machines as its excess needs."""
-    height = board.height[giver, target.focus]
+    load = board.machine_load[giver, target.focus]
     source = costliest(board, target.focus, giver, slots)
     if source < 0:
         return False
-    whole = board.load[source, target.focus]
-    need = min(height - target.mean, whole)
+    whole = board.slot_load[source, target.focus]
+    need = min(load - target.mean, whole)
     keeps = need < WORTHWHILE * whole
     weights = np.empty(receivers.size + 1)
-    takers = np.empty(receivers.size + 1, np.int64)
-    takers[0] = giver
+    chosen = np.empty(receivers.size + 1, np.int64)
+    chosen[0] = giver
     count = 1 if keeps else 0
     given = 0.0
     for machine in receivers:
-        room = target.mean - board.height[machine, target.focus] - board.overhead
+        room = target.mean - board.machine_load[machine, target.focus] - board.overhead
         if room <= SLIGHT * target.mean:
             continue
-        if given >= need or (given >= height - target.limit and room < SMALL * target.mean):
+        if given >= need or (given >= load - target.limit and room < SMALL * target.mean):
             break
         weights[count] = min(room, need - given)
         given += weights[count]
-        takers[count] = machine
+        chosen[count] = machine
         count += 1
     if given <= 0.0 or board.used[0] + count > board.owner.size:
         return False
     if keeps:
         weights[0] = whole - given
     pieces = np.empty((count, 4), np.int64)
-    divide(board, target.focus, board.rect[source], weights[:count], keeps, pieces)
-    take(board, source)
+    area = read_area(board.rect, source)
+    divide(board, target.focus, area, weights[:count], keeps, pieces)
+    release(board, source)
     moved = False
     reuse = True
     for i in range(count):
-        piece = pieces[i]
+        piece = read_area(pieces, i)
         if piece[0] == piece[2]:
             continue
-        machine = takers[i]
-        if machine != giver and not bears(board, machine, piece, target.caps):
+        machine = chosen[i]
+        if machine != giver and not has_capacity(board, machine, piece, target.caps):
             machine = giver
             for j in range(min(receivers.size, OFFERS)):
-                if bears(board, receivers[j], piece, target.caps):
+                if has_capacity(board, receivers[j], piece, target.caps):
                     machine = receivers[j]
                     break
         part = source
         if reuse:
-            put(board, source, piece[0], piece[1], piece[2], piece[3])
-            paint(board, source)
+            put(board, source, piece)
+            paint(board, source, piece)
             reuse = False
         else:
-            part = add(board, piece[0], piece[1], piece[2], piece[3])
-        give(board, part, machine)
+            part = add(board, piece)
+        assign(board, part, machine)
         moved |= machine != giver
     return moved
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def relieve(
-    board: Board,
-    target: RepairTarget,
-    order: NDArray[np.int64],
-    edge: int,
-    slots: NDArray[np.int64],
-    starts: NDArray[np.int64],
-) -> bool:  # pragma: no cover - compiled
+    board: Board, target: RepairTarget, order: Ints, edge: int, slots: Ints, starts: Ints
+) -> bool:
     """Shed load of every machine above the limit, the highest first; return whether any moved.
 
     ``order`` has the machines by load, those before ``edge`` are below the mean; ``slots`` has
@@ -293,25 +271,25 @@ def relieve(
         giver = order[i]
         own = slots[starts[giver] : starts[giver + 1]]
         for _ in range(TRIES):
-            height = board.height[giver, target.focus]
-            if height <= target.limit:
+            load = board.machine_load[giver, target.focus]
+            if load <= target.limit:
                 break
             while lowest < edge:
-                room = target.mean - board.height[order[lowest], target.focus] - board.overhead
-                if room > SLIGHT * target.mean:
+                room = target.mean - board.machine_load[order[lowest], target.focus]
+                if room - board.overhead > SLIGHT * target.mean:
                     break
                 lowest += 1
             if lowest >= edge or board.used[0] + 2 > board.owner.size:
                 return moved
-            target.caps[target.focus] = max(target.limit, WORTHWHILE * height)
+            target.caps[target.focus] = max(target.limit, WORTHWHILE * load)
             # One piece for one machine if it has the capacity; else several; else the least bad.
-            room = target.mean - board.height[order[lowest], target.focus]
-            one_will_do = room >= height - target.limit
+            room = target.mean - board.machine_load[order[lowest], target.focus]
+            one_suffices = room >= load - target.limit
             done = False
             for turn in range(2):
                 if done:
                     break
-                if one_will_do == (turn == 0):
+                if one_suffices == (turn == 0):
                     done = shed_piece(board, target, giver, own, order[lowest])
                 else:
                     done = shed_among(board, target, giver, own, order[lowest:edge])
@@ -319,3 +297,137 @@ def relieve(
                 break
             moved = True
     return moved
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def merge_own(board: Board) -> None:
+    """Merge neighbours of one machine until no two of them form a rectangle."""
+    again = True
+    while again:
+        again = False
+        for slot in range(board.used[0]):
+            for side in range(4):
+                while board.owner[slot] >= 0:
+                    other = neighbour(board, slot, side < 2, side % 2 == 0)
+                    if other < 0 or board.owner[other] != board.owner[slot]:
+                        break
+                    absorb(board, slot, other)
+                    again = True
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def mergeable(board: Board, caps: Floats, most: float, pairs: Ints) -> int:
+    """List slots that a neighbour's owner could absorb, as ``into, slot, queries``.
+
+    Slots with more than ``most`` queries are omitted. Returns the number of entries.
+    """
+    count = 0
+    for slot in range(board.used[0]):
+        if board.owner[slot] < 0:
+            continue
+        area = read_area(board.rect, slot)
+        queries = area_queries(board.corners, area)
+        if queries > most:
+            continue
+        for side in range(4):
+            into = neighbour(board, slot, side < 2, side % 2 == 0)
+            if into < 0 or board.owner[into] < 0:
+                continue
+            if has_capacity(board, board.owner[into], area, caps):
+                pairs[count, 0], pairs[count, 1], pairs[count, 2] = into, slot, queries
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def merge_pairs(board: Board, caps: Floats, pairs: Ints, most: int) -> int:
+    """Merge at most ``most`` pairs in order, each slot once; return the number of merges."""
+    touched = np.zeros(board.used[0], np.bool_)
+    merged = 0
+    for i in range(pairs.shape[0]):
+        into, slot = pairs[i, 0], pairs[i, 1]
+        if merged >= most or touched[into] or touched[slot]:
+            continue
+        if has_capacity(board, board.owner[into], read_area(board.rect, slot), caps):
+            touched[into], touched[slot] = True, True
+            absorb(board, into, slot)
+            merged += 1
+    return merged
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def hot_cells(cost: Floats, view: int, above: float, out: Ints) -> int:
+    """Find cells that cost more than a limit, by recursive halving; return their number.
+
+    ``out`` must hold as many cells as the limit makes possible, and some rows more.
+    """
+    # Found cells are at the front, the stack of rectangles to halve follows them.
+    write_area(out, 0, (0, 0, cost.shape[2] - 1, cost.shape[1] - 1))
+    found, top = 0, 1
+    while top > found:
+        top -= 1
+        area = read_area(out, top)
+        if area_cost(cost, view, area) <= above:
+            continue
+        wide, tall = area[2] - area[0], area[3] - area[1]
+        if wide == 1 and tall == 1:
+            write_area(out, top, read_area(out, found))
+            write_area(out, found, area)
+            found += 1
+            top += 1
+        else:
+            vertical = wide >= tall
+            at = (area[0] + area[2]) >> 1 if vertical else (area[1] + area[3]) >> 1
+            first, second = halves(area, vertical, at)
+            write_area(out, top, first)
+            write_area(out, top + 1, second)
+            top += 2
+    return found
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def costliest_cell(board: Board, view: int, slots: Ints) -> tuple[int, int]:
+    """Return column and row of the costliest cell of some slots, except large ones; or -1."""
+    most = 0.0
+    best_column, best_row = -1, -1
+    for slot in slots:
+        column0, row0, column1, row1 = read_area(board.rect, slot)
+        if (column1 - column0) * (row1 - row0) > LARGE_CELLS:
+            continue
+        for row in range(row0, row1):
+            for column in range(column0, column1):
+                cost = area_cost(board.cost, view, (column, row, column + 1, row + 1))
+                if cost > most:
+                    most = cost
+                    best_column, best_row = column, row
+    return best_column, best_row
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def isolate(board: Board, column: int, row: int) -> int:
+    """Cut a cell out of a partition with one owner, which keeps the rest.
+
+    Returns the slot of the cell, which then has no owner.
+    """
+    slot: int = board.table[row, column]
+    column0, row0, column1, row1 = read_area(board.rect, slot)
+    owner = release(board, slot)
+    if column1 - column0 >= row1 - row0:
+        rests = (
+            (column0, row0, column, row1),
+            (column + 1, row0, column1, row1),
+            (column, row0, column + 1, row),
+            (column, row + 1, column + 1, row1),
+        )
+    else:
+        rests = (
+            (column0, row0, column1, row),
+            (column0, row + 1, column1, row1),
+            (column0, row, column, row + 1),
+            (column + 1, row, column1, row + 1),
+        )
+    put(board, slot, (column, row, column + 1, row + 1))
+    for rest in rests:
+        if rest[0] < rest[2] and rest[1] < rest[3]:
+            assign(board, add(board, rest), owner)
+    return slot
