@@ -1,7 +1,7 @@
-"""Moving loads, and what must come of them: matches, plans, accounts and statistics.
+"""Moving loads and their expected matches, plans, reports and statistics.
 
-What is true is counted from points and requests as plain numbers, one rectangle at a time. Only
-the last part looks at what Roost's tasks were told and what they said.
+Expected values are computed from points and requests by brute force, one rectangle at a time. Only
+the last part reads the tasks of Roost and their reports.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Cells = tuple[int, int, int, int]  # half-open rectangle of cells
 
 
 @dataclass(frozen=True)
-class Story:
-    """Points in batches of equal size, and the requests that come before each batch.
+class Scenario:
+    """Points in batches of equal size, and the requests that arrive before each batch.
 
     The time of a point is its row times ``tick``, after ``start``.
     """
@@ -72,7 +72,7 @@ class Story:
         return (self.start + self.tick * np.arange(count)).reshape(self.batches, self.rows)
 
     def table(self, first: int = 0, last: int | None = None) -> pa.Table:
-        """Points of some batches."""
+        """Return the points of some batches."""
         last = self.batches if last is None else last
         xy = self.xy[first:last].reshape(-1, 2)
         return pa.table(
@@ -91,12 +91,12 @@ class Story:
         return path
 
     def block(self, number: int) -> pa.Table:
-        """Requests that come before a batch, for the query log."""
+        """Return the requests that arrive before a batch, for the query log."""
         return pa.Table.from_pylist(self.requests[number], SCHEMA)
 
 
 def crowd(rng: np.random.Generator, rows: int, centre: tuple[float, float] | None) -> np.ndarray:
-    """Four of five points around a centre, the others anywhere, some on borders or outside."""
+    """Draw four of five points around a centre, the others anywhere, some on borders or outside."""
     xy = rng.uniform(-8.0, SIDE + 8.0, (rows, 2))
     if centre is not None:
         hot = rng.random(rows) < 0.8
@@ -107,7 +107,7 @@ def crowd(rng: np.random.Generator, rows: int, centre: tuple[float, float] | Non
 
 
 def some_shape(chance: random.Random) -> Record:
-    """A box, circle or polygon, mostly near a corner."""
+    """Draw a box, circle or polygon, mostly near a corner."""
     if chance.random() < 0.7:
         x, y = (c + chance.uniform(-14, 14) for c in chance.choice(CORNERS))
     else:
@@ -126,13 +126,13 @@ def some_shape(chance: random.Random) -> Record:
 
 
 def drawn(seed: int, centres: Sequence[tuple[float, float] | None], rows: int) -> np.ndarray:
-    """Points of batches that each have a centre, or none."""
+    """Draw the points of batches that each have a centre, or none."""
     rng = np.random.default_rng(seed)
     return np.stack([crowd(rng, rows, centre) for centre in centres])
 
 
 def spread(seed: int, count: int) -> list[Record]:
-    """Boxes all over the space, that last."""
+    """Draw boxes all over the space that do not expire."""
     rng = np.random.default_rng(seed)
     low, size = rng.uniform(0, SIDE - 6, (count, 2)), rng.uniform(1, 6, (count, 2))
     boxes = np.hstack([low, low + size]).tolist()
@@ -144,27 +144,27 @@ def box_request(number: int, x0: float, y0: float, x1: float, y1: float) -> Reco
     return {"op": "register", "query_id": number, "user_id": "u", **box}
 
 
-def even(seed: int, batches: int, rows: int) -> Story:
-    """A load that is the same everywhere and all the time, but for chance."""
+def even(seed: int, batches: int, rows: int) -> Scenario:
+    """Draw a load that is uniform in space and time, except for noise."""
     rng = np.random.default_rng(seed)
     low = 5.0 * np.stack(np.meshgrid(range(CELLS), range(CELLS)), axis=-1).reshape(-1, 2)
     low += rng.uniform(0.2, 1.5, low.shape)
     requests = [box_request(k, *place, *(c + 3.0 for c in place)) for k, place in enumerate(low)]
     xy = rng.uniform(0.0, SIDE, (batches, rows, 2))
-    return Story(xy, [requests, *([] for _ in range(batches - 1))])
+    return Scenario(xy, [requests, *([] for _ in range(batches - 1))])
 
 
-def jumping(seed: int, batches: int, rows: int, stay: int = 6, standing: int = 120) -> Story:
-    """A hotspot that jumps from corner to corner, while queries come, end and expire."""
+def jumping(seed: int, batches: int, rows: int, stay: int = 6, standing: int = 120) -> Scenario:
+    """Draw a hotspot that jumps between corners, while queries are added, terminated and expire."""
     chance = random.Random(seed)
     order = (0, 2, 1, 3)
     centres = [CORNERS[order[k // stay % 4]] for k in range(batches)]
-    story = Story(drawn(seed, centres, rows), [[] for _ in range(batches)])
+    scenario = Scenario(drawn(seed, centres, rows), [[] for _ in range(batches)])
     alive: list[int] = []
     number = 0
-    for k, block in enumerate(story.requests):
-        now = int(story.times[k, 0])
-        span = rows * story.tick
+    for k, block in enumerate(scenario.requests):
+        now = int(scenario.times[k, 0])
+        span = rows * scenario.tick
         for _ in range(standing if k == 0 else 7):
             query: Record = {"op": "register", "query_id": number, "user_id": "u"}
             query.update(some_shape(chance))
@@ -172,7 +172,7 @@ def jumping(seed: int, batches: int, rows: int, stay: int = 6, standing: int = 1
                 query["expires_at"] = now + chance.randrange(1, 10 * span)
             elif chance.random() < 0.1:
                 query["at"] = now + chance.randrange(0, 2 * span)
-            if query.get("at") is None:  # others are never ended: they might not have begun
+            if query.get("at") is None:  # others are never terminated: they might not have started
                 alive.append(number)
             block.append(query)
             number += 1
@@ -180,14 +180,14 @@ def jumping(seed: int, batches: int, rows: int, stay: int = 6, standing: int = 1
             gone = alive.pop(chance.randrange(len(alive)))
             at = None if chance.random() < 0.5 else now + chance.randrange(0, 2 * span)
             block.append({"op": "terminate", "query_id": gone, "user_id": "u", "at": at})
-    return story
+    return scenario
 
 
 # --------------------------------------------------------------------------- matches
 
 
 @dataclass
-class Life:
+class LiveQuery:
     """A query, and the event times in which it is live."""
 
     query: Record
@@ -206,7 +206,7 @@ def box_around(query: Record) -> Bounds:
 
 
 def cell(value: float) -> int:
-    """Place of a coordinate among the cells of an axis, by walking along the borders."""
+    """Return the cell of a coordinate on an axis, by a linear search of the borders."""
     found = 0
     while found < CELLS - 1 and value >= EDGES[found + 1]:
         found += 1
@@ -223,47 +223,51 @@ def inside(query: Record, xy: np.ndarray) -> np.ndarray:
 
 
 class Truth:
-    """What is true of a story, batch by batch."""
+    """Expected values of a scenario, batch by batch."""
 
-    def __init__(self, story: Story) -> None:
-        self.story = story
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
         self._ranges: dict[int, tuple[int, int, int, int]] = {}
 
-    def lives(self, batch: int) -> dict[int, Life]:
-        """Queries known to a batch, with their lives as far as it knows them."""
-        found: dict[int, Life] = {}
-        for request in (r for block in self.story.requests[: batch + 1] for r in block):
+    def live_queries(self, batch: int) -> dict[int, LiveQuery]:
+        """Return the queries known to a batch, with the times in which they are live."""
+        found: dict[int, LiveQuery] = {}
+        for request in (r for block in self.scenario.requests[: batch + 1] for r in block):
             at = -math.inf if request.get("at") is None else request["at"]
             if request["op"] == "register":
                 until = request.get("expires_at")
                 until = math.inf if until is None else until
-                found[request["query_id"]] = Life(request, at, until)
+                found[request["query_id"]] = LiveQuery(request, at, until)
             else:
-                life = found[request["query_id"]]
-                life.until = min(life.until, at)
+                live_query = found[request["query_id"]]
+                live_query.until = min(live_query.until, at)
         return found
 
     def matches(self, batch: int) -> set[tuple[int, int]]:
-        xy, times = self.story.xy[batch], self.story.times[batch]
+        xy, times = self.scenario.xy[batch], self.scenario.times[batch]
         found: set[tuple[int, int]] = set()
-        for number, life in self.lives(batch).items():
-            hit = inside(life.query, xy) & (times >= life.start) & (times < life.until)
-            rows = np.flatnonzero(hit) + batch * self.story.rows
+        for number, live_query in self.live_queries(batch).items():
+            hit = (
+                inside(live_query.query, xy)
+                & (times >= live_query.start)
+                & (times < live_query.until)
+            )
+            rows = np.flatnonzero(hit) + batch * self.scenario.rows
             found.update((number, int(row)) for row in rows)
         return found
 
     @cached_property
     def all_matches(self) -> list[tuple[int, int, int]]:
-        """(batch, query, point) of the whole story, sorted."""
-        each = ((k, q, p) for k in range(self.story.batches) for q, p in self.matches(k))
+        """Batch, query and point of every match of the scenario, sorted."""
+        each = ((k, q, p) for k in range(self.scenario.batches) for q, p in self.matches(k))
         return sorted(each)
 
     def now(self, batch: int) -> float:
-        """Event time that the stream had reached before a batch."""
-        return -math.inf if batch == 0 else float(self.story.times[batch - 1].max())
+        """Return the event time that the stream has reached before a batch."""
+        return -math.inf if batch == 0 else float(self.scenario.times[batch - 1].max())
 
     def range_of(self, query: Record) -> tuple[int, int, int, int]:
-        """Inclusive cells of a query."""
+        """Return the inclusive range of cells of a query."""
         number = query["query_id"]
         if number not in self._ranges:
             x0, y0, x1, y1 = box_around(query)
@@ -271,18 +275,18 @@ class Truth:
         return self._ranges[number]
 
     def counted(self, batch: int) -> dict[int, tuple[int, int, int, int]]:
-        """Cells of the queries that have not ended, as far as is known before a batch."""
+        """Return the cells of the queries that are not terminated before a batch."""
         now = self.now(batch)
         return {
-            number: self.range_of(life.query)
-            for number, life in self.lives(batch).items()
-            if life.until > now
+            number: self.range_of(live_query.query)
+            for number, live_query in self.live_queries(batch).items()
+            if live_query.until > now
         }
 
     def cells(self, batch: int) -> np.ndarray:
-        """Points of a batch by row and column."""
+        """Count the points of a batch by row and column."""
         table = np.zeros((CELLS, CELLS))
-        for x, y in self.story.xy[batch].tolist():
+        for x, y in self.scenario.xy[batch].tolist():
             table[cell(y), cell(x)] += 1
         return table
 
@@ -301,7 +305,7 @@ def in_partition(queries: dict[int, tuple[int, int, int, int]], p: Partition) ->
 
 
 def read_matches(out: Path) -> list[tuple[int, int, int]]:
-    """(batch, query, point) of every published row, sorted, as often as it is there."""
+    """Return batch, query and point of every published row, sorted, with duplicates."""
     found = []
     for path in (out / "matches").glob("*.parquet"):
         table = pq.ParquetFile(path).read()
@@ -314,7 +318,7 @@ def read_matches(out: Path) -> list[tuple[int, int, int]]:
 
 
 def recorded(state: Path, table: str) -> list[Record]:
-    """Rows of the state directory, read without Roost; ``plans`` or ``rounds``, in order."""
+    """Return the ``plans`` or ``rounds`` of a state directory in order, read without Roost."""
     db = sqlite3.connect(state / "state.db")
     try:
         statement = "select key, value from facts where tbl = ? order by key"
@@ -336,7 +340,7 @@ def cells_of(p: Partition) -> set[tuple[int, int]]:
 
 
 def check_plan(plan: Plan, machines: int) -> None:
-    """Invariant 1, cell by cell."""
+    """Check invariant 1, cell by cell."""
     owner: dict[tuple[int, int], int] = {}
     assert plan.machines == machines
     for p in plan.partitions:
@@ -350,9 +354,9 @@ def check_plan(plan: Plan, machines: int) -> None:
 
 
 def check_history(state: Path, *machines: int) -> list[Plan]:
-    """All plans of a state directory: whole, ids never reused, parents what was there before.
+    """Check all plans of a state directory: complete, ids never reused, parents overlap.
 
-    Without a number of machines every plan may have its own.
+    Without a number of machines, plans may have different numbers.
     """
     rows = recorded(state, "plans")
     plans, strategies = plans_of(state), [row["strategy"] for row in rows]
@@ -365,10 +369,10 @@ def check_history(state: Path, *machines: int) -> list[Plan]:
         still = {p.partition_id: p for p in before}
         for p in plan.partitions:
             if p in fresh:
-                assert p.partition_id > max(known, default=-1), "an id from before"
+                assert p.partition_id > max(known, default=-1), "an id was reused"
                 continue
-            assert known[p.partition_id] == rect_of(p), f"id {p.partition_id} for another place"
-            assert p.partition_id in still, f"id {p.partition_id} came back"
+            assert known[p.partition_id] == rect_of(p), f"id {p.partition_id} for another rectangle"
+            assert p.partition_id in still, f"id {p.partition_id} was reused"
             assert p.parents == still[p.partition_id].parents
         same = number and strategies[number] == strategies[number - 1]
         if same and plan.machines == plans[number - 1].machines:
@@ -377,15 +381,15 @@ def check_history(state: Path, *machines: int) -> list[Plan]:
                 over = {old.partition_id for old in before if mine & cells_of(old)}
                 assert set(p.parents) == over and len(p.parents) == len(over)
         else:
-            assert len(fresh) == len(plan.partitions), "another strategy took over a partition"
+            assert len(fresh) == len(plan.partitions), "a new strategy kept a partition"
             assert all(p.parents == () for p in fresh)
         assert all(p.partition_id < plan.next_id for p in plan.partitions)
         known.update((p.partition_id, rect_of(p)) for p in fresh)
     return plans
 
 
-def gets(before: Plan, after: Plan) -> dict[int, list[Partition]]:
-    """Partitions that a machine is given: those with a cell that it did not have."""
+def assigned_partitions(before: Plan, after: Plan) -> dict[int, list[Partition]]:
+    """Return the partitions that machines must load: those with a cell they did not own."""
     had: dict[int, set[tuple[int, int]]] = {m: set() for m in range(after.machines)}
     for p in before.partitions:
         for machine in p.machines:
@@ -399,7 +403,7 @@ def gets(before: Plan, after: Plan) -> dict[int, list[Partition]]:
 
 
 def check_rounds(state: Path) -> list[Record]:
-    """Rounds and plans tell one story; returns the rounds that changed the plan."""
+    """Check that rounds and plans agree; return the rounds that changed the plan."""
     rounds, plans = recorded(state, "rounds"), recorded(state, "plans")
     assert [row["round"] for row in rounds] == list(range(len(rounds)))
     assert all(isinstance(row["reason"], str) and row["reason"] for row in rounds)
@@ -421,26 +425,26 @@ def check_rounds(state: Path) -> list[Record]:
 
 
 @dataclass
-class Born:
-    """What may be said of a partition's numbers.
+class Accuracy:
+    """Accuracy of a partition's statistics.
 
     Along an axis that was never cut across, points are exact, and so is their sum unless a cut
-    went along an axis that was not. Whatever is not exact may be wrong by what is left of the
-    points from before the cut.
+    was along an axis that was not exact. The error of other values is at most the remaining weight
+    of the points from before the cut.
     """
 
     columns: bool = True
     rows: bool = True
     total: bool = True
     doubt: float = 0.0  # weight of points older than the partition, as of the last close
-    young: bool = False  # no round was closed since: new queries are known along the cut only
+    young: bool = False  # no round closed since then: new queries are known only along the cut
     merged: bool = False
     cut: str | None = None
 
 
 @dataclass
 class Reference:
-    """Points by cell, halved with every round, and the queries of two moments."""
+    """Points by cell, halved in every round; queries now and at the end of the last round."""
 
     truth: Truth
     faded: np.ndarray = field(default_factory=lambda: np.zeros((CELLS, CELLS)))
@@ -448,21 +452,21 @@ class Reference:
     queries: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     at_close: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     plan: Plan | None = None
-    born: dict[int, Born] = field(default_factory=dict)
+    accuracy: dict[int, Accuracy] = field(default_factory=dict)
 
     def batch(self, number: int, plan: Plan, closes: bool) -> None:
-        """Take one batch; ``closes`` tells whether a round ended with the one before."""
+        """Add one batch; ``closes`` if a round ended with the previous batch."""
         if closes:
             self.faded = FADE * self.faded + self.new
             self.new = np.zeros_like(self.new)
             self.at_close = self.queries
-            for born in self.born.values():
-                born.doubt *= FADE
-                born.young = born.merged = False
+            for accuracy in self.accuracy.values():
+                accuracy.doubt *= FADE
+                accuracy.young = accuracy.merged = False
         self.queries = self.truth.counted(number)
         if self.plan is None:
             self.at_close = self.queries
-            self.born = {p.partition_id: Born() for p in plan.partitions}
+            self.accuracy = {p.partition_id: Accuracy() for p in plan.partitions}
         elif plan.epoch != self.plan.epoch:
             self._reshape(plan)
         self.plan = plan
@@ -471,17 +475,17 @@ class Reference:
     def _reshape(self, plan: Plan) -> None:
         assert self.plan is not None
         before = {p.partition_id: p for p in self.plan.partitions}
-        after: dict[int, Born] = {}
+        after: dict[int, Accuracy] = {}
         for p in plan.partitions:
             if p.partition_id in before:
-                after[p.partition_id] = self.born[p.partition_id]
+                after[p.partition_id] = self.accuracy[p.partition_id]
                 continue
             parents = [before[number] for number in p.parents]
-            columns = all(self.born[q.partition_id].columns for q in parents)
-            rows = all(self.born[q.partition_id].rows for q in parents)
-            doubt = sum(self.born[q.partition_id].doubt for q in parents)
-            total = all(self.born[q.partition_id].total for q in parents)
-            made = Born(columns, rows, total, doubt, young=True, merged=len(parents) > 1)
+            columns = all(self.accuracy[q.partition_id].columns for q in parents)
+            rows = all(self.accuracy[q.partition_id].rows for q in parents)
+            doubt = sum(self.accuracy[q.partition_id].doubt for q in parents)
+            total = all(self.accuracy[q.partition_id].total for q in parents)
+            made = Accuracy(columns, rows, total, doubt, young=True, merged=len(parents) > 1)
             if len(parents) == 1:
                 c0, r0, c1, r1 = rect_of(parents[0])
                 vertical = (c0, c1) != (p.column0, p.column1)
@@ -492,14 +496,14 @@ class Reference:
                 made.columns &= vertical
                 made.doubt += self.points(rect_of(p), self.faded)
             after[p.partition_id] = made
-        self.born = after
+        self.accuracy = after
 
     @staticmethod
     def points(rect: Cells, table: np.ndarray) -> float:
         return float(table[rect[1] : rect[3], rect[0] : rect[2]].sum())
 
     def n(self, rect: Cells) -> float:
-        """Points, once the open round is closed."""
+        """Count the points as of the end of the open round."""
         return FADE * self.points(rect, self.faded) + self.points(rect, self.new)
 
     def q(self, rect: Cells) -> int:
@@ -511,19 +515,19 @@ class Reference:
 
 
 def halves(rect: Cells, vertical: bool) -> list[tuple[int, Cells, Cells]]:
-    """Every straight cut of a rectangle, with its two sides."""
+    """Return every straight cut of a rectangle, with its two sides."""
     c0, r0, c1, r1 = rect
     if vertical:
         return [(at, (c0, r0, at, r1), (at, r0, c1, r1)) for at in range(c0 + 1, c1)]
     return [(at, (c0, r0, c1, at), (c0, at, c1, r1)) for at in range(r0 + 1, r1)]
 
 
-# --------------------------------------------------------------------------- what tasks saw
+# --------------------------------------------------------------------------- what tasks report
 
 
 @dataclass(frozen=True)
 class MachineResult:
-    """What one machine reported of a batch, from the reports of its stages."""
+    """Metrics of one machine in a batch, from the reports of its stages."""
 
     machine: int
     points: int
@@ -539,25 +543,25 @@ class MachineResult:
 
 @dataclass
 class Seen:
-    """A batch as its tasks saw it, and what they reported."""
+    """The input of the tasks of a batch, and their reports."""
 
     batch_id: int
     plan: Plan
     results: list[MachineResult]
-    slots: dict[int, set[int]]  # queries of each partition, ended ones among them
-    live: dict[int, int]  # how many have not ended
-    stats: dict[int, MachineStats]  # of each machine, the round still open
+    slots: dict[int, set[int]]  # queries of each partition, including terminated ones
+    live: dict[int, int]  # number of live ones
+    stats: dict[int, MachineStats]  # of each machine, in the open round
 
 
 Busy = Callable[[int, Report], float]
 
 
-def worked(number: int, report: Report) -> float:
-    """Seconds that a machine is busy for, by what it did and by no clock."""
+def simulated_seconds(number: int, report: Report) -> float:
+    """Compute the seconds that a machine is busy from its points and checks, without a clock."""
     return 1e-4 + 2e-6 * report.counts["points"] + 2e-8 * report.counts["checks"]
 
 
-def look(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:
+def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:
     task: MatchingTask = tasks["matching"]
     trio = tasks.get("statistics")
     folder, refs = task.folder, task.segments
@@ -567,7 +571,7 @@ def look(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> S
     for p in task.plan.partitions:
         found = slots_in(folder, refs, p, task.space)
         listed = [names[file][int(k)].as_py() for file in found for k in found[file]]
-        assert len(set(listed)) == len(listed), "a query twice in one partition"
+        assert len(set(listed)) == len(listed), "a query occurs twice in a partition"
         slots[p.partition_id] = set(listed)
         live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now))
     noted = {report.machine: report for report in reports.get("statistics", ())}
@@ -599,7 +603,7 @@ def look(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> S
 
 
 def check_statistics(truth: Truth, seen: Sequence[Seen], ended: set[int]) -> dict[str, int]:
-    """Compare every number of every batch with the truth; returns how many of each kind."""
+    """Compare every statistic of every batch with its expected value; count them by kind."""
     reference = Reference(truth)
     done = {"exact": 0, "bounded": 0, "received": 0, "reports": 0}
     for one in seen:
@@ -618,13 +622,15 @@ def check_statistics(truth: Truth, seen: Sequence[Seen], ended: set[int]) -> dic
 
 def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> None:
     rect = (found.column0, found.row0, found.column1, found.row1)
-    born = reference.born[found.partition_id]
+    accuracy = reference.accuracy[found.partition_id]
     total = found.total()
     assert total.q == reference.q(rect)
-    least = 1e-6 if born.total else 0.5 * born.doubt + 1e-6
+    least = 1e-6 if accuracy.total else 0.5 * accuracy.doubt + 1e-6
     assert abs(total.n - reference.n(rect)) <= least
-    for vertical, exact in ((True, born.columns), (False, born.rows)):
-        along = not born.young or born.cut is None or (born.cut == "columns") == vertical
+    for vertical, exact in ((True, accuracy.columns), (False, accuracy.rows)):
+        along = (
+            not accuracy.young or accuracy.cut is None or (accuracy.cut == "columns") == vertical
+        )
         for at, first, second in halves(rect, vertical):
             for side, trio in zip((first, second), found.split(vertical, at), strict=True):
                 assert trio.q == reference.q(side)
@@ -632,9 +638,9 @@ def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> N
                     assert trio.n == approx(reference.n(side))
                     done["exact"] += 1
                 else:
-                    assert abs(trio.n - reference.n(side)) <= 0.5 * born.doubt + 1e-6
+                    assert abs(trio.n - reference.n(side)) <= 0.5 * accuracy.doubt + 1e-6
                     done["bounded"] += 1
-                if along and not born.merged:
+                if along and not accuracy.merged:
                     assert trio.r == approx(reference.r(side))
                     done["received"] += 1
 
@@ -646,12 +652,12 @@ def check_report(
     result: MachineResult,
     done: dict[str, int],
 ) -> None:
-    """The two numbers of a machine, where none of its partitions was made just now."""
-    kinds = [reference.born[p.partition_id] for p in own]
-    if any(born.young for born in kinds):
+    """Check the two numbers of a machine, unless one of its partitions is new."""
+    kinds = [reference.accuracy[p.partition_id] for p in own]
+    if any(accuracy.young for accuracy in kinds):
         return
     trios = [(reference.n(rect), reference.q(rect), reference.r(rect)) for rect in rects]
     assert result.received == approx(sum(r for _, _, r in trios))
-    if all(born.total for born in kinds):
+    if all(accuracy.total for accuracy in kinds):
         assert result.numerator == approx(sum(n * q * r for n, q, r in trios))
     done["reports"] += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from balance_checks import Busy, Seen, look, worked
+from balance_checks import Busy, Seen, observe, simulated_seconds
 from roost import RunConfig
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
@@ -32,7 +32,7 @@ class WatchedExecutor(InProcessExecutor):
         self._number = tasks["matching"].number  # type: ignore[attr-defined]
         reports = super().run(inputs, chain, tasks, placement)
         if self.watched:
-            self.seen.append(look(tasks, reports))
+            self.seen.append(observe(tasks, reports))
         self.in_job(self._number)
         return reports
 
@@ -47,7 +47,7 @@ class WatchedExecutor(InProcessExecutor):
 class Local(InProcessPipeline):
     """The pipeline without Spark; checks the stages' states after every batch."""
 
-    def __init__(self, config: RunConfig, busy: Busy = worked, **hooks: Any) -> None:
+    def __init__(self, config: RunConfig, busy: Busy = simulated_seconds, **hooks: Any) -> None:
         self.watch = WatchedExecutor(busy)
         on_step = hooks.pop("on_step", lambda step, number: None)
 

@@ -1,7 +1,7 @@
-"""Rounds between batches, many in a second: the pipeline with its tasks run in this process.
+"""Balancing rounds of a pipeline whose tasks run in this process, many rounds per second.
 
-Plans, statistics, rows and matches are those of the engine; only Spark is left out, and the clock:
-a machine is busy for as long as its points and checks say, so that decisions repeat themselves.
+Plans, statistics, rows and matches are those of the engine. Only Spark and the clock are replaced:
+the busy time of a machine is computed from its points and checks, so decisions are reproducible.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from balance_checks import (
     SIDE,
     Busy,
     Reference,
+    Scenario,
     Seen,
-    Story,
     Truth,
+    assigned_partitions,
     check_history,
     check_partition,
     check_rounds,
     check_statistics,
     drawn,
     even,
-    gets,
     in_partition,
     jumping,
     plans_of,
     read_matches,
     recorded,
     rect_of,
+    simulated_seconds,
     spread,
-    worked,
 )
 from local_pipeline import Local
 from roost import RunConfig
@@ -58,13 +58,13 @@ MACHINES = 4
 ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
 
 
-class Died(BaseException):
-    """Stands for the death of the driver: whatever is on the disk stays as it is."""
+class DriverKilled(BaseException):
+    """Simulates a killed driver: the files stay as they are."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting() -> Iterator[None]:
-    """Nobody pulls the plug here, and nobody needs the memory."""
+    """Skip fsync and freeing memory: these tests do not crash the host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
@@ -76,15 +76,15 @@ def no_waiting() -> Iterator[None]:
 
 @dataclass
 class Scene:
-    """One state directory, and as many lives of the driver as a test wants."""
+    """One state directory and any number of driver runs."""
 
     folder: Path
-    story: Story
+    scenario: Scenario
     strategy: Strategy
     machines: int = MACHINES
     round_batches: float = 1
     tolerance: float = 1.05
-    busy: Busy = worked
+    busy: Busy = simulated_seconds
     watched: bool = True
     sink: str = "parquet"
     seen: list[Seen] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Scene:
     def config(self) -> RunConfig:
         points = self.folder / "points.parquet"
         if not points.exists():
-            self.story.write(self.folder)
+            self.scenario.write(self.folder)
         return RunConfig(
             points={"path": str(points)},
             space={
@@ -111,31 +111,31 @@ class Scene:
             engine={
                 "strategy": self.strategy,
                 "machines": self.machines,
-                "batch_rows": self.story.rows,
+                "batch_rows": self.scenario.rows,
                 "available_now": True,
             },
             queries={"id_type": "int"},
             balance={
-                "round": self.round_batches * self.story.rows * self.story.tick,
+                "round": self.round_batches * self.scenario.rows * self.scenario.tick,
                 "tolerance": self.tolerance,
             },
             out={"sink": self.sink, "dir": self.out},
         )
 
-    def live(
+    def run_driver(
         self,
         on_step: Callable[[str, int], None] = lambda step, batch_id: None,
         in_job: Callable[[int], None] = lambda batch_id: None,
         upto: int | None = None,
         prepare: Callable[[Local], None] = lambda pipeline: None,
     ) -> dict[str, Any]:
-        """Run on from where the state is: to the end, or to the death, or so many batches."""
-        story = self.story
+        """Continue from the recorded state: to the end, until killed, or for some batches."""
+        scenario = self.scenario
 
         def after(commit: Commit) -> None:
             following = commit.batch_id + 1
-            if following < story.batches and story.requests[following]:
-                pipeline.log.append(story.block(following), tag=f"before-{following}")
+            if following < scenario.batches and scenario.requests[following]:
+                pipeline.log.append(scenario.block(following), tag=f"before-{following}")
             if upto is not None and following >= upto:
                 pipeline.stop()
 
@@ -143,8 +143,8 @@ class Scene:
         pipeline.watch.in_job, pipeline.watch.watched = in_job, self.watched
         prepare(pipeline)
         with pipeline:
-            if story.requests[0]:
-                pipeline.log.append(story.block(0), tag="before-0")
+            if scenario.requests[0]:
+                pipeline.log.append(scenario.block(0), tag="before-0")
             for commit in records.commits(pipeline.store):
                 after(commit)
             try:
@@ -154,7 +154,7 @@ class Scene:
 
     @property
     def epochs(self) -> list[int]:
-        """Epoch of each batch that was committed."""
+        """Return the epoch of each committed batch."""
         store = Store(self.state)
         try:
             return [commit.figures["epoch"] for commit in records.commits(store)]
@@ -162,23 +162,23 @@ class Scene:
             store.close()
 
     def check(self, truth: Truth) -> None:
-        """All batches ran once, and left what brute force finds."""
+        """Check that all batches ran once, and that the matches equal brute force."""
         assert read_matches(self.out) == truth.all_matches
-        assert len(self.epochs) == self.story.batches
+        assert len(self.epochs) == self.scenario.batches
         assert self.epochs == sorted(self.epochs)
 
 
-# --------------------------------------------------------------------------- runs to look at
+# --------------------------------------------------------------------------- runs to observe at
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
+def scenario() -> Scenario:
     return jumping(SEED, BATCHES, ROWS, stay=5, standing=90)
 
 
 @pytest.fixture(scope="module")
-def truth(story: Story) -> Truth:
-    return Truth(story)
+def truth(scenario: Scenario) -> Truth:
+    return Truth(scenario)
 
 
 @dataclass
@@ -192,27 +192,27 @@ class Ran:
 
     @property
     def ended(self) -> set[int]:
-        """Batches with which a round ended."""
+        """Return the batches that ended a round."""
         return {row["batch_id"] for row in self.rounds}
 
 
 @pytest.fixture(scope="module")
-def runs(story: Story, tmp_path_factory: pytest.TempPathFactory) -> dict[Strategy, Ran]:
+def runs(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> dict[Strategy, Ran]:
     made = {}
     for strategy in (Strategy.UNIFORM, *ADAPTIVE):
         folder = tmp_path_factory.mktemp(strategy.value)
-        scene = Scene(folder, story, strategy, watched=strategy.adaptive)
-        made[strategy] = Ran(scene, scene.live())
+        scene = Scene(folder, scenario, strategy, watched=strategy.adaptive)
+        made[strategy] = Ran(scene, scene.run_driver())
     return made
 
 
-def test_the_brute_force_is_that_of_the_oracle(story: Story, truth: Truth) -> None:
+def test_the_expected_matches_equal_the_oracle(scenario: Scenario, truth: Truth) -> None:
     for batch in (0, 11):
         queries = [
-            {**life.query, "live_from": life.start, "live_until": life.until}
-            for life in truth.lives(batch).values()
+            {**live_query.query, "live_from": live_query.start, "live_until": live_query.until}
+            for live_query in truth.live_queries(batch).values()
         ]
-        rows = zip(story.xy[batch].tolist(), story.times[batch].tolist(), strict=True)
+        rows = zip(scenario.xy[batch].tolist(), scenario.times[batch].tolist(), strict=True)
         points = [
             {"id": batch * ROWS + row, "x": x, "y": y, "time": time}
             for row, ((x, y), time) in enumerate(rows)
@@ -221,16 +221,16 @@ def test_the_brute_force_is_that_of_the_oracle(story: Story, truth: Truth) -> No
         assert sorted(found) == sorted(truth.matches(batch))
 
 
-def test_the_story_is_worth_telling(story: Story, truth: Truth) -> None:
-    """Every kind of shape is matched, and queries begin, end and expire while it goes on."""
-    requests = [r for block in story.requests for r in block]
+def test_the_scenario_covers_all_shapes_and_requests(scenario: Scenario, truth: Truth) -> None:
+    """Every shape is matched, and queries are added, terminated and expire during the run."""
+    requests = [r for block in scenario.requests for r in block]
     matched = {query for _, query, _ in truth.all_matches}
     for key in ("x0", "radius", "wkt", "expires_at", "at"):
         named = {r["query_id"] for r in requests if r.get(key) is not None}
         assert len(named & matched) > 5, key
     for batch in (10, 20, 27):
-        lives = truth.lives(batch)
-        assert len(lives) - len(truth.counted(batch)) > 20
+        live_queries = truth.live_queries(batch)
+        assert len(live_queries) - len(truth.counted(batch)) > 20
     assert len(truth.all_matches) > 8_000
 
 
@@ -249,7 +249,7 @@ def test_plans_change_and_matches_do_not(
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_every_plan_is_whole_and_ids_are_never_used_again(
+def test_every_plan_is_complete_and_ids_are_never_reused(
     runs: dict[Strategy, Ran], strategy: Strategy
 ) -> None:
     plans = check_history(runs[strategy].scene.state, MACHINES)
@@ -262,10 +262,12 @@ def test_partitions_have_the_queries_that_overlap_them_and_no_other(
     runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
 ) -> None:
     seen = runs[strategy].scene.seen
-    assert len(seen) == truth.story.batches
+    assert len(seen) == truth.scenario.batches
     for one in seen:
-        lives = truth.lives(one.batch_id)
-        everything = {number: truth.range_of(life.query) for number, life in lives.items()}
+        live_queries = truth.live_queries(one.batch_id)
+        everything = {
+            number: truth.range_of(live_query.query) for number, live_query in live_queries.items()
+        }
         counted = truth.counted(one.batch_id)
         for p in one.plan.partitions:
             known, found = in_partition(counted, p), one.slots[p.partition_id]
@@ -306,9 +308,9 @@ def test_statistics_are_the_true_counts_of_every_split(
 
 @pytest.mark.sweep([100], 1, 20)
 def test_statistics_of_rounds_of_several_batches(tmp_path: Path, seed: int) -> None:
-    story = jumping(seed, batches=22, rows=250, stay=4, standing=60)
-    scene = Scene(tmp_path, story, Strategy.SWARM, machines=3, round_batches=1.9)
-    ran, truth = Ran(scene, scene.live()), Truth(story)
+    scenario = jumping(seed, batches=22, rows=250, stay=4, standing=60)
+    scene = Scene(tmp_path, scenario, Strategy.SWARM, machines=3, round_batches=1.9)
+    ran, truth = Ran(scene, scene.run_driver()), Truth(scenario)
     scene.check(truth)
     changed = check_rounds(scene.state)
     assert len(changed) >= 4 or seed != 100
@@ -320,7 +322,7 @@ def test_statistics_of_rounds_of_several_batches(tmp_path: Path, seed: int) -> N
 def test_two_numbers_of_a_machine_whose_partition_was_just_split(
     runs: dict[Strategy, Ran], truth: Truth
 ) -> None:
-    """R(m) is what was received and the net new queries, also in a partition's first round."""
+    """R(m) counts received points and net new queries, also in a partition's first round."""
     ran = runs[Strategy.SWARM]
     reference = Reference(truth)
     young = 0
@@ -328,8 +330,8 @@ def test_two_numbers_of_a_machine_whose_partition_was_just_split(
         reference.batch(one.batch_id, one.plan, one.batch_id - 1 in ran.ended)
         for result in one.results:
             own = one.plan.of_machine(result.machine)
-            kinds = [reference.born[p.partition_id] for p in own]
-            if any(born.young and not born.merged for born in kinds):
+            kinds = [reference.accuracy[p.partition_id] for p in own]
+            if any(accuracy.young and not accuracy.merged for accuracy in kinds):
                 young += 1
                 received = sum(reference.r(rect_of(p)) for p in own)
                 assert result.received == pytest.approx(received)
@@ -340,16 +342,16 @@ def test_two_numbers_of_a_machine_whose_partition_was_just_split(
 
 
 def moves_of(ran: Ran) -> list[tuple[Seen, dict[int, Any]]]:
-    """Batches under a plan that the batch before did not have, and who was given what."""
+    """Return batches with a new plan, and the partitions that each machine must load."""
     found = []
     for before, one in pairwise(ran.scene.seen):
         if before.plan.epoch != one.plan.epoch:
-            found.append((one, gets(before.plan, one.plan)))
+            found.append((one, assigned_partitions(before.plan, one.plan)))
     return found
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_only_who_is_given_a_partition_loads_queries(
+def test_only_machines_with_new_partitions_load_queries(
     runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
 ) -> None:
     ran = runs[strategy]
@@ -375,7 +377,7 @@ def test_only_who_is_given_a_partition_loads_queries(
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_loaded_queries_are_those_of_the_partitions_given(
+def test_loaded_queries_are_those_of_the_new_partitions(
     runs: dict[Strategy, Ran], truth: Truth, strategy: Strategy
 ) -> None:
     checked = 0
@@ -389,13 +391,13 @@ def test_loaded_queries_are_those_of_the_partitions_given(
     assert checked >= 3
 
 
-def test_loaded_queries_while_nobody_asks_for_anything(tmp_path: Path) -> None:
-    """The same, of the global strategy, on queries that were all there at the start."""
-    told = jumping(9, batches=18, rows=ROWS, stay=5)
-    lasting = [r for r in told.requests[0] if not (r.get("at") or r.get("expires_at"))]
-    story = replace(told, requests=[lasting, *([] for _ in range(17))])
-    scene = Scene(tmp_path, story, Strategy.GLOBAL)
-    ran, truth = Ran(scene, scene.live()), Truth(story)
+def test_loaded_queries_without_new_requests(tmp_path: Path) -> None:
+    """The same for the global strategy, with queries that all exist from the start."""
+    original = jumping(9, batches=18, rows=ROWS, stay=5)
+    lasting = [r for r in original.requests[0] if not (r.get("at") or r.get("expires_at"))]
+    scenario = replace(original, requests=[lasting, *([] for _ in range(17))])
+    scene = Scene(tmp_path, scenario, Strategy.GLOBAL)
+    ran, truth = Ran(scene, scene.run_driver()), Truth(scenario)
     scene.check(truth)
     moved = moves_of(ran)
     assert len(moved) >= 3
@@ -437,11 +439,11 @@ def short() -> Truth:
 
 @pytest.fixture(scope="module")
 def changing(short: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[Strategy, int]:
-    """The first batch that changes the plan, which repeats itself with every run."""
+    """Return the first batch that changes the plan, which is the same in every run."""
     found = {}
     for strategy in ADAPTIVE:
-        scene = Scene(tmp_path_factory.mktemp("calm"), short.story, strategy, watched=False)
-        scene.live()
+        scene = Scene(tmp_path_factory.mktemp("calm"), short.scenario, strategy, watched=False)
+        scene.run_driver()
         scene.check(short)
         found[strategy] = check_rounds(scene.state)[0]["batch_id"]
         assert found[strategy] < SHORT - 2
@@ -449,7 +451,7 @@ def changing(short: Truth, tmp_path_factory: pytest.TempPathFactory) -> dict[Str
 
 
 class Killer:
-    """Kills a life at a moment around the end of a batch."""
+    """Kills the driver at a step around the end of a batch."""
 
     def __init__(self, moment: str, batch: int) -> None:
         step, _, following = moment.partition(" of the ")
@@ -458,7 +460,7 @@ class Killer:
 
     def on_step(self, step: str, batch_id: int) -> None:
         if (step, batch_id) == (self._step, self._batch):
-            raise Died
+            raise DriverKilled
 
     def in_job(self, batch_id: int) -> None:
         self.on_step("files", batch_id)
@@ -486,14 +488,14 @@ class Killer:
         for moment in MOMENTS
     ],
 )
-def test_a_change_is_wholly_there_or_not_at_all(
+def test_a_change_is_complete_or_absent_after_a_kill(
     tmp_path: Path, short: Truth, changing: dict[Strategy, int], strategy: Strategy, moment: str
 ) -> None:
     batch = changing[strategy]
-    scene = Scene(tmp_path, short.story, strategy, watched=False)
+    scene = Scene(tmp_path, short.scenario, strategy, watched=False)
     killer = Killer(moment, batch)
-    with pytest.raises((Died, sqlite3.IntegrityError)):
-        scene.live(killer.on_step, killer.in_job, prepare=killer.prepare)
+    with pytest.raises((DriverKilled, sqlite3.IntegrityError)):
+        scene.run_driver(killer.on_step, killer.in_job, prepare=killer.prepare)
 
     check_rounds(scene.state)
     rounds, plans = recorded(scene.state, "rounds"), recorded(scene.state, "plans")
@@ -507,7 +509,7 @@ def test_a_change_is_wholly_there_or_not_at_all(
     assert known == batch + 1 + (moment == "publish of the next")
 
     scene.watched = True
-    scene.live()
+    scene.run_driver()
     scene.check(short)
     check_history(scene.state, MACHINES)
     check_rounds(scene.state)
@@ -519,12 +521,12 @@ def test_a_change_is_wholly_there_or_not_at_all(
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_death_after_death_at_every_change(
+def test_a_driver_that_is_killed_at_every_change(
     tmp_path: Path, truth: Truth, strategy: Strategy
 ) -> None:
-    """Each life dies at the first change it makes, at another moment than the one before."""
+    """Each driver is killed at its first change, at another step than the driver before."""
     steps = ["end", "intent", "run", "commit"]
-    scene = Scene(tmp_path, truth.story, strategy, watched=False)
+    scene = Scene(tmp_path, truth.scenario, strategy, watched=False)
     died = 0
     while True:
         step = steps[died % len(steps)]
@@ -532,12 +534,12 @@ def test_death_after_death_at_every_change(
 
         def on_step(now: str, batch_id: int, step: str = step, kept: int = kept) -> None:
             if now == step and plans_of(scene.state)[-1].epoch > kept:
-                raise Died
+                raise DriverKilled
 
         try:
-            scene.live(on_step)
+            scene.run_driver(on_step)
             break
-        except Died:
+        except DriverKilled:
             died += 1
             assert plans_of(scene.state)[-1].epoch == kept + 1
             check_rounds(scene.state)
@@ -547,24 +549,24 @@ def test_death_after_death_at_every_change(
 
 
 def test_statistics_survive_a_restart(tmp_path: Path) -> None:
-    """They count every live query, and the points of all batches since the first."""
-    story = jumping(31, batches=8, rows=300, standing=80)
-    lasting = [[r for r in block if not r.get("expires_at")] for block in story.requests]
+    """Statistics count every live query, and the points of all batches since the first."""
+    scenario = jumping(31, batches=8, rows=300, standing=80)
+    lasting = [[r for r in block if not r.get("expires_at")] for block in scenario.requests]
     known = {r["query_id"] for block in lasting for r in block if r["op"] == "register"}
     kept = [[r for r in block if r["query_id"] in known and not r.get("at")] for block in lasting]
-    check_restart(tmp_path, replace(story, requests=kept))
+    check_restart(tmp_path, replace(scenario, requests=kept))
 
 
-def test_statistics_after_a_restart_leave_out_queries_that_have_expired(tmp_path: Path) -> None:
+def test_statistics_after_a_restart_exclude_expired_queries(tmp_path: Path) -> None:
     check_restart(tmp_path, jumping(31, batches=8, rows=300, standing=80))
 
 
-def check_restart(folder: Path, story: Story) -> None:
-    truth = Truth(story)
-    scene = Scene(folder, story, Strategy.SWARM, round_batches=50)
-    scene.live(upto=4)
+def check_restart(folder: Path, scenario: Scenario) -> None:
+    truth = Truth(scenario)
+    scene = Scene(folder, scenario, Strategy.SWARM, round_batches=50)
+    scene.run_driver(upto=4)
     scene.seen.clear()
-    scene.live()
+    scene.run_driver()
     scene.check(truth)
     first = scene.seen[0]
     assert first.batch_id == 4
@@ -580,57 +582,57 @@ def check_restart(folder: Path, story: Story) -> None:
 # --------------------------------------------------------------------------- steady and swinging
 
 
-def plain(centres: Sequence[Any], seed: int, rows: int = ROWS) -> Story:
-    """Queries that last, all over the space, and points around the centres."""
+def plain(centres: Sequence[Any], seed: int, rows: int = ROWS) -> Scenario:
+    """Return queries that do not expire, all over the space, and points around the centres."""
     requests = [spread(seed, 300), *([] for _ in centres[1:])]
-    return Story(drawn(seed, centres, rows), requests)
+    return Scenario(drawn(seed, centres, rows), requests)
 
 
-def check_quiet(folder: Path, story: Story, strategy: Strategy) -> None:
-    scene = Scene(folder, story, strategy, tolerance=1.1, watched=False, sink="count")
-    report = scene.live()
-    assert len(recorded(scene.state, "rounds")) == story.batches - 1
+def check_quiet(folder: Path, scenario: Scenario, strategy: Strategy) -> None:
+    scene = Scene(folder, scenario, strategy, tolerance=1.1, watched=False, sink="count")
+    report = scene.run_driver()
+    assert len(recorded(scene.state, "rounds")) == scenario.batches - 1
     assert check_rounds(scene.state) == []
     assert report["balance"]["plan_changes"] == report["balance"]["moved_bytes"] == 0
 
 
 @pytest.mark.sweep([0], 0, 8)
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_a_quiet_load_is_left_alone(
+def test_a_balanced_load_changes_nothing(
     tmp_path: Path, strategy: Strategy, seed: int, full: bool
 ) -> None:
-    story = even(seed, 120 if full else 31, 1_000 if full else ROWS)
-    check_quiet(tmp_path, story, strategy)
+    scenario = even(seed, 120 if full else 31, 1_000 if full else ROWS)
+    check_quiet(tmp_path, scenario, strategy)
 
 
 @pytest.mark.full
 @pytest.mark.sweep([0], 0, 8)
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_a_quiet_load_of_few_points_is_left_alone(
+def test_a_balanced_load_of_few_points_changes_nothing(
     tmp_path: Path, strategy: Strategy, seed: int
 ) -> None:
     check_quiet(tmp_path, even(seed, 120, ROWS), strategy)
 
 
-def changes_of_a_swing(folder: Path, strategy: Strategy, seed: int) -> int:
-    """Thirty rounds of a hotspot that is here in one and there in the next.
+def changes_of_oscillation(folder: Path, strategy: Strategy, seed: int) -> int:
+    """Count the changes in thirty rounds of a hotspot that alternates between two corners.
 
     Returns how often the plan was changed once both states had been seen and settled on.
     """
-    story = plain([CORNERS[k % 2 * 2] for k in range(31)], seed, rows=2_000)
+    scenario = plain([CORNERS[k % 2 * 2] for k in range(31)], seed, rows=2_000)
     place = folder / str(seed)
-    scene = Scene(place, story, strategy, tolerance=1.1, watched=False, sink="count")
-    scene.live()
+    scene = Scene(place, scenario, strategy, tolerance=1.1, watched=False, sink="count")
+    scene.run_driver()
     assert len(recorded(scene.state, "rounds")) == 30
     return sum(row["round"] > 2 for row in check_rounds(scene.state))
 
 
 @pytest.mark.sweep([1], 0, 8)
 @pytest.mark.parametrize("strategy", ADAPTIVE)
-def test_a_swinging_load_does_not_make_the_plan_swing(
+def test_an_oscillating_load_does_not_oscillate_the_plan(
     tmp_path: Path, strategy: Strategy, seed: int
 ) -> None:
-    assert changes_of_a_swing(tmp_path, strategy, seed) <= 1
+    assert changes_of_oscillation(tmp_path, strategy, seed) <= 1
 
 
 def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path) -> None:
@@ -638,10 +640,10 @@ def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path
     xy = rng.uniform(0, SIDE, (14, 500, 2))
     hot = rng.random((14, 500)) < 0.9
     xy[hot] = rng.uniform(20.0, 25.0, (int(hot.sum()), 2))
-    story = Story(xy, [spread(5, 400), *([] for _ in range(13))])
-    scene = Scene(tmp_path, story, Strategy.GLOBAL)
-    scene.live()
-    scene.check(Truth(story))
+    scenario = Scenario(xy, [spread(5, 400), *([] for _ in range(13))])
+    scene = Scene(tmp_path, scenario, Strategy.GLOBAL)
+    scene.run_driver()
+    scene.check(Truth(scenario))
     plans = check_history(scene.state, MACHINES)
     last = plans[-1]
     (shared,) = (p for p in last.partitions if len(p.machines) > 1)
@@ -654,12 +656,12 @@ def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path
 # --------------------------------------------------------------------------- other placements
 
 
-def test_strategies_take_over_from_each_other(tmp_path: Path, truth: Truth) -> None:
+def test_the_strategy_may_change_between_runs(tmp_path: Path, truth: Truth) -> None:
     def slowing(number: int, report: Report) -> float:
         """Make SWARM consider rebalancing soon."""
-        return (1.0 + 0.3 * number) * worked(number, report)
+        return (1.0 + 0.3 * number) * simulated_seconds(number, report)
 
-    scene = Scene(tmp_path, truth.story, Strategy.UNIFORM, busy=slowing)
+    scene = Scene(tmp_path, truth.scenario, Strategy.UNIFORM, busy=slowing)
     course = [
         (Strategy.UNIFORM, 4, 2),
         (Strategy.GLOBAL, 4, 8),
@@ -670,7 +672,7 @@ def test_strategies_take_over_from_each_other(tmp_path: Path, truth: Truth) -> N
     ]
     for strategy, machines, upto in course:
         scene.strategy, scene.machines = strategy, machines
-        scene.live(upto=upto)
+        scene.run_driver(upto=upto)
         assert recorded(scene.state, "plans")[-1]["strategy"] == strategy.value
         assert len(scene.epochs) == upto
     scene.check(truth)
@@ -690,17 +692,17 @@ def test_strategies_take_over_from_each_other(tmp_path: Path, truth: Truth) -> N
 def test_a_batch_begun_under_another_strategy_is_repeated_under_its_plan(
     tmp_path: Path, short: Truth
 ) -> None:
-    scene = Scene(tmp_path, short.story, Strategy.UNIFORM)
+    scene = Scene(tmp_path, short.scenario, Strategy.UNIFORM)
     for strategy, batch in ((Strategy.GLOBAL, 1), (Strategy.SWARM, 3), (Strategy.GLOBAL, 5)):
         killer = Killer("commit", batch)
-        with pytest.raises(Died):
-            scene.live(killer.on_step)
+        with pytest.raises(DriverKilled):
+            scene.run_driver(killer.on_step)
         epoch = plans_of(scene.state)[-1].epoch
         scene.strategy = strategy
-        scene.live(upto=batch + 1)
+        scene.run_driver(upto=batch + 1)
         assert scene.epochs[batch] == epoch
         assert plans_of(scene.state)[-1].epoch > epoch
-    scene.live()
+    scene.run_driver()
     scene.check(short)
     check_history(scene.state, MACHINES)
     check_rounds(scene.state)
@@ -709,13 +711,13 @@ def test_a_batch_begun_under_another_strategy_is_repeated_under_its_plan(
 # --------------------------------------------------------------------------- what is reported
 
 
-def test_what_swarm_reports(runs: dict[Strategy, Ran]) -> None:
+def test_the_metrics_of_swarm(runs: dict[Strategy, Ran]) -> None:
     ran = runs[Strategy.SWARM]
     least = 16 * MACHINES
     for row in ran.rounds:
         if row["reason"] in ("the stages say to do nothing", "balanced"):
             assert row["bytes_sent"] == least
-        if row["next_epoch"] is None:  # asked in vain, at most everybody
+        if row["next_epoch"] is None:  # requests without a response, at most one per machine
             assert least <= row["bytes_sent"] <= least + 64 * MACHINES
         assert least <= row["bytes_sent"] <= least + 256 * MACHINES
         assert row.get("model_error") is None
@@ -727,7 +729,7 @@ def test_what_swarm_reports(runs: dict[Strategy, Ran]) -> None:
     check_balance(ran)
 
 
-def test_what_global_reports(runs: dict[Strategy, Ran], truth: Truth) -> None:
+def test_the_metrics_of_global(runs: dict[Strategy, Ran], truth: Truth) -> None:
     ran = runs[Strategy.GLOBAL]
     errors = [row["model_error"] for row in ran.rounds]
     assert all(isinstance(error, float) for error in errors)
@@ -744,10 +746,10 @@ def test_what_global_reports(runs: dict[Strategy, Ran], truth: Truth) -> None:
 
 
 def check_balance(ran: Ran) -> None:
-    """Sums of the report are those of the rows and of the machines."""
+    """Check that the totals of the report equal the sums over rounds and machines."""
     report, rounds = ran.report["balance"], ran.rounds
     results = [result for one in ran.scene.seen for result in one.results]
-    assert report["rounds"] == len(rounds) == ran.scene.story.batches - 1
+    assert report["rounds"] == len(rounds) == ran.scene.scenario.batches - 1
     assert report["plan_changes"] == len(check_rounds(ran.scene.state))
     assert report["moved_queries"] == sum(result.loaded_queries for result in results)
     assert report["moved_bytes"] == sum(result.loaded_bytes for result in results)
@@ -764,12 +766,12 @@ def check_balance(ran: Ran) -> None:
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
 def test_rounds_of_a_stream_from_before_1970(tmp_path: Path, strategy: Strategy) -> None:
-    """Times are plain numbers: those below zero pass as those above do."""
+    """Event times may be negative."""
     counts = []
     for start in (1_000, -1_000_000):
-        story = replace(plain([None] * 5, 3, 60), start=start)
-        scene = Scene(tmp_path / str(start), story, strategy, watched=False, sink="count")
-        scene.live()
+        scenario = replace(plain([None] * 5, 3, 60), start=start)
+        scene = Scene(tmp_path / str(start), scenario, strategy, watched=False, sink="count")
+        scene.run_driver()
         counts.append([row["batch_id"] for row in recorded(scene.state, "rounds")])
     assert counts[0] == list(range(1, 5))
     assert counts[1] == counts[0]

@@ -61,7 +61,7 @@ def test_shared_partitions_are_not_merged() -> None:
     assert adjacent_merges(Plan(0, 2, 1, 2, halves, 2)) == ()
 
 
-def test_only_whole_sides_count() -> None:
+def test_partitions_with_a_partly_common_side_are_not_merged() -> None:
     parts = (
         Partition(0, 0, 0, 1, 2, (0,)),
         Partition(1, 1, 0, 2, 1, (0,)),

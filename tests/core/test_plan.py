@@ -1,4 +1,4 @@
-"""Plans: invariant 1 for every strategy, and what each strategy promises."""
+"""Plans: invariant 1 for every strategy, and the properties of each strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUNDS = Rect(0.0, 0.0, 64.0, 48.0)
 
 @st.composite
 def costs(draw, grid: Grid) -> np.ndarray:
-    """Whole numbers, so that sums are exact; often mostly zero, as real load is."""
+    """Draw integers, so that sums are exact; often mostly zero, like real load."""
     seed = draw(st.integers(0, 999))
     high = draw(st.sampled_from([1, 2, 50]))
     random = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ def plans(draw) -> Plan:
 
 
 def owners(plan: Plan) -> dict[tuple[int, int], list[tuple[int, ...]]]:
-    """Machines of each cell, by walking over the partitions cell by cell."""
+    """Return the machines of each cell, from the partitions cell by cell."""
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {
         (row, column): [] for row in range(plan.rows) for column in range(plan.columns)
     }
@@ -84,7 +84,7 @@ def test_each_point_goes_to_exactly_one_machine_of_its_cell(plan: Plan, seed: in
 
 @given(plans())
 @examples(50)
-def test_a_plan_survives_its_plain_form(plan: Plan) -> None:
+def test_a_plan_round_trips_through_json(plan: Plan) -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -115,7 +115,7 @@ def test_a_hot_cell_may_have_several_machines_and_shares_its_points() -> None:
 
 
 def halved(columns: int, rows: int, machines: int) -> list[tuple[int, int, int, int]]:
-    """Largest-area halving on plain rectangles; equal areas in the order they were made."""
+    """Halve the largest area, on tuples; equal areas in order of creation."""
     parts = [(0, 0, columns, rows)]
     while len(parts) < machines:
         areas = [(x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in parts]
@@ -148,7 +148,7 @@ def test_uniform_areas_are_equal_where_they_can_be() -> None:
         assert {p.cells for p in plan.partitions} == {1024 * 1024 // machines}
 
 
-# -- history: the costliest partition is split where its two sides cost most alike
+# -- history: the costliest partition is split where the costs of its sides differ least
 
 
 def cost_of(cost: np.ndarray, p: Partition) -> float:
@@ -164,7 +164,9 @@ def best_difference(cost: np.ndarray, p: Partition) -> float:
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
 @examples(100)
-def test_history_splits_the_costliest_where_the_sides_cost_most_alike(columns, rows, data) -> None:
+def test_history_splits_the_costliest_where_the_costs_of_the_sides_differ_least(
+    columns, rows, data
+) -> None:
     grid = Grid(BOUNDS, columns, rows)
     cost = data.draw(costs(grid))
     machines = data.draw(st.integers(1, min(12, grid.cells - 1) or 1))
@@ -254,7 +256,7 @@ def test_more_machines_than_cells_are_refused(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize("machines", [0, -1, MACHINES_MAX + 1])
-def test_numbers_of_machines_that_cannot_be_routed_to_are_refused(machines: int) -> None:
+def test_invalid_numbers_of_machines_are_refused(machines: int) -> None:
     with pytest.raises(ConfigError) as caught:
         initial_plan(Strategy.REPLICATED, Grid(BOUNDS, 2, 2), machines)
     assert (caught.value.key, caught.value.got) == ("engine.machines", machines)

@@ -157,7 +157,7 @@ def test_imbalance_is_busiest_over_mean() -> None:
     assert imbalance(np.zeros(3)) == 1.0
 
 
-# -- whatever comes in, a plan comes out
+# -- every input leads to a valid plan
 
 
 @given(small_cases())
@@ -180,7 +180,7 @@ def test_decisions_predict_the_resulting_imbalance(case) -> None:
 
 @given(small_cases())
 @examples(100)
-def test_new_partitions_name_the_old_ones_that_they_overlap(case) -> None:
+def test_parents_are_the_old_partitions_that_a_new_one_overlaps(case) -> None:
     plan, rounds, queries, rates = case
     decision = GlobalPlanner().decide(plan, rounds, queries, rates)
     if isinstance(decision, NoChange):
@@ -207,7 +207,7 @@ def test_a_decision_is_a_function_of_its_input(case) -> None:
 
 
 @pytest.mark.parametrize("spread", ["uniform", "normal"])
-def test_a_hotspot_is_balanced_at_once_wherever_it_moves(spread: str) -> None:
+def test_a_moving_hotspot_is_balanced_in_one_round(spread: str) -> None:
     run = Run()
     for _ in range(3):
         run.round(run.base)
@@ -233,7 +233,7 @@ def test_only_the_excess_moves() -> None:
 # -- peace
 
 
-def test_a_quiet_load_changes_nothing() -> None:
+def test_a_balanced_load_changes_nothing() -> None:
     run = Run()
     weights = 0.6 * run.base + 0.4 * spot(SIDE, 2)
     for _ in range(3):
@@ -270,8 +270,8 @@ def test_a_drifting_load_is_followed_with_few_moves() -> None:
 def test_a_gain_below_the_cost_of_moving_changes_nothing() -> None:
     run = Run()
     load = CellLoad(np.random.default_rng(1).multinomial(POINTS, run.base).astype(float))
-    dear = replace(RATES, per_query_moved=10.0)
-    decision = run.planner.decide(run.plan, [load], run.queries, dear)
+    expensive = replace(RATES, per_query_moved=10.0)
+    decision = run.planner.decide(run.plan, [load], run.queries, expensive)
     assert decision == NoChange("no plan is worth its move")
 
 
@@ -292,7 +292,7 @@ def test_no_change_without_load_or_with_one_machine(
     assert decision == NoChange(reason)
 
 
-def test_few_points_are_no_reason_to_move() -> None:
+def test_the_noise_of_few_points_moves_nothing() -> None:
     plan = initial_plan(Strategy.UNIFORM, grid_of(8), 4)
     points = np.ones(64)
     points[:10] = 2.0
@@ -366,7 +366,7 @@ def test_a_moderate_imbalance_must_last_two_rounds(
     [(0.3, 0.0, 0.0), (0.3, 0.6, 0.0), (0.3, 0.0, 0.6), (0.3, 0.6, 0.6), (0.3, 0.6), (0.3,)],
 )
 def test_newer_rounds_weigh_more_in_the_gain_of_a_change(excesses: tuple[float, ...]) -> None:
-    """Excesses are given newest first; the change brings all of them to zero."""
+    """Excesses are listed newest first; the change brings all of them to zero."""
     weights = (0.5, 0.3, 0.2)[: len(excesses)]
     excess = sum(w * e for w, e in zip(weights, excesses, strict=True)) / sum(weights)
     gain = 1.0 - 1.0 / (1.0 + excess)
@@ -417,7 +417,7 @@ def test_random_differences_between_equal_machines_change_nothing(points: int, r
         queries = EulerHistogram(side, side)
         assert isinstance(planner.decide(plan, loads, queries, POINTS_ONLY), NoChange)
         highest.append(imbalance(machine_loads(plan, loads[-1], queries, POINTS_ONLY)))
-    assert np.mean(highest) > 1.1, "without the allowance for chance, this is out of balance"
+    assert np.mean(highest) > 1.1, "without the allowance for noise, this is out of balance"
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_random_differences_between_equal_machines_change_nothing(points: int, r
         pytest.param((0.0, 0.6), 31, ONE_ROUND, id="a single round"),
     ],
 )
-def test_few_points_are_weaker_evidence_than_many(
+def test_few_points_are_less_significant_than_many(
     excesses: tuple[float, ...], points: float, expected: NoChange
 ) -> None:
     assert decide_on(*excesses, points=points) == expected

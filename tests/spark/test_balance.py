@@ -29,21 +29,21 @@ from pyspark.sql import SparkSession
 
 from balance_checks import (
     Reference,
+    Scenario,
     Seen,
-    Story,
     Truth,
+    assigned_partitions,
     check_history,
     check_rounds,
     check_statistics,
     even,
-    gets,
     in_partition,
     jumping,
     plans_of,
     read_matches,
     recorded,
     rect_of,
-    worked,
+    simulated_seconds,
 )
 from roost import Pipeline
 from roost.engine import pipeline as engine
@@ -59,12 +59,12 @@ MACHINES = 4
 ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
 
 
-class Died(BaseException):
+class DriverKilled(BaseException):
     """Simulates a crash of the driver: the files stay as they are."""
 
 
 def die() -> None:
-    raise Died
+    raise DriverKilled
 
 
 # --------------------------------------------------------------------------- shared runs
@@ -85,9 +85,9 @@ class Ran:
         return recorded(self.state, "rounds")
 
 
-def spec_of(folder: Path, story: Story, strategy: Strategy, **more: Any) -> Spec:
-    points = story.write(folder)
-    settings = {"machines": MACHINES, "batch_rows": story.rows, "requests": story.requests}
+def spec_of(folder: Path, scenario: Scenario, strategy: Strategy, **more: Any) -> Spec:
+    points = scenario.write(folder)
+    settings = {"machines": MACHINES, "batch_rows": scenario.rows, "requests": scenario.requests}
     return Spec(str(points), str(folder / "out"), strategy.value, **{**settings, **more})
 
 
@@ -104,7 +104,7 @@ def run(
     """Run on Spark and record every batch; ``steady`` computes busy times instead of measuring."""
     seen: list[Seen] = []
 
-    busy, noted = worked if steady else None, seen if watched else None
+    busy, noted = simulated_seconds if steady else None, seen if watched else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "SparkExecutor", partial(CountedExecutor, busy=busy, seen=noted))
         report = Run(spec, kill, upto).go(spark, **settings)
@@ -112,25 +112,25 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
+def scenario() -> Scenario:
     return jumping(10, batches=14, rows=250, stay=5, standing=90)
 
 
 @pytest.fixture(scope="module")
-def truth(story: Story) -> Truth:
-    found = Truth(story)
+def truth(scenario: Scenario) -> Truth:
+    found = Truth(scenario)
     assert len(found.all_matches) > 4_000
     return found
 
 
 @pytest.fixture(scope="module")
 def runs(
-    spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, scenario: Scenario, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Strategy, Ran]:
     """With computed busy times: for few points, the task itself dominates measured ones."""
     made = {}
     for strategy in (Strategy.UNIFORM, *ADAPTIVE):
-        spec = spec_of(tmp_path_factory.mktemp(strategy.value), story, strategy)
+        spec = spec_of(tmp_path_factory.mktemp(strategy.value), scenario, strategy)
         made[strategy] = run(spark, spec, watched=strategy.adaptive)
     return made
 
@@ -145,7 +145,7 @@ def test_plans_change_and_matches_do_not(
     assert len(set(epochs)) >= 3 and epochs == sorted(epochs)
     assert read_matches(ran.out) == truth.all_matches
     assert read_matches(runs[Strategy.UNIFORM].out) == truth.all_matches
-    assert ran.report["points"] == truth.story.batches * truth.story.rows
+    assert ran.report["points"] == truth.scenario.batches * truth.scenario.rows
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
@@ -155,7 +155,10 @@ def test_every_plan_is_complete_and_partitions_have_their_queries(
     check_history(runs[strategy].state, MACHINES)
     for one in runs[strategy].seen:
         counted_now = truth.counted(one.batch_id)
-        ever = {n: truth.range_of(life.query) for n, life in truth.lives(one.batch_id).items()}
+        ever = {
+            n: truth.range_of(live_query.query)
+            for n, live_query in truth.live_queries(one.batch_id).items()
+        }
         for p in one.plan.partitions:
             found = one.slots[p.partition_id]
             assert found & set(counted_now) == in_partition(counted_now, p)
@@ -178,7 +181,7 @@ def test_only_machines_that_receive_a_partition_load_queries(
     plans = plans_of(ran.state)
     loaded = 0
     for before, one in zip([None, *ran.seen[:-1]], ran.seen, strict=True):
-        given = {} if before is None else gets(before.plan, one.plan)
+        given = {} if before is None else assigned_partitions(before.plan, one.plan)
         assert one.plan == plans[one.plan.epoch]
         now = truth.counted(one.batch_id)
         for result in one.results:
@@ -201,7 +204,7 @@ def test_report(runs: dict[Strategy, Ran], truth: Truth) -> None:
     for strategy in ADAPTIVE:
         ran = runs[strategy]
         balance, rounds = ran.report["balance"], ran.rounds
-        assert balance["rounds"] == len(rounds) == truth.story.batches - 1
+        assert balance["rounds"] == len(rounds) == truth.scenario.batches - 1
         assert balance["plan_changes"] == len(check_rounds(ran.state)) >= 2
         assert balance["last_reason"] == rounds[-1]["reason"]
         assert balance["bytes_sent"] == sum(row["bytes_sent"] for row in rounds)
@@ -220,9 +223,9 @@ def test_report(runs: dict[Strategy, Ran], truth: Truth) -> None:
 
 
 def test_the_model_learns_from_measured_times(
-    spark: SparkSession, tmp_path: Path, story: Story
+    spark: SparkSession, tmp_path: Path, scenario: Scenario
 ) -> None:
-    short = replace(story, xy=story.xy[:10], requests=story.requests[:10])
+    short = replace(scenario, xy=scenario.xy[:10], requests=scenario.requests[:10])
     ran = run(spark, spec_of(tmp_path, short, Strategy.GLOBAL), steady=False, watched=False)
     assert read_matches(ran.out) == Truth(short).all_matches
     errors = [row["model_error"] for row in ran.rounds]
@@ -236,15 +239,15 @@ def test_the_model_learns_from_measured_times(
 
 
 def test_every_strategy_continues_a_state_of_another(
-    spark: SparkSession, tmp_path: Path, story: Story, truth: Truth
+    spark: SparkSession, tmp_path: Path, scenario: Scenario, truth: Truth
 ) -> None:
-    spec = spec_of(tmp_path, story, Strategy.UNIFORM)
+    spec = spec_of(tmp_path, scenario, Strategy.UNIFORM)
     seen: list[Seen] = []
     course = [
         (Strategy.UNIFORM, 2),
         (Strategy.GLOBAL, 6),
         (Strategy.SWARM, 12),
-        (Strategy.REPLICATED, story.batches),
+        (Strategy.REPLICATED, scenario.batches),
     ]
     for strategy, upto in course:
         ran = run(spark, replace(spec, strategy=strategy.value), upto=upto)
@@ -265,27 +268,27 @@ def test_every_strategy_continues_a_state_of_another(
 # --------------------------------------------------------------------------- streaming DataFrames
 
 
-def stream_files(story: Story, folder: Path) -> Path:
+def stream_files(scenario: Scenario, folder: Path) -> Path:
     folder.mkdir(parents=True)
-    for number in range(story.batches):
+    for number in range(scenario.batches):
         path = folder / f"{number:03d}.parquet"
-        pq.write_table(story.table(number, number + 1), path)
+        pq.write_table(scenario.table(number, number + 1), path)
         # Spark reads older files first.
         os.utime(path, (1_000_000_000 + number,) * 2)
     return folder
 
 
 def stream(
-    spark: SparkSession, story: Story, strategy: Strategy, folder: Path, **hooks: Any
+    spark: SparkSession, scenario: Scenario, strategy: Strategy, folder: Path, **hooks: Any
 ) -> Ran:
     """Run on Spark's file source, one file per batch."""
-    spec = spec_of(folder, story, strategy)
-    points = stream_files(story, folder / "points")
+    spec = spec_of(folder, scenario, strategy)
+    points = stream_files(scenario, folder / "points")
     seen: list[Seen] = []
 
     def after(commit: Commit) -> None:
-        if commit.batch_id + 1 < story.batches:
-            pipeline.log.append(story.block(commit.batch_id + 1))
+        if commit.batch_id + 1 < scenario.batches:
+            pipeline.log.append(scenario.block(commit.batch_id + 1))
 
     schema = spark.read.parquet(str(points)).schema
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
@@ -294,13 +297,13 @@ def stream(
         config = config_of(spec, **{"points.path": None, "points.id": "id"})
         pipeline = Pipeline(config, spark=spark, on_batch=after, **hooks)
         with pipeline:
-            pipeline.log.append(story.block(0))
+            pipeline.log.append(scenario.block(0))
             pipeline.start(reader.parquet(str(points))).awaitTermination()
             report = pipeline.report()
     return Ran(Path(spec.out), report, seen)
 
 
-def crowded(batches: int) -> Story:
+def crowded(batches: int) -> Scenario:
     """All points in one corner, so that most machines have none at first."""
     told = jumping(10, batches, rows=250, stay=batches, standing=90)
     return replace(told, xy=np.random.default_rng(3).uniform(2.0, 22.0, told.xy.shape))
@@ -313,11 +316,11 @@ def test_machines_without_points_participate(
     spark: SparkSession, tmp_path: Path, strategy: Strategy
 ) -> None:
     """With slices and DataFrames, every machine reports, closes its rounds and receives load."""
-    story = crowded(5)
-    truth = Truth(story)
+    scenario = crowded(5)
+    truth = Truth(scenario)
     made = [
-        run(spark, spec_of(tmp_path / "slices", story, Strategy(strategy))),
-        stream(spark, story, strategy, tmp_path / "stream"),
+        run(spark, spec_of(tmp_path / "slices", scenario, Strategy(strategy))),
+        stream(spark, scenario, strategy, tmp_path / "stream"),
     ]
     for ran in made:
         assert read_matches(ran.out) == truth.all_matches
@@ -349,7 +352,7 @@ class Chain:
         self._folder = folder
         self._tag = uuid.uuid4().hex
 
-    def life(self, spec: Spec) -> int:
+    def live_query(self, spec: Spec) -> int:
         path = spec.to_file(self._folder / "spec.json")
         # To files, not pipes: orphans of a killed driver would hold a pipe open.
         with (self._folder / "err.txt").open("w") as err:
@@ -404,22 +407,22 @@ def check_death(state: Path, moment: str, known: int) -> int:
 
 def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[str]) -> None:
     """Kill the driver at one moment after the other, each after another plan change."""
-    story = jumping(10, batches=8, rows=250, stay=5, standing=90)
-    spec = spec_of(folder, story, strategy)
+    scenario = jumping(10, batches=8, rows=250, stay=5, standing=90)
+    spec = spec_of(folder, scenario, strategy)
     state = Path(spec.out) / "state"
     chain = Chain(folder)
     known = 0
     for moment in moments:
-        assert chain.life(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
+        assert chain.live_query(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
         known = check_death(state, moment, known)
     before = list(epochs_of(state))
     # The last run is in this process, which has a session already.
     ran = run(spark, spec)
     assert ran.seen[0].plan.epoch == known
     assert ran.seen[0].batch_id == before[-1][0] + before[-1][2]
-    assert read_matches(ran.out) == Truth(story).all_matches
+    assert read_matches(ran.out) == Truth(scenario).all_matches
     assert all(done for _, _, done in epochs_of(state))
-    assert ran.report["batches"] == story.batches
+    assert ran.report["batches"] == scenario.batches
     check_history(state, MACHINES)
     check_rounds(state)
     assert list((ran.out / "matches" / "_staging").iterdir()) == []
@@ -442,10 +445,10 @@ def test_killed_at_every_moment_around_a_plan_change(
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ADAPTIVE)
 def test_crash_at_every_plan_change(
-    spark: SparkSession, tmp_path: Path, strategy: Strategy, truth: Truth, story: Story
+    spark: SparkSession, tmp_path: Path, strategy: Strategy, truth: Truth, scenario: Scenario
 ) -> None:
     """The same without processes: each run raises at its first plan change."""
-    spec = spec_of(tmp_path, story, strategy)
+    spec = spec_of(tmp_path, scenario, strategy)
     state = Path(spec.out) / "state"
     steps = ["end", "intent", "apply", "run", "commit"]
     died = 0
@@ -453,7 +456,7 @@ def test_crash_at_every_plan_change(
         try:
             run(spark, replace(spec, kill=steps[died % len(steps)]), watched=False)
             break
-        except Died:
+        except DriverKilled:
             assert check_death(state, steps[died % len(steps)], died) == died + 1
             died += 1
     assert died >= 1
@@ -470,10 +473,10 @@ def test_crash_at_every_plan_change(
 def test_long_runs_with_measured_times(
     spark: SparkSession, tmp_path: Path, strategy: Strategy, machines: int
 ) -> None:
-    story = jumping(50 + machines, batches=45, rows=400, stay=6)
-    spec = spec_of(tmp_path, story, strategy, machines=machines)
+    scenario = jumping(50 + machines, batches=45, rows=400, stay=6)
+    spec = spec_of(tmp_path, scenario, strategy, machines=machines)
     ran = run(spark, spec, steady=False)
-    truth = Truth(story)
+    truth = Truth(scenario)
     assert read_matches(ran.out) == truth.all_matches
     assert len(check_rounds(ran.state)) >= 1
     check_history(ran.state, machines)
