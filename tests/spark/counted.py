@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from balance_checks import Busy, Seen, look, worked
+from balance_checks import Busy, Seen, observe, simulated_seconds
 from roost.engine.executor import SparkExecutor
 from roost.runtime.chain import Chain, Placement
 from roost.stages.contract import Report, Task
@@ -22,7 +22,10 @@ class CountedExecutor(SparkExecutor):
     """
 
     def __init__(
-        self, context: SparkContext, busy: Busy | None = worked, seen: list[Seen] | None = None
+        self,
+        context: SparkContext,
+        busy: Busy | None = simulated_seconds,
+        seen: list[Seen] | None = None,
     ) -> None:
         super().__init__(context)
         self._busy_of = busy
@@ -39,7 +42,7 @@ class CountedExecutor(SparkExecutor):
                 for stage, found in reports.items()
             }
         if self._seen is not None:
-            self._seen.append(look(tasks, reports))
+            self._seen.append(observe(tasks, reports))
         return reports
 
 
