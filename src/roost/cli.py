@@ -1,12 +1,12 @@
-"""The ``roost`` command.
+"""The ``roost`` command: flags, settings and exit codes.
 
-Exit codes: 0 success; 1 Roost or Spark failed; 2 wrong command line or setting; 3 request refused;
-130 interrupted. Commands import their code when they run, so that ``roost --help`` is fast.
+Commands import their code when they run, so that ``roost --help`` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,106 +18,48 @@ from roost.model.settings import KEYS, RunConfig, load_config, with_settings
 
 FAILED, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
-MASTER_HELP = "Spark master (default: local[*])"
-ENCRYPT_HELP = "encrypt the data that Spark sends between processes and spills to disk"
+MASTER = "Spark master (default: local[*])"
+ENCRYPT = "encrypt data that Spark sends between processes or spills"
+WHERE = 'condition on attributes, such as "fare > 50"'
+AGGREGATE = 'aggregates over the window, such as "count, avg(fare), quantile(fare, 0.5)"'
+NEAREST = "the K points of the window nearest to the circle's centre"
 # Flag of `run`, key of its setting, placeholder of its value (none for a switch), help.
 RUN_FLAGS = (
     (
         "--points",
         "points.path",
         "PATH",
-        "points: a Parquet, CSV or JSON-lines file, a folder of them, "
+        "points: a Parquet, CSV or JSON-lines file, a directory of them, "
         "generate:rows=N,rate=R,seed=S or kafka://HOST:PORT/TOPIC (default: the bundled sample)",
     ),
     ("--queries", "queries.path", "PATH", "requests: Parquet, CSV or JSON lines"),
-    (
-        "--out",
-        "out.dir",
-        "DIR",
-        "output directory for matches/*.parquet and dead/*.parquet (default: roost-out)",
-    ),
-    (
-        "--state",
-        "out.state",
-        "DIR",
-        "state directory; a run with an existing one resumes it (default: OUT/state)",
-    ),
+    ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
+    ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),
     (
         "--strategy",
         "engine.strategy",
         "S",
-        "replicated, uniform, history, swarm or global: how work is placed on machines "
+        "placement of work on machines: replicated, uniform, history, swarm or global "
         "(default: replicated on one host, global on a cluster)",
     ),
-    (
-        "--machines",
-        "engine.machines",
-        "M",
-        "parallel matching tasks per batch (default: the cores of the Spark master)",
-    ),
-    (
-        "--bounds",
-        "space.bounds",
-        "x0,y0,x1,y1",
-        "area that the grid divides; points beyond it are matched too "
-        "(default: the area of most points)",
-    ),
+    ("--machines", "engine.machines", "M", "matching tasks per batch (default: number of cores)"),
+    ("--bounds", "space.bounds", "x0,y0,x1,y1", "area of the grid (default: of most points)"),
     ("--grid", "space.grid", "CxR", "columns and rows of the grid (default: 1000x1000)"),
-    (
-        "--coordinates",
-        "space.coordinates",
-        "KIND",
-        "lonlat (radius in metres) or plane (default: by the names of the columns)",
-    ),
-    (
-        "--outside",
-        "space.outside",
-        "RULE",
-        "beyond the bounds: exact (default) matches points and queries, dead rejects them",
-    ),
-    (
-        "--window",
-        "window.kind",
-        "KIND",
-        "time, count or bytes: retain points for snapshots, aggregates and nearest (default: none)",
-    ),
-    (
-        "--window-length",
-        "window.length",
-        "N",
-        "length of the window: seconds of event time, points or bytes",
-    ),
-    (
-        "--lateness",
-        "window.lateness",
-        "S",
-        "seconds that a point may be behind the newest one (default: the window's length)",
-    ),
+    ("--coordinates", "space.coordinates", "KIND", "lonlat or plane (default: by column names)"),
+    ("--outside", "space.outside", "RULE", "outside the bounds: exact (default) or dead (reject)"),
+    ("--window", "window.kind", "KIND", "retain points by time, count or bytes (default: none)"),
+    ("--window-length", "window.length", "N", "seconds of event time, points or bytes"),
+    ("--lateness", "window.lateness", "S", "seconds a point may be late (default: the length)"),
     ("--batch-rows", "engine.batch_rows", "N", "maximum points per batch (default: 16000000)"),
     ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
     ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
     ("--topic", "out.topic", "URL", "kafka://HOST:PORT/TOPIC for --sink kafka"),
-    (
-        "--query-log",
-        "queries.log",
-        "URL",
-        "kafka://HOST:PORT/TOPIC instead of the SQLite log in the state directory",
-    ),
-    ("--master", "engine.master", "URL", MASTER_HELP),
+    ("--query-log", "queries.log", "URL", "kafka://HOST:PORT/TOPIC (default: SQLite in STATE)"),
+    ("--master", "engine.master", "URL", MASTER),
     ("--report", "out.report", "FILE.json", "report of the run (default: OUT/report.json)"),
-    (
-        "--available-now",
-        "engine.available_now",
-        None,
-        "process the available points and exit, instead of waiting for more",
-    ),
-    (
-        "--guard",
-        "guard.enabled",
-        None,
-        "find and block users who attack the balancer (with strategy swarm or global)",
-    ),
-    ("--encrypt", "engine.encrypt", None, ENCRYPT_HELP),
+    ("--available-now", "engine.available_now", None, "process the available points, then exit"),
+    ("--guard", "guard.enabled", None, "block attacks on the balancer (with swarm or global)"),
+    ("--encrypt", "engine.encrypt", None, ENCRYPT),
 )
 SAMPLE_BATCH_ROWS = 50_000
 
@@ -137,15 +79,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_query(commands)
     _add_snapshot(commands)
     _add_guard(commands)
-    compile_loops = commands.add_parser(
-        "compile", help="compile all loops once, so that no run waits for the compiler"
-    )
-    compile_loops.set_defaults(execute=_compile)
+    commands.add_parser("compile", help="compile all loops once, ahead of the first run")
     inspect = commands.add_parser(
         "inspect", help="show the plan, batches, segments and dead letters of a state directory"
     )
     inspect.add_argument("state", type=Path, metavar="STATE_DIR")
-    inspect.set_defaults(execute=_inspect)
     return parser
 
 
@@ -153,10 +91,8 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="match points with queries",
-        description=(
-            "Match points with queries, batch by batch, each match exactly once. Without arguments "
-            "it replays the bundled sample. A stopped or killed run resumes from its state."
-        ),
+        description="Match points with queries, batch by batch, each match exactly once. Without "
+        "arguments, replay the bundled sample. A stopped or killed run resumes from its state.",
     )
     run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
     for flag, key, metavar, text in RUN_FLAGS:
@@ -166,7 +102,6 @@ def _add_run(commands: Any) -> None:
             value = {"action": "store_true", "default": None}
         run.add_argument(flag, dest=key, help=text, **value)
     run.add_argument("--quiet", action="store_true", help="print only errors")
-    run.set_defaults(execute=_run)
 
 
 def _add_bench(commands: Any) -> None:
@@ -175,16 +110,12 @@ def _add_bench(commands: Any) -> None:
         help="run a benchmark",
         description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
-    bench.add_argument(
-        "name",
-        metavar="NAME",
-        help="peers, latency, load, trio, swarm, hotspots, scale, snapshot or guard",
-    )
+    names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot or guard"
+    bench.add_argument("name", metavar="NAME", help=names)
     bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(
         "--json", type=Path, metavar="FILE", help="result file; plots are written beside it"
     )
-    bench.set_defaults(execute=_bench)
 
 
 def _add_query(commands: Any) -> None:
@@ -195,82 +126,71 @@ def _add_query(commands: Any) -> None:
     register = actions.add_parser("register", help="register a query")
     terminate = actions.add_parser("terminate", help="terminate a query")
     for action in (register, terminate):
-        action.add_argument("query_id", metavar="QUERY_ID")
+        action.add_argument("query_id", metavar="QUERY_ID", help="identifier of the query")
         action.add_argument("--user", default="local", help="owner (default: local)")
         action.add_argument("--at", metavar="TIME", help="event time from which it applies")
-    shape = register.add_mutually_exclusive_group(required=True)
-    _add_shapes(shape)
-    register.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
+    _add_shapes(register.add_mutually_exclusive_group(required=True))
+    register.add_argument("--where", metavar="PREDICATE", help=WHERE)
     register.add_argument("--expires-at", metavar="TIME", help="event time at which it ends")
-    register.add_argument(
-        "--aggregate",
-        metavar="LIST",
-        help='aggregates over the window instead of matches, such as "count, avg(fare)"',
-    )
-    register.add_argument(
-        "--nearest",
-        type=int,
-        metavar="K",
-        help="the K points of the window nearest to the circle's centre, instead of matches",
-    )
-    actions.add_parser("list", help="list queries").add_argument(
-        "--limit", type=int, default=50, help="maximum number of queries (default: 50)"
-    )
-    for action in actions.choices.values():
-        action.add_argument("--state", type=Path, required=True, metavar="DIR")
-        action.set_defaults(execute=_query)
+    register.add_argument("--aggregate", metavar="LIST", help=f"instead of matches, {AGGREGATE}")
+    register.add_argument("--nearest", type=int, metavar="K", help=f"instead of matches, {NEAREST}")
+    _add_limit(actions.add_parser("list", help="list queries"), "queries")
+    _add_state(actions)
 
 
 def _add_shapes(group: Any) -> None:
-    group.add_argument("--box", metavar="x0,y0,x1,y1")
+    group.add_argument("--box", metavar="x0,y0,x1,y1", help="corners")
     group.add_argument("--circle", metavar="cx,cy,radius", help="radius in metres on lon/lat")
     group.add_argument("--polygon", metavar="TEXT", help="WKT or GeoJSON")
+
+
+def _add_limit(parser: argparse.ArgumentParser, rows: str) -> None:
+    text = f"maximum {rows} to print (default: 50)"
+    parser.add_argument("--limit", type=int, default=50, help=text)
+
+
+def _add_state(actions: Any) -> None:
+    for action in actions.choices.values():
+        action.add_argument(
+            "--state", type=Path, required=True, metavar="DIR", help="state directory"
+        )
 
 
 def _add_snapshot(commands: Any) -> None:
     snapshot = commands.add_parser(
         "snapshot",
         help="query the current window",
-        description=(
-            "Query the window of a state directory: points in a shape, the nearest points, or "
-            "aggregates. The stream may be running; the result names the batch that it reflects."
-        ),
+        description="Query the window of a state directory: points in a shape, the nearest points, "
+        "or aggregates. The stream may be running; the result names the batch that it reflects.",
     )
     snapshot.add_argument("state", type=Path, metavar="STATE_DIR")
     shape = snapshot.add_mutually_exclusive_group()
     _add_shapes(shape)
     shape.add_argument("--at", metavar="x,y", help="with --nearest: at any distance")
-    snapshot.add_argument("--where", metavar="PREDICATE", help='such as "fare > 50"')
+    snapshot.add_argument("--where", metavar="PREDICATE", help=WHERE)
     snapshot.add_argument("--since", metavar="TIME", help="only points of this time or later")
     snapshot.add_argument("--until", metavar="TIME", help="only points before this time")
-    snapshot.add_argument("--nearest", type=int, metavar="K", help="only the K nearest points")
-    snapshot.add_argument(
-        "--aggregate", metavar="LIST", help='such as "count, avg(fare), quantile(fare, 0.5)"'
-    )
+    snapshot.add_argument("--nearest", type=int, metavar="K", help=NEAREST)
+    snapshot.add_argument("--aggregate", metavar="LIST", help=AGGREGATE)
     snapshot.add_argument(
         "--out", type=Path, metavar="FILE", help="write a .parquet, .csv or .jsonl file instead"
     )
-    snapshot.add_argument(
-        "--limit", type=int, default=50, help="maximum rows to print (default: 50)"
-    )
-    snapshot.add_argument("--master", metavar="URL", help=MASTER_HELP)
-    snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT_HELP)
-    snapshot.set_defaults(execute=_snapshot)
+    _add_limit(snapshot, "rows")
+    snapshot.add_argument("--master", metavar="URL", help=MASTER)
+    snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT)
 
 
 def _add_guard(commands: Any) -> None:
     guard = commands.add_parser(
         "guard",
         help="list suspicious and blocked users; block and unblock users",
-        description=(
-            "Inspect the guard of a state directory, block and unblock users. Commands take effect "
-            "with the next batch, also while a run is active."
-        ),
+        description="Inspect the guard of a state directory, block and unblock users. Commands "
+        "take effect with the next batch, also while a run is active.",
     )
     actions = guard.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="list blocked and suspicious users")
     log = actions.add_parser("log", help="list decisions with their reasons")
-    log.add_argument("--limit", type=int, default=50, help="maximum decisions (default: 50)")
+    _add_limit(log, "decisions")
     for action in (listing, log):
         action.add_argument("--json", action="store_true", help="print all fields as JSON")
     block = actions.add_parser("block", help="refuse a user's requests")
@@ -279,16 +199,14 @@ def _add_guard(commands: Any) -> None:
     for action in (block, unblock):
         action.add_argument("user", metavar="USER")
         action.add_argument("--reason", metavar="TEXT", help="recorded in the log")
-    for action in actions.choices.values():
-        action.add_argument("--state", type=Path, required=True, metavar="DIR")
-        action.set_defaults(execute=_guard)
+    _add_state(actions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     arguments = build_parser().parse_args(_join_negatives(sys.argv[1:] if argv is None else argv))
     try:
-        exit_code: int = arguments.execute(arguments)
+        return _execute(arguments)
     except ConfigError as error:
         return _print_error(f"{error}", USAGE)
     except RequestError as error:
@@ -297,7 +215,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_error(f"{error}", FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return exit_code
 
 
 def _print_error(message: str, exit_code: int) -> int:
@@ -312,8 +229,7 @@ def _join_negatives(argv: Sequence[str]) -> list[str]:
     """Join ``--box -74,40,-73,41`` with ``=``: argparse reads two flags otherwise."""
     joined: list[str] = []
     for word in argv:
-        number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
-        if number and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+        if joined and re.match(r"-[\d.]", word) and re.fullmatch("--[^=]+", joined[-1]):
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -341,49 +257,23 @@ def run_config(arguments: argparse.Namespace) -> RunConfig:
     return with_settings(config, sample)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from roost.engine.console import run_with_progress
+def _execute(arguments: argparse.Namespace) -> int:
+    if arguments.command == "run":
+        config = run_config(arguments)  # before the import: wrong settings fail at once
+        from roost.engine.console import run_with_progress
 
-    return run_with_progress(run_config(arguments), quiet=arguments.quiet)
+        return run_with_progress(config, quiet=arguments.quiet)
+    if arguments.command == "bench":
+        from roost.bench import run_bench
 
+        return run_bench(arguments.name, quick=arguments.quick, json_path=arguments.json)
+    if arguments.command == "compile":
+        from roost.commands.compile import compile_all
 
-def _bench(arguments: argparse.Namespace) -> int:
-    from roost.bench import run_bench
+        for package, seconds in compile_all():
+            print(f"{package} compiled in {seconds:.1f} s")
+        return 0
+    from roost.commands.terminal import COMMANDS
 
-    return run_bench(arguments.name, quick=arguments.quick, json_path=arguments.json)
-
-
-def _query(arguments: argparse.Namespace) -> int:
-    from roost.commands.terminal import query_command
-
-    return query_command(arguments)
-
-
-def _snapshot(arguments: argparse.Namespace) -> int:
-    from roost.commands.terminal import snapshot_command
-
-    return snapshot_command(arguments)
-
-
-def _guard(arguments: argparse.Namespace) -> int:
-    from roost.commands.terminal import guard_command
-
-    return guard_command(arguments)
-
-
-def _compile(arguments: argparse.Namespace) -> int:
-    from roost.commands.compile import compile_all
-
-    for package, seconds in compile_all():
-        print(f"{package} compiled in {seconds:.1f} s")
+    COMMANDS[arguments.command](arguments)
     return 0
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    from roost.commands.terminal import inspect_command
-
-    return inspect_command(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -53,8 +53,8 @@ def roost(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str,
         code = main([str(word) for word in words])
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def parsers(
@@ -73,7 +73,7 @@ COMMANDS = dict(parsers(build_parser()))
 # -- help and use
 
 
-def test_the_commands_are_those_that_were_promised() -> None:
+def test_the_documented_commands_exist() -> None:
     assert set(COMMANDS) == {
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
         ("query", "list"), ("snapshot",), ("guard",), ("guard", "list"), ("guard", "log"),
@@ -82,7 +82,7 @@ def test_the_commands_are_those_that_were_promised() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "roost")
-def test_every_command_helps(capsys, words: tuple[str, ...]) -> None:
+def test_every_command_has_help(capsys, words: tuple[str, ...]) -> None:
     code, out, err = roost(capsys, *words, "--help")
     assert (code, err) == (0, "")
     assert out.startswith("usage: roost")
@@ -91,21 +91,21 @@ def test_every_command_helps(capsys, words: tuple[str, ...]) -> None:
             assert flag in out
 
 
-def test_the_help_of_run_explains_every_flag_and_tells_the_defaults(capsys) -> None:
+def test_the_help_of_run_explains_every_flag_and_its_default(capsys) -> None:
     _, out, _ = roost(capsys, "run", "--help")
     text = " ".join(out.split())
     assert "exactly once" in text
     assert text.count("(default") >= 10
     for action in COMMANDS["run",]._actions:
         assert action.help, action.dest
-    promised = (
+    documented = (
         "--points --queries --out --state --strategy --machines --bounds --grid --batch-rows"
         " --available-now --report"
     )
-    assert all(flag in out for flag in promised.split())
+    assert all(flag in out for flag in documented.split())
 
 
-def test_the_exit_codes_are_told(capsys) -> None:
+def test_the_help_lists_the_exit_codes(capsys) -> None:
     _, out, _ = roost(capsys, "--help")
     assert "Exit codes: 0 success, 1 failure, 2 usage error, 3 request refused" in out
 
@@ -127,7 +127,7 @@ def test_the_version(capsys) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_use_is_exit_code_2_with_the_usage(capsys, words: tuple[str, ...]) -> None:
+def test_a_usage_error_exits_with_2_and_prints_the_usage(capsys, words: tuple[str, ...]) -> None:
     code, out, err = roost(capsys, *words)
     assert (code, out) == (2, "")
     assert err.startswith("usage: roost")
@@ -141,9 +141,9 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 
     assert module("--version").stdout == f"roost {__version__}\n"
-    failed = module("inspect", str(tmp_path))
-    assert failed.returncode == 1
-    assert "is not a state directory" in failed.stderr
+    failed = module("run", str(tmp_path / "missing.toml"))
+    assert failed.returncode == 2
+    assert "takes a readable file" in failed.stderr
     assert "Traceback" not in failed.stderr
 
 
@@ -190,11 +190,13 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_SETTINGS, ids=[w[0] for w, _ in BAD_SETTINGS])
-def test_a_bad_setting_is_exit_code_2_and_named(capsys, tmp_path, words, message: str) -> None:
+def test_an_invalid_setting_exits_with_2_and_is_named(
+    capsys, tmp_path, words, message: str
+) -> None:
     code, out, err = roost(capsys, "run", "--out", tmp_path / "out", *words)
     assert (code, out) == (2, "")
     assert f"roost: {message}" in err
-    assert not (tmp_path / "out").exists(), "nothing was begun"
+    assert not (tmp_path / "out").exists(), "no output is created"
 
 
 def test_bounds_may_begin_with_a_negative_number(capsys, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_bounds_may_begin_with_a_negative_number(capsys, tmp_path: Path) -> None
     assert f"no points at {missing}" in err
 
 
-def test_missing_requests_are_exit_code_1_and_named(capsys, tmp_path: Path) -> None:
+def test_a_missing_request_file_exits_with_1_and_is_named(capsys, tmp_path: Path) -> None:
     missing = tmp_path / "missing.parquet"
     code, _, err = roost(capsys, "run", "--queries", missing, "--out", tmp_path / "out")
     assert code == 1
@@ -239,8 +241,8 @@ def test_queries_are_registered_listed_and_terminated(capsys, state: Path) -> No
     polygon = "POLYGON ((0 0, 2 0, 2 2, 0 0))"
     times = ("--at", "2024-05-01T12:00:00", "--expires-at", "2024-05-02")
     assert query("register", "c", "--polygon", polygon, *times)[0] == 0
-    wants = ("--aggregate", "count,AVG( fare )")
-    assert query("register", "d", "--box", "0,0,1,1", *wants)[0] == 0
+    aggregate = ("--aggregate", "count,AVG( fare )")
+    assert query("register", "d", "--box", "0,0,1,1", *aggregate)[0] == 0
     assert query("register", "e", "--circle", "0,0,9", "--nearest", "3")[0] == 0
     assert listed(capsys, state) == [
         ["a", "ann", "box -74,40,-73,41", "", "matches", "-", "-"],
@@ -261,7 +263,7 @@ def test_queries_are_registered_listed_and_terminated(capsys, state: Path) -> No
     assert "4 queries, 1 shown" in out
 
 
-def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
+def test_names_are_printed_literally(capsys, state: Path) -> None:
     name = "[/x] :smile: [red]q[/red]"
     box = ("--box", "0,0,1,1", "--where", "base = '[b]'", "--user", "[u]", "--state", state)
     code, out, _ = roost(capsys, "query", "register", name, *box)
@@ -300,13 +302,13 @@ def test_names_are_printed_as_they_are(capsys, state: Path) -> None:
         pytest.param(("terminate", "a"), "not_owner", id="someone else's"),
     ],
 )
-def test_a_refused_request_is_exit_code_3_with_its_reason(capsys, state, words, reason) -> None:
+def test_a_refused_request_exits_with_3_and_its_reason(capsys, state, words, reason) -> None:
     roost(capsys, "query", "register", "a", "--box", "0,0,1,1", "--user", "ann", "--state", state)
     code, out, err = roost(capsys, "query", *words, "--state", state)
     assert (code, out) == (3, "")
     assert f"roost: refused, {reason}: " in err
-    with closing(QueryService(state)) as desk:
-        assert desk.log.end() == 1
+    with closing(QueryService(state)) as service:
+        assert service.log.end() == 1
 
 
 @pytest.mark.parametrize(
@@ -320,13 +322,13 @@ def test_a_refused_request_is_exit_code_3_with_its_reason(capsys, state, words, 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_request_that_cannot_be_read_is_exit_code_2(capsys, state, words, message: str) -> None:
+def test_an_unreadable_request_exits_with_2(capsys, state, words, message: str) -> None:
     code, _, err = roost(capsys, "query", "register", "a", *words, "--state", state)
     assert code == 2
     assert f"roost: {message}" in err
 
 
-def test_identifiers_and_times_are_of_the_kinds_that_the_run_has(capsys, state: Path) -> None:
+def test_identifiers_and_times_have_the_types_of_the_run(capsys, state: Path) -> None:
     store = Store(state)
     agree(store, meta("int64", "int64"))
     store.close()
@@ -340,7 +342,7 @@ def test_identifiers_and_times_are_of_the_kinds_that_the_run_has(capsys, state: 
 
 
 @pytest.mark.parametrize("words", [("terminate", "a"), ("list",)], ids=" ".join)
-def test_only_registering_makes_a_state_directory(capsys, state: Path, words) -> None:
+def test_only_register_creates_a_state_directory(capsys, state: Path, words) -> None:
     code, _, err = roost(capsys, "query", *words, "--state", state)
     assert code == 1
     assert "is not a state directory" in err
@@ -364,31 +366,31 @@ def meta(id_type: str, time_type: str) -> dict:
 def make_state(state: Path) -> None:
     store = Store(state)
     agree(store, meta("string", str(TIMESTAMP)))
-    desk = QueryService(state)
+    service = QueryService(state)
     box = {"op": "register", "user_id": "ann", "x0": -74.0, "y0": 40.0, "x1": -73.5, "y1": 41.0}
     rows = [{**box, "query_id": f"q{n}"} for n in range(1200)]
-    desk.log.append(pa.Table.from_pylist(rows))
-    desk.log.append(pa.table({"op": ["terminate"], "query_id": ["q7"], "user_id": ["ann"]}))
-    queries = QuerySet(store, desk.log, Rules(SPACE, pa.string(), TIMESTAMP))
+    service.log.append(pa.Table.from_pylist(rows))
+    service.log.append(pa.table({"op": ["terminate"], "query_id": ["q7"], "user_id": ["ann"]}))
+    queries = QuerySet(store, service.log, Rules(SPACE, pa.string(), TIMESTAMP))
     queries.advance(1)
     queries.advance(2)
-    desk.close()
+    service.close()
     plan = initial_plan(Strategy.UNIFORM, SPACE.grid, 5)
     store.record(records.plan_fact(store, {**plan.to_json(), "strategy": "uniform"}))
     for batch_id in range(12):
         records.begin(store, Intent(batch_id, {"space": 0}, 2))
-        figures = {
+        metrics = {
             "points": 1000 + batch_id, "matches": 31337, "dead_points": 2, "dead_requests": 1,
             "seconds": 0.25,
         }  # fmt: skip
-        store.record(records.commit_fact(Commit(batch_id, (), figures)))
+        store.record(records.commit_fact(Commit(batch_id, (), metrics)))
     records.begin(store, Intent(12, {"space": 0}, 2))
     store.close()
     dead = state.parent / "dead"
     dead.mkdir()
-    letters = [(0, "point", n, "null_id", "id is null", "{}") for n in range(3)]
-    letters.append((1, "request", 5, "inverted_box", "x0 is greater than x1", "{}"))
-    columns = [list(column) for column in zip(*letters, strict=True)]
+    dead_rows = [(0, "point", n, "null_id", "id is null", "{}") for n in range(3)]
+    dead_rows.append((1, "request", 5, "inverted_box", "x0 is greater than x1", "{}"))
+    columns = [list(column) for column in zip(*dead_rows, strict=True)]
     pq.write_table(pa.table(columns, schema=DEAD_SCHEMA), dead / "batch-0.parquet")
 
 
@@ -428,16 +430,16 @@ def test_inspect_of_another_folder_changes_nothing(capsys, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-# -- roost snapshot, as far as it goes without Spark
+# -- roost snapshot without Spark
 
 
-ANSWER = pa.table({"at_batch": [3, 3], "id": ["a", "b"], "fare": [1.5, None]})
+RESULT = pa.table({"at_batch": [3, 3], "id": ["a", "b"], "fare": [1.5, None]})
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_an_answer_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"answer{suffix}"
-    write_result(ANSWER, path)
+def test_a_result_is_written_in_the_format_of_its_suffix(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"result{suffix}"
+    write_result(RESULT, path)
     if suffix == ".parquet":
         found = pq.read_table(path).to_pylist()
     elif suffix == ".csv":
@@ -453,12 +455,12 @@ def test_an_answer_is_written_as_its_name_says(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize(
     ("name", "table", "takes"),
     [
-        ("answer.xlsx", ANSWER, "ends with .parquet, .csv, .jsonl"),
-        ("nowhere/answer.csv", ANSWER, "a file that can be written"),
-        ("answer.csv", pa.table({"tags": [["a"], []]}), "another format than .csv"),
+        ("result.xlsx", RESULT, "ends with .parquet, .csv, .jsonl"),
+        ("nowhere/result.csv", RESULT, "a file that can be written"),
+        ("result.csv", pa.table({"tags": [["a"], []]}), "another format than .csv"),
     ],
 )
-def test_an_answer_that_cannot_be_written_says_why(
+def test_a_result_that_cannot_be_written_names_the_reason(
     tmp_path: Path, name: str, table: pa.Table, takes: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -467,6 +469,6 @@ def test_an_answer_that_cannot_be_written_says_why(
     assert takes in caught.value.takes
 
 
-def test_the_form_of_a_file_is_judged_before_anything_is_started(capsys, state: Path) -> None:
-    code, _, err = roost(capsys, "snapshot", state, "--out", "answer.xlsx")
+def test_the_output_format_is_checked_before_spark_starts(capsys, state: Path) -> None:
+    code, _, err = roost(capsys, "snapshot", state, "--out", "result.xlsx")
     assert (code, "ends with .parquet" in err) == (2, True)

@@ -34,20 +34,9 @@ def _loaded(store: Store) -> tuple[Guard, int]:
 def send_command(
     store: Store, action: str, user: str, reason: str | None = None, *, evict: bool = False
 ) -> int:
-    """Block or unblock a user from the next batch on; returns the number of the command.
+    """``BLOCK`` or ``UNBLOCK`` a user from the next batch on; returns the number of the command.
 
-    Parameters
-    ----------
-    store
-        The state directory.
-    action
-        ``BLOCK`` or ``UNBLOCK``.
-    user
-        The user.
-    reason
-        Why, for the decision log.
-    evict
-        Whether the user's queries are terminated as well.
+    The reason is for the decision log. With ``evict``, the user's queries are terminated, too.
     """
     _loaded(store)
     try:

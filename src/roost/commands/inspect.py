@@ -23,46 +23,20 @@ from roost.window.view import WindowView, find_view
 
 @dataclass(frozen=True)
 class StateSummary:
-    """Contents of a state directory; None stands for what it does not have yet.
-
-    Parameters
-    ----------
-    space
-        Bounds and grid.
-    position
-        End of the query log.
-    plan, strategy
-        The newest plan.
-    last_round
-        The newest round of the balancer.
-    guard
-        Round, number of blocked users and of suspicious clusters.
-    segments
-        File, queries, bytes and file of terminated queries of each segment.
-    window
-        The window of the newest batch.
-    batches
-        Number of committed batches.
-    commits
-        Commits that are still stored.
-    open_batch
-        A batch that was begun and not committed.
-    dead
-        Number of dead-letter records by origin and reason.
-    """
+    """Contents of a state directory; None stands for what it does not have yet."""
 
     space: dict[str, Any] | None
-    position: int
+    position: int  # end of the query log
     plan: Plan | None
     strategy: str | None
-    last_round: dict[str, Any] | None
-    guard: dict[str, int] | None
-    segments: list[tuple[str, int, int, str | None]]
+    last_round: dict[str, Any] | None  # of the balancer
+    guard: dict[str, int] | None  # round, number of blocked users and of suspicious clusters
+    segments: list[tuple[str, int, int, str | None]]  # file, queries, bytes, terminated queries
     window: WindowView | None
-    batches: int
-    commits: list[Commit]
-    open_batch: int | None
-    dead: dict[tuple[str, str], int]
+    batches: int  # committed in total
+    commits: list[Commit]  # that are still stored
+    open_batch: int | None  # begun and not committed
+    dead: dict[tuple[str, str], int]  # records by origin and reason
 
 
 def inspect_state(folder: Path) -> StateSummary:
@@ -104,9 +78,8 @@ def _guard(store: Store) -> dict[str, int] | None:
 
 def _dead(folder: Path) -> dict[tuple[str, str], int]:
     """Count dead-letter records, which are beside a state directory in its default place."""
-    dead = folder.parent / "dead"
     counts: Counter[tuple[str, str]] = Counter()
-    for path in sorted(dead.glob("*.parquet")) if dead.is_dir() else []:
+    for path in (folder.parent / "dead").glob("*.parquet"):
         rows = pq.read_table(path, columns=["origin", "reason"]).to_pylist()
         counts.update((row["origin"], row["reason"]) for row in rows)
     return dict(sorted(counts.items()))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from roost.errors import RequestError, StateError
-from roost.kernel import Segment
 from roost.model.records import (
     BOX,
     CIRCLE,
+    POLYGON,
     TIME_MAX,
     TIME_MIN,
     Instant,
@@ -30,38 +30,22 @@ from roost.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class LiveQuery:
-    """A query that has not terminated.
-
-    Parameters
-    ----------
-    query_id, user_id
-        Its identifier and owner.
-    shape
-        ``box``, ``circle`` or ``polygon``.
-    numbers
-        Center and radius of a circle; otherwise the bounds ``x0, y0, x1, y1``.
-    predicate
-        Condition on the attributes.
-    result
-        Aggregates or nearest points that it requests; None for matches.
-    start, end
-        Event times between which it matches.
-    """
+    """A query that has not terminated."""
 
     query_id: str | int
     user_id: str
-    shape: str
-    numbers: tuple[float, ...]
+    shape: str  # box, circle or polygon
+    numbers: tuple[float, ...]  # of a circle: centre and radius; otherwise x0, y0, x1, y1
     predicate: str | None
-    result: str | None
+    result: str | None  # aggregates or nearest points; None for matches
     start: Instant | None
     end: Instant | None
 
 
 class QueryService:
-    """Validates requests at once: the rules of a batch, applied to the current log.
+    """Validates requests before they are appended, by the rules that a batch applies.
 
-    The log is replayed in memory only; the run that owns the state directory records it.
+    The log is replayed in memory only; the run that owns the state directory records versions.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -79,17 +63,14 @@ class QueryService:
     def submit(self, request: Request) -> int:
         """Append a request to the log; returns the log position after it.
 
-        Raises
-        ------
-        RequestError
-            With the reason that a batch would refuse the request for; it is not appended.
+        Raises :class:`RequestError`, and appends nothing, if a batch would refuse the request.
         """
         block = pa.Table.from_pylist([request_record(request)])
         guard = GuardState.preview(self.store)
         if guard is not None:
             guard.reject_blocked([request.user_id])
         queries = self.queries()
-        admission = admit(block, queries.version.rows, self.rules, queries.lookup)
+        admission = admit(block, self.rules, queries.lookup)
         if admission.refused:
             refused = admission.refused[0]
             raise RequestError(refused.reason.value, refused.detail)
@@ -98,39 +79,28 @@ class QueryService:
     def queries(self) -> QuerySet:
         """Return the queries at the end of the log."""
         guard = GuardState.preview(self.store)
-        queries = QuerySet(self.store, self.log, self.rules, keep=False, guard=guard)
+        queries = QuerySet(self.store, self.log, self.rules, record=False, guard=guard)
         queries.advance(self.log.end())
         return queries
 
-    def live(self) -> Iterator[LiveQuery]:
-        """Yield the queries that have not terminated."""
-        for _, segment, ended in self.queries().segments():
-            for slot in range(segment.size):
-                end = ended.get(slot, TIME_MAX)
-                if segment.live_until is not None:
-                    end = min(end, int(segment.live_until[slot]))
-                start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
-                if start < end:
-                    yield _live_query(segment, slot, start, end, self.rules)
+    def live(self, limit: int) -> tuple[list[LiveQuery], int]:
+        """Return queries that have not terminated, at most ``limit``, and the number of all."""
+        tables = [live.survivors() for live in self.queries().segments]
+        rows = [row for table in tables for row in table.slice(0, limit).to_pylist()]
+        return [_live_query(row, self.rules) for row in rows[:limit]], sum(map(len, tables))
 
 
-def _live_query(segment: Segment, slot: int, start: int, end: int, rules: Rules) -> LiveQuery:
-    numbers = tuple(segment.boxes[slot].tolist())
-    kind = segment.kinds[slot]
-    if kind == CIRCLE:
-        assert segment.radius is not None
-        numbers = (*numbers[:2], float(segment.radius[slot]))
-    predicate = -1 if segment.predicate is None else int(segment.predicate[slot])
-    result = -1 if segment.outputs is None else int(segment.outputs[slot])
+def _live_query(row: dict[str, Any], rules: Rules) -> LiveQuery:
+    fields = ("x0", "y0", "radius") if row["kind"] == CIRCLE else ("x0", "y0", "x1", "y1")
     return LiveQuery(
-        segment.ids[slot].as_py(),
-        segment.users[slot].as_py(),
-        "box" if kind == BOX else "circle" if kind == CIRCLE else "polygon",
-        numbers,
-        None if predicate < 0 else segment.predicate_texts[predicate],
-        None if result < 0 else segment.output_texts[result],
-        _instant(start, rules),
-        _instant(end, rules),
+        row["query_id"],
+        row["user_id"],
+        {BOX: "box", CIRCLE: "circle", POLYGON: "polygon"}[row["kind"]],
+        tuple(row[name] for name in fields),
+        row["predicate"],
+        row["output"],
+        _instant(row["live_from"], rules),
+        _instant(row["live_until"], rules),
     )
 
 

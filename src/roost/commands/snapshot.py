@@ -31,10 +31,6 @@ def run_snapshot(
         return snapshots.ask(question)
 
 
-def _write_csv(table: pa.Table, path: Path) -> None:
-    pyarrow.csv.write_csv(table, path)
-
-
 def _write_json(table: pa.Table, path: Path) -> None:
     lines = (record_json(row) for row in table.to_pylist())
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -42,7 +38,7 @@ def _write_json(table: pa.Table, path: Path) -> None:
 
 WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
     ".parquet": pq.write_table,
-    ".csv": _write_csv,
+    ".csv": pyarrow.csv.write_csv,
     ".jsonl": _write_json,
 }
 
@@ -56,10 +52,8 @@ def check_format(path: Path) -> None:
 def write_result(table: pa.Table, path: Path) -> None:
     """Write a result to a file, in the format of its suffix.
 
-    Raises
-    ------
-    ConfigError
-        If the format is unknown or does not accept the columns, or the file cannot be written.
+    Raises :class:`ConfigError` if the format is unknown or does not accept the columns, or the file
+    cannot be written.
     """
     check_format(path)
     try:

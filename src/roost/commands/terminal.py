@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,7 +18,6 @@ from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
 from roost.commands.snapshot import check_format, run_snapshot, write_result
 from roost.errors import ConfigError
-from roost.model.records import Instant
 from roost.queries.guard_state import BLOCK
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
@@ -31,62 +30,68 @@ BATCHES_SHOWN = 10
 NAMES_SHOWN = 5
 
 
-def _console() -> Console:
-    """Return a console that prints names and predicates literally, brackets and colons too."""
-    return Console(markup=False, emoji=False, highlight=False)
+def _print(*items: object, soft_wrap: bool = False) -> None:
+    """Print names and predicates literally, brackets and colons too."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.print(*items, sep="\n", soft_wrap=soft_wrap)
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str | None = None
+) -> Table:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row))
+    return table
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _printable(user: str) -> str:
+    """Escape characters that a terminal would interpret."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in user)
 
 
 # -- roost query
 
 
-def query_command(arguments: argparse.Namespace) -> int:
+def query_command(arguments: argparse.Namespace) -> None:
     """Run ``roost query register|terminate|list``."""
-    console = _console()
     with closing(QueryService(arguments.state, create=arguments.action == "register")) as service:
         if arguments.action == "list":
-            _print_queries(service, arguments.limit, console)
-            return 0
+            _print_queries(*service.live(max(arguments.limit, 0)))
+            return
         position = service.submit(request_of(arguments, service.rules))
     done = "registered" if arguments.action == "register" else "terminated"
-    console.print(f"{done} {arguments.query_id} at log position {position}")
-    return 0
+    _print(f"{done} {arguments.query_id} at log position {position}")
 
 
-def _print_queries(service: QueryService, limit: int, console: Console) -> None:
-    table = Table("query", "user", "shape", "where", "result", "from", "until")
-    live = service.live()
-    for query in islice(live, max(limit, 0)):
-        table.add_row(
-            str(query.query_id),
-            str(query.user_id),
-            _shape_text(query),
-            query.predicate or "",
-            query.result or "matches",
-            _time_text(query.start),
-            _time_text(query.end),
-        )
-    console.print(table)
-    total = table.row_count + sum(1 for _ in live)
-    console.print(f"{total:,} queries, {table.row_count:,} shown")
+def _print_queries(live: list[LiveQuery], total: int) -> None:
+    rows = (
+        (q.query_id, q.user_id, _shape(q), q.predicate or "", q.result or "matches", q.start, q.end)
+        for q in live
+    )
+    columns = ("query", "user", "shape", "where", "result", "from", "until")
+    _print(_table(columns, rows), f"{total:,} queries, {len(live):,} shown")
 
 
-def _shape_text(query: LiveQuery) -> str:
+def _shape(query: LiveQuery) -> str:
     numbers = [f"{number:g}" for number in query.numbers]
     if query.shape == "circle":
         return f"circle {numbers[0]},{numbers[1]} radius {numbers[2]}"
     return f"{'box' if query.shape == 'box' else 'polygon in'} {','.join(numbers)}"
 
 
-def _time_text(value: Instant | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else value.isoformat()
-
-
 # -- roost snapshot
 
 
-def snapshot_command(arguments: argparse.Namespace) -> int:
+def snapshot_command(arguments: argparse.Namespace) -> None:
     """Run ``roost snapshot``, and print the result or write it to a file."""
     if arguments.out is not None:
         check_format(arguments.out)
@@ -100,96 +105,74 @@ def snapshot_command(arguments: argparse.Namespace) -> int:
         _print_result(answer, arguments.limit)
     else:
         write_result(answer.table, arguments.out)
-        print(f"{_summary(answer)}, in {arguments.out}", file=sys.stderr)
-    return 0
+        print(f"{_summary(answer)}, written to {arguments.out}", file=sys.stderr)
 
 
 def _summary(answer: Answer) -> str:
-    return f"{answer.table.num_rows:,} rows, true at batch {answer.batch_id}"
+    return f"{answer.table.num_rows:,} rows as of batch {answer.batch_id}"
 
 
 def _print_result(answer: Answer, limit: int) -> None:
     table = answer.table.select(answer.table.column_names[1:])  # the first is the batch
-    shown = Table(*table.column_names)
-    for row in table.slice(0, limit).to_pylist():
-        shown.add_row(*(_text(value) for value in row.values()))
-    console = _console()
-    console.print(shown)
+    rows = (row.values() for row in table.slice(0, limit).to_pylist())
     left = table.num_rows - limit
     more = f" ({left:,} more; see --limit and --out)" if left > 0 else ""
-    console.print(f"{_summary(answer)}{more}")
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    _print(_table(table.column_names, rows), f"{_summary(answer)}{more}")
 
 
 # -- roost guard
 
 
-def guard_command(arguments: argparse.Namespace) -> int:
+def guard_command(arguments: argparse.Namespace) -> None:
     """Run ``roost guard list|log|block|unblock``."""
-    console = _console()
+    action = arguments.action
     with closing(QueryService(arguments.state)) as service:
-        store, action = service.store, arguments.action
         if action == "list":
-            listing = guard_listing(store)
+            listing = guard_listing(service.store)
             if arguments.json:
-                console.print(json.dumps(listing), soft_wrap=True)
+                _print(json.dumps(listing), soft_wrap=True)
             else:
-                _print_listing(listing, console)
+                _print_listing(listing)
         elif action == "log":
-            rows = guard_log(store, arguments.limit)
+            rows = guard_log(service.store, arguments.limit)
             if arguments.json:
                 for row in rows:
-                    console.print(json.dumps(row), soft_wrap=True)
+                    _print(json.dumps(row), soft_wrap=True)
             else:
-                _print_log(rows, console)
+                _print_log(rows)
         else:
             evict = action == BLOCK and arguments.evict
-            send_command(store, action, arguments.user, arguments.reason, evict=evict)
-            console.print(f"{_printable(arguments.user)} is {action}ed from the next batch on")
-    return 0
+            send_command(service.store, action, arguments.user, arguments.reason, evict=evict)
+            _print(f"{_printable(arguments.user)} is {action}ed from the next batch on")
 
 
-def _print_listing(listing: dict[str, Any], console: Console) -> None:
-    table = Table("user", "since position", "round", "refused", "why", title="blocked")
+def _print_listing(listing: dict[str, Any]) -> None:
+    blocks = []
     for item in listing["blocked"]:
         if item["blocked"]:
             last = item["events"][-1]
-            cells = (last["position"], last["round"], item["refused"])
-            user = _printable(item["user"])
-            table.add_row(user, *(f"{cell:,}" for cell in cells), last["reason"])
-    console.print(table)
-    table = Table("users", "found in round", "until", "quarantined", title="suspicious")
-    for item in listing["suspects"]:
-        quarantined = "yes" if item["quarantined"] else "no"
-        table.add_row(_names(item["users"]), str(item["found"]), str(item["until"]), quarantined)
-    console.print(table)
-    for command in listing["waiting"]:
-        console.print(f"waiting    {command['action']} {_printable(command['user'])}")
-    console.print(
+            numbers = (last["position"], last["round"], item["refused"])
+            blocks.append((_printable(item["user"]), *(f"{n:,}" for n in numbers), last["reason"]))
+    suspects = (
+        (_names(s["users"]), s["found"], s["until"], "yes" if s["quarantined"] else "no")
+        for s in listing["suspects"]
+    )
+    _print(
+        _table(("user", "since position", "round", "refused", "reason"), blocks, "blocked"),
+        _table(("users", "found in round", "until", "quarantined"), suspects, "suspicious"),
+        *(f"pending    {c['action']} {_printable(c['user'])}" for c in listing["waiting"]),
         f"round {listing['round']}, {listing['users']:,} users known, "
-        f"{listing['forgotten']:,} evicted from the user table"
+        f"{listing['forgotten']:,} evicted from the user table",
     )
 
 
-def _print_log(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table("round", "decision", "users", "why", "evidence")
-    for row in rows:
-        table.add_row(
-            str(row["round"]),
-            row["decision"],
-            _names(row.get("users", [])),
-            row["reason"],
-            _evidence(row.get("evidence", {})),
-        )
-    console.print(table)
-    console.print("--json prints all evidence")
+def _print_log(rows: list[dict[str, Any]]) -> None:
+    cells = (
+        (r["round"], r["decision"], _names(r.get("users", [])), r["reason"], _evidence(r))
+        for r in rows
+    )
+    columns = ("round", "decision", "users", "reason", "evidence")
+    _print(_table(columns, cells), "--json prints all evidence")
 
 
 def _names(users: list[str]) -> str:
@@ -198,99 +181,82 @@ def _names(users: list[str]) -> str:
     return shown + (f" and {more} more" if more > 0 else "")
 
 
-def _printable(user: str) -> str:
-    """Escape characters that a terminal would interpret."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in user)
-
-
-def _evidence(evidence: dict[str, Any]) -> str:
+def _evidence(row: dict[str, Any]) -> str:
     """Return the evidence that is a single number or text."""
-    scalars = {k: v for k, v in evidence.items() if isinstance(v, int | float | str)}
     return ", ".join(
-        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in scalars.items()
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row.get("evidence", {}).items()
+        if isinstance(value, int | float | str)
     )
 
 
 # -- roost inspect
 
 
-def inspect_command(arguments: argparse.Namespace) -> int:
+def inspect_command(arguments: argparse.Namespace) -> None:
     """Run ``roost inspect``."""
-    console, found = _console(), inspect_state(arguments.state)
-    console.print(f"state      {arguments.state}")
-    if found.space is not None:
-        space = found.space
+    _print(f"state      {arguments.state}", *_contents(inspect_state(arguments.state)))
+
+
+def _contents(found: StateSummary) -> Iterator[Table | str]:
+    space, plan, last, guard = found.space, found.plan, found.last_round, found.guard
+    if space is not None:
         bounds = ",".join(f"{value:g}" for value in space["bounds"])
-        console.print(
-            f"space      {bounds} ({space['coordinates']}), grid "
-            f"{space['columns']}x{space['rows']}, outside {space['outside']}",
-        )
-    console.print(f"query log  position {found.position}")
-    _print_plan(found, console)
-    table = Table("segment", "queries", "bytes", "ended file", title="segments")
-    for file, queries, size, ended in found.segments:
-        table.add_row(file, f"{queries:,}", f"{size:,}", ended or "")
-    console.print(_left(table))
-    _print_window(found.window, console)
-    _print_batches(found, console)
-    if not found.dead:
-        console.print("dead       none")
-        return 0
-    table = Table("origin", "reason", "records", title="dead letters")
-    for (origin, reason), count in found.dead.items():
-        table.add_row(origin, reason, f"{count:,}")
-    console.print(_left(table))
-    return 0
-
-
-def _left(table: Table) -> Table:
-    table.title_justify = "left"
-    return table
-
-
-def _print_plan(found: StateSummary, console: Console) -> None:
-    plan, last, guard = found.plan, found.last_round, found.guard
+        grid = f"grid {space['columns']}x{space['rows']}"
+        yield f"space      {bounds} ({space['coordinates']}), {grid}, outside {space['outside']}"
+    yield f"query log  position {found.position}"
     if plan is None:
-        console.print("plan       none yet")
+        yield "plan       none yet"
     else:
-        console.print(
-            f"plan       epoch {plan.epoch}, {found.strategy}, {plan.machines} machines, "
-            f"{len(plan.partitions)} partitions"
-        )
+        size = f"{plan.machines} machines, {len(plan.partitions)} partitions"
+        yield f"plan       epoch {plan.epoch}, {found.strategy}, {size}"
     if last is not None:
-        console.print(
-            f"balance    round {last['round']}, busiest machine {last['imbalance']:.2f} of the "
-            f"mean: {last['reason']}"
-        )
+        imbalance = f"busiest machine {last['imbalance']:.2f} of the mean"
+        yield f"balance    round {last['round']}, {imbalance}: {last['reason']}"
     if guard is not None:
-        console.print(
-            f"guard      round {guard['round']}, {guard['blocked']} users blocked, "
-            f"{guard['suspects']} suspicious clusters"
-        )
+        users = f"{guard['blocked']} users blocked, {guard['suspects']} suspicious clusters"
+        yield f"guard      round {guard['round']}, {users}"
+    rows = (
+        (file, f"{count:,}", f"{size:,}", ended or "")
+        for file, count, size, ended in found.segments
+    )
+    yield _table(("segment", "queries", "bytes", "terminated"), rows, "segments")
+    if found.window is not None:
+        yield _window_line(found.window)
+    yield _batches(found)
+    if found.open_batch is not None:
+        yield f"batch {found.open_batch} was begun and not committed: the next run repeats it"
+    if found.dead:
+        records = ((*key, f"{count:,}") for key, count in found.dead.items())
+        yield _table(("origin", "reason", "records"), records, "dead letters")
+    else:
+        yield "dead       none"
 
 
-def _print_window(window: WindowView | None, console: Console) -> None:
-    if window is None:
-        return
+def _window_line(window: WindowView) -> str:
     files = [file for batch in window.batches for file in batch.files]
     spec = window.spec
     kind = f"{'tumbling' if spec.tumbling else 'sliding'} by {spec.kind.value}, {spec.length:,}"
-    console.print(
-        f"window     {kind}: {sum(file.points for file in files):,} points of "
-        f"{len(window.batches)} batches in {len(files)} files, "
-        f"{sum(file.nbytes for file in files):,} bytes"
-    )
+    points, size = sum(file.points for file in files), sum(file.nbytes for file in files)
+    batches = f"{len(window.batches)} batches in {len(files)} files"
+    return f"window     {kind}: {points:,} points of {batches}, {size:,} bytes"
 
 
-def _print_batches(found: StateSummary, console: Console) -> None:
-    table = Table("batch", "points", "matches", "dead", "seconds")
+def _batches(found: StateSummary) -> Table:
     shown = found.commits[-BATCHES_SHOWN:]
-    table.title = f"batches ({found.batches}, the last {len(shown)} shown)"
+    rows = []
     for commit in shown:
-        figures = commit.figures
-        dead = figures["dead_points"] + figures["dead_requests"]
-        cells = (commit.batch_id, figures["points"], figures["matches"], dead)
-        table.add_row(*(f"{cell:,}" for cell in cells), f"{figures['seconds']:.3f}")
-    console.print(_left(table))
-    if found.open_batch is not None:
-        console.print(f"batch {found.open_batch} was begun and not committed: a run will repeat it")
+        metrics = commit.figures
+        dead = metrics["dead_points"] + metrics["dead_requests"]
+        cells = (commit.batch_id, metrics["points"], metrics["matches"], dead)
+        rows.append((*(f"{cell:,}" for cell in cells), f"{metrics['seconds']:.3f}"))
+    title = f"batches ({found.batches}, the last {len(shown)} shown)"
+    return _table(("batch", "points", "matches", "dead", "seconds"), rows, title)
+
+
+COMMANDS = {
+    "query": query_command,
+    "snapshot": snapshot_command,
+    "guard": guard_command,
+    "inspect": inspect_command,
+}
