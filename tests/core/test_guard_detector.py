@@ -97,8 +97,8 @@ def test_one_user_alone_is_found() -> None:
 def hidden(seed: int) -> Features:
     """One attacker between users who send few requests and users who send many.
 
-    To part the two kinds of users is as good a clustering as to part the attacker from them; it
-    ends with the kind that is a little more in the hotspots.
+    Separating the two kinds of users is as good a clustering as separating the attacker; it ends
+    with the kind that has slightly more queries in the hotspots.
     """
     features = made_up(seed, bad=1, contribution=400.0)
     half = NORMAL // 2
@@ -131,7 +131,7 @@ def test_clustering_is_repeated_while_it_finds_no_cluster_that_passes() -> None:
         pytest.param(made_up(contribution=2.0), "not the cause of the hotspots", id="cause"),
         pytest.param(
             made_up(chance=0.18),
-            "no more in the hotspots than chance has it",
+            "in the hotspots no more than expected by chance",
             id="chance",
         ),
         pytest.param(made_up().taken(np.arange(1)), "fewer than two users", id="one user"),
@@ -177,7 +177,7 @@ def test_a_second_finding_at_the_same_place_blocks_no_user() -> None:
         assert isinstance(found.decisions[-1], Suspect)
     assert all(entry.stays for entry in listed)
     assert listed[0].until >= 19 + 20
-    # Staying is no excuse for what comes then.
+    # A cluster that stayed before is blocked once it moves.
     moved = judge(made_up(place=(40.0, 9.5)), listed, 20)
     assert {name for _, name in moved.blocked} == bad_names()
 
@@ -195,7 +195,7 @@ def test_the_paper_requires_the_same_cluster() -> None:
     nine = made_up(bad=9, place=(70.0, 20.0))
     nine.raw[-1, 10] = 23.0
     by_user = judge(nine, judge(made_up(bad=8)).listed, 8)
-    # Rows are keys: of the nine, eight were there before.
+    # Eight of the nine users were listed before.
     assert {name for _, name in by_user.blocked} == bad_names(8)
     assert {name for entry in by_user.listed for _, name in entry.users} == {"bad-8"}
 
@@ -209,7 +209,7 @@ def test_a_very_active_user_is_not_blocked_with_the_cluster() -> None:
 
 
 def test_more_than_chance_is_found() -> None:
-    # They have 200 of about 400 recent queries there: half, and three times 0.16 is less.
+    # Half of their recent queries (200 of about 400) are there, more than three times 0.16.
     assert isinstance(judge(made_up(chance=0.16)).decisions[0], Suspect)
     assert isinstance(judge(made_up(chance=0.9), settings=PAPER).decisions[0], Suspect)
 
@@ -217,7 +217,7 @@ def test_more_than_chance_is_found() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_split_by_kmeans_is_found_completely(seed: int) -> None:
     features = made_up(seed)
-    # Half of them missed an early hotspot by chance, which x11 never forgets.
+    # Half of them missed an early hotspot by chance, and x11 never decays.
     features.raw[NORMAL : NORMAL + BAD // 2, 10] = 4.0
     found = judge(features, seed=seed)
     assert {name for entry in found.listed for _, name in entry.users} == bad_names()
@@ -244,11 +244,11 @@ def test_a_group_that_was_listed_in_parts_is_blocked_as_one() -> None:
     assert {name for _, name in both.blocked} == bad_names() and both.listed == ()
     (block,) = both.decisions
     assert isinstance(block, Block)
-    # Who was listed for the place where all are now, and was not at the first, has not moved.
+    # A user who was listed at the current place, and was not at the first one, has not moved.
     stayed = (parts[0], replace(parts[1], place=Place(70.0, 20.0, 1.0)))
     there.raw[-1, 10] = 23.0
     assert {name for _, name in judge(there, stayed, 8).blocked} == bad_names(7)
-    # Who adds much less than the others may be somebody else.
+    # A user who contributes much less than the others may be unrelated.
     less = made_up(place=(70.0, 20.0))
     less.raw[-1, 11] *= 0.4
     assert {name for _, name in judge(less, parts, 8).blocked} == bad_names(7)
@@ -266,7 +266,7 @@ def test_hotspots_of_other_users_do_not_hide_an_attack() -> None:
 
 
 def left_out(rate: float = 0.9, **changes: float) -> Features:
-    """Eight at another place, the last one perhaps different."""
+    """Eight users at another place; ``changes`` apply to the last one."""
     features = made_up(place=(70.0, 20.0), rate=rate)
     for name, value in changes.items():
         features.raw[-1, int(name[1:]) - 1] = value
@@ -334,7 +334,7 @@ def test_evidence_is_json_data() -> None:
         assert again["evidence"]["alqr"] > 3 * again["evidence"]["alqr_others"]
     assert second.decisions[0].evidence["earlier"][0]["place"]["x"] == pytest.approx(10.0)
     (entry,) = first.listed
-    assert ListedCluster.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    assert ListedCluster.from_json(json.loads(json.dumps(asdict(entry)))) == entry
 
 
 def test_quarters_of_a_square_are_one_place() -> None:

@@ -194,7 +194,7 @@ def test_the_place_of_a_user_is_their_last_hotspot() -> None:
 
     hotspot(1, 10.0, 24)
     hotspot(2, 50.0, 6)
-    # A single query in a hotspot of others is by the way.
+    # A single query in a hotspot of other users does not change the place.
     hotspot(3, 90.0, 1)
     closed = close_features(table)
     assert closed.places[0].tolist() == [6.0, 300.0, 300.0, 30_000.0]
@@ -217,13 +217,13 @@ def test_chances_add_up_over_the_hotspots_a_user_has_recent_queries_in() -> None
 
 
 def hotspot_of(ages: dict[str, list[int]]) -> HotspotSummary:
-    """A hotspot with so many queries of each user by age, in rounds."""
+    """A hotspot with the given numbers of queries by user and age in rounds."""
     by_age = np.array(list(ages.values()))
     return HotspotSummary(pa.array(list(ages)), by_age, np.ones((len(ages), 3)), 0.1)
 
 
 def test_a_full_table_evicts_no_user_who_is_in_a_hotspot() -> None:
-    """Users with room for everybody are the reference; made-up ones send many more requests."""
+    """A table without evictions is the reference; invented users send many more requests."""
     small, large = UserTable(SECRET, users_max=64), UserTable(SECRET)
     open_round = {
         "new": [2, 0, 0, 0, 0],
@@ -239,7 +239,7 @@ def test_a_full_table_evicts_no_user_who_is_in_a_hotspot() -> None:
             names = pa.array([f"made-up-{k}" for k in range(start, start + 40)])
             counts = np.full((40, 2), 100, np.int64)
             table.count(keys_of(names, SECRET), names, counts, 1)
-    assert small.used <= 64 and small.forgotten > 700 and large.forgotten == 0
+    assert small.used <= 64 and small.evicted > 700 and large.evicted == 0
     found, reference = (
         dict(zip(closed.names, closed.raw.tolist(), strict=True))
         for closed in (close_features(small), close_features(large))
@@ -248,7 +248,7 @@ def test_a_full_table_evicts_no_user_who_is_in_a_hotspot() -> None:
         assert found.get(name) == reference[name], name
 
 
-def test_the_sensor_takes_coordinates() -> None:
+def test_the_sensor_accepts_coordinates() -> None:
     queries = LiveQueries(
         pa.array(["ann"]),
         np.zeros(2, np.int32),

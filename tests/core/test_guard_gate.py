@@ -82,7 +82,7 @@ def test_keys_depend_on_the_secret() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_judgement_is_that_of_the_last_event_before_a_position(seed: int) -> None:
+def test_the_last_event_before_a_position_decides(seed: int) -> None:
     random = np.random.default_rng(seed)
     gate, users, blocks = make_gate()
     history: dict[str, list[tuple[int, bool]]] = {}
@@ -107,7 +107,7 @@ def test_judgement_is_that_of_the_last_event_before_a_position(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_replay_counts_once_whatever_its_blocks(seed: int) -> None:
+def test_requests_count_once_in_any_blocks(seed: int) -> None:
     random = np.random.default_rng(seed)
     names, registers = names_drawn(random, 3_000, 500), random.random(3_000) < 0.5
     whole, users, _ = make_gate()
@@ -186,12 +186,15 @@ def test_an_operator_cannot_change_requests_already_judged() -> None:
     guard.block("eve", 3)
     assert guard.gate.judge(names, 0).all()
     assert not guard.gate.judge(names, 10).any()
-    assert guard.quarantined_mask(pa.array(["ann", "eve"])).tolist() == [False, False]
+    assert guard.quarantined_mask(pa.array(["ann", "eve"]), np.zeros(2, np.int64)).tolist() == [
+        False,
+        False,
+    ]
 
 
 def test_memory_is_bounded_over_a_million_users() -> None:
     guard = Guard(3, users_max=1 << 15)
-    table = guard._users
+    table = guard.users
     hot = pa.array([f"hot-{k}" for k in range(50)])
     guard.on_requests(hot, np.ones(50, np.bool_), 0)
     table.numbers[:50, RATE_ROUNDS] = 1.0
@@ -202,11 +205,11 @@ def test_memory_is_bounded_over_a_million_users() -> None:
         admitted = guard.on_requests(names, np.ones(block, np.bool_), position)
         assert admitted.all()
         position += block
-        largest = max(largest, guard.nbytes)
+        largest = max(largest, table.nbytes)
         assert table.used == len(table.names) <= 1 << 15
     # 19 numbers, a key, a round and at most four places in the index for each user.
     assert largest <= (1 << 15) * (19 * 8 + 8 + 8 + 4 * 4)
-    assert table.forgotten + table.used == 1_000_050
+    assert table.evicted + table.used == 1_000_050
     assert set(hot.to_pylist()) <= set(table.names)
 
 
@@ -229,7 +232,7 @@ def test_idle_users_are_evicted() -> None:
     guard.close_round(63, 3)
     assert guard.listing()["users"] == 2
     guard.close_round(64, 3)
-    assert guard._users.names == ["bob"]
+    assert guard.users.names == ["bob"]
 
 
 def test_long_names_are_truncated_and_stay_distinct() -> None:
@@ -237,10 +240,10 @@ def test_long_names_are_truncated_and_stay_distinct() -> None:
     one, two = "x" * 500, "x" * 501
     guard.on_requests(pa.array([one, two]), np.ones(2, np.bool_), 0)
     assert guard.listing()["users"] == 2
-    assert all(len(name) == NAME_MAX + 17 for name in guard._users.names)
-    assert len(set(guard._users.names)) == 2
-    # By the name that listings show, too, before anybody is blocked.
-    guard.block(guard._users.names[0], 1)
+    assert all(len(name) == NAME_MAX + 17 for name in guard.users.names)
+    assert len(set(guard.users.names)) == 2
+    # Also by the name that listings show, before any user is blocked.
+    guard.block(guard.users.names[0], 1)
     assert guard.gate.refusal(one) and not guard.gate.refusal(two)
     (shown,) = guard.blocked
     guard.block(two, 1)
@@ -250,7 +253,7 @@ def test_long_names_are_truncated_and_stay_distinct() -> None:
 
 def test_a_flood_of_names_does_not_evict_active_users() -> None:
     guard = Guard(0, users_max=1 << 10)
-    table = guard._users
+    table = guard.users
     busy = pa.array([f"busy-{k % 50}" for k in range(500)])
     guard.on_requests(busy, np.ones(500, np.bool_), 0)
     position = 500
@@ -260,7 +263,7 @@ def test_a_flood_of_names_does_not_evict_active_users() -> None:
         position += 700
     found = counts_of(table)
     assert all(found[f"busy-{k}"] == (10, 0) for k in range(50))
-    # Also where they come in the middle of one.
+    # Also if their requests are in the middle of the flood.
     names = [f"other-{k}" for k in range(3_000)]
     late = pa.array([*names[:1_500], *(["late"] * 20), *names[1_500:]])
     guard.on_requests(late, np.ones(3_020, np.bool_), position)

@@ -96,7 +96,7 @@ def test_exactly_the_attackers_are_blocked(seed: int) -> None:
 
 
 @pytest.mark.parametrize("restart_at", [1, 6, 9, 17])
-def test_a_restart_makes_no_difference(restart_at: int) -> None:
+def test_a_restart_does_not_change_decisions(restart_at: int) -> None:
     straight, decisions = play(2)
     restarted, again = play(2, restart_at=restart_at)
     assert decisions == again
@@ -136,14 +136,16 @@ def test_a_replay_of_rows_before_a_block_still_admits_them() -> None:
 
 def check_masks(guard: Guard) -> None:
     """Only queries that were registered after their user was found are quarantined."""
-    names = [*guard.quarantined, "nobody"]
+    names = [*guard.quarantine, "other"]
     rounds = range(guard.round + 1)
-    asked = [(name, number) for name in names for number in rounds]
-    users = pa.array([name for name, _ in asked])
-    mask = guard.quarantined_mask(users, np.array([number for _, number in asked]))
+    cases = [(name, number) for name in names for number in rounds]
+    users = pa.array([name for name, _ in cases])
+    mask = guard.quarantined_mask(users, np.array([number for _, number in cases]))
     never = guard.round + 1
-    assert mask.tolist() == [n > guard.quarantine.get(name, never) for name, n in asked]
-    assert guard.quarantined_mask(users).tolist() == [name != "nobody" for name, _ in asked]
+    assert mask.tolist() == [n > guard.quarantine.get(name, never) for name, n in cases]
+    assert guard.quarantined_mask(users, np.full(len(users), never)).tolist() == [
+        name != "other" for name, _ in cases
+    ]
 
 
 def test_quarantine_comes_before_the_block_and_ends() -> None:
@@ -153,31 +155,32 @@ def test_quarantine_comes_before_the_block_and_ends() -> None:
         stage.tick(guard)
         if (tick + 1) % TICKS_PER_ROUND == 0:
             guard.close_round(guard.round, stage.position)
-            quarantined.append(guard.quarantined)
+            quarantined.append(set(guard.quarantine))
             blocked.append(guard.blocked)
-            assert not guard.blocked & guard.quarantined
+            assert not guard.blocked & guard.quarantine.keys()
             check_masks(guard)
     attackers = {f"attacker-{k}" for k in range(4)}
     first = next(k for k, names in enumerate(quarantined) if attackers <= names)
     assert first < next(k for k, names in enumerate(blocked) if attackers <= names)
-    # The blocked are no longer in it, and whoever else was suspected is let go.
-    assert quarantined[-1] == frozenset()
+    # Blocked users are no longer quarantined, and other suspects are released.
+    assert quarantined[-1] == set()
 
 
-def test_an_operator_unblocks_and_the_user_starts_afresh() -> None:
+def test_unblocking_resets_the_features_of_a_user() -> None:
     guard, _ = play(0)
-    assert guard.unblock("attacker-1", 10**6, "talked to them")
+    assert guard.unblock("attacker-1", 10**6, "false alarm")
     assert guard.blocked == {"attacker-0", "attacker-2", "attacker-3"}
     assert not guard.unblock("normal-0", 10**6)
     events = next(b for b in guard.listing()["blocked"] if b["user"] == "attacker-1")["events"]
     assert [event["blocked"] for event in events] == [True, False]
-    assert events[1]["reason"] == "talked to them"
-    row = guard._users.names.index("attacker-1")
-    assert not guard._users.numbers[row].any()
+    assert events[1]["reason"] == "false alarm"
+    row = guard.users.names.index("attacker-1")
+    assert not guard.users.numbers[row].any()
 
 
 def test_rounds_of_positions() -> None:
-    guard = Guard(0, first_round=3, position=100)
+    guard = Guard(0, position=100)
+    guard.round = 3
     for number, end in ((3, 110), (4, 110), (5, 130), (6, 140), (7, 150), (8, 160)):
         guard.close_round(number, end)
     positions = np.array([99, 100, 109, 110, 129, 130, 139, 159, 160, 999])

@@ -296,7 +296,7 @@ def measure_gate() -> list[Row]:
             {
                 "users": users,
                 "us_per_request": 1e6 * spent_s / (GATE_BLOCK * GATE_BLOCKS),
-                "megabytes": guard.nbytes / 1e6,
+                "megabytes": guard.users.nbytes / 1e6,
             }
         )
     return rows[1:]

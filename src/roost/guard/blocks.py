@@ -1,11 +1,8 @@
-"""Block list: a history of blocks by user, because batches may be repeated.
+"""Block list: a history of block events by user.
 
-A block is an event at a log position, and so is its end. The last event before position ``p``
-decides about a request at ``p``, so a batch that is repeated after a user was blocked admits the
-same requests as before.
-
-Histories are never deleted: a lost block would admit an attacker. They grow with the decisions of
-the detector and of operators, not with requests.
+The last event before a request's log position decides whether it is admitted, so a batch that is
+repeated after a user was blocked admits the same requests as before. Histories are never deleted: a
+lost block would admit an attacker. They grow with decisions, not with requests.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.guard.loops import find_rows, judge_rows, rebuild
-from roost.guard.users import Keys
+from roost.guard.loops import BlockRows, Keys, find_rows, judge_rows, rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,58 +36,59 @@ class BlockEvent:
 class BlockHistory:
     """A user's history, in order of position."""
 
-    key: int
     name: str
     events: list[BlockEvent] = field(default_factory=list)
     evicted: int | None = None  # position of the block whose queries were terminated
+
+    @property
+    def block(self) -> BlockEvent | None:
+        """The event that blocks the user now, if any."""
+        last = self.events[-1] if self.events else None
+        return last if last is not None and last.blocked else None
 
 
 class BlockList:
     """Block histories by user key, with arrays for compiled loops."""
 
     def __init__(self) -> None:
-        self._records: dict[int, BlockHistory] = {}
-        self._build_arrays()
+        self._histories: dict[int, BlockHistory] = {}
+        self._build_arrays({})
 
-    def _build_arrays(self, refused: dict[int, int] | None = None) -> None:
-        records = list(self._records.values())
-        counts = [len(record.events) for record in records]
-        events = [event for record in records for event in record.events]
-        self._keys = np.array([record.key for record in records], np.uint64)
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-        self._positions = np.array([event.position for event in events], np.int64)
-        self._states = np.array([event.blocked for event in events], np.bool_)
-        self._index = np.zeros(1 << (2 * len(records) + 1).bit_length(), np.int32)
-        rebuild(self._index, self._keys, len(records))
-        known = refused or {}
-        self._refused = np.array([known.get(record.key, 0) for record in records], np.int64)
+    def _build_arrays(self, refused: dict[int, int]) -> None:
+        histories = list(self._histories.values())
+        counts = [len(history.events) for history in histories]
+        events = [event for history in histories for event in history.events]
+        self._rows = BlockRows(
+            np.zeros(1 << (2 * len(histories) + 1).bit_length(), np.int32),
+            np.array(list(self._histories), np.uint64),
+            np.array([0, *np.cumsum(counts)], np.int64),
+            np.array([event.position for event in events], np.int64),
+            np.array([event.blocked for event in events], np.bool_),
+        )
+        rebuild(self._rows.entries, self._rows.keys, len(histories))
+        self._refused = np.array([refused.get(key, 0) for key in self._histories], np.int64)
         # Other threads read this set while blocks are added.
-        self._names = frozenset(r.name for r in records if self.now(r.key) is not None)
+        self.names = frozenset(history.name for history in histories if history.block)
 
     def _refusals(self) -> dict[int, int]:
-        return dict(zip(self._keys.tolist(), self._refused.tolist(), strict=True))
+        return dict(zip(self._rows.keys.tolist(), self._refused.tolist(), strict=True))
 
     def judge(self, keys: Keys, position: int) -> NDArray[np.bool_]:
         """Return whether each request from ``position`` on is admitted."""
-        if not self._records:
+        if not self._histories:
             return np.ones(len(keys), np.bool_)
-        admitted = np.empty(len(keys), np.bool_)
-        events = (self._starts, self._positions, self._states)
-        judge_rows(keys, position, self._index, self._keys, *events, admitted)
-        return admitted
+        return judge_rows(keys, position, self._rows)
 
     def count(self, keys: Keys, refused: NDArray[np.int64]) -> None:
         """Add refusals of distinct users; users without a history are ignored."""
-        rows = np.empty(len(keys), np.int32)
-        find_rows(keys, self._index, self._keys, rows)
+        rows = find_rows(keys, self._rows.entries, self._rows.keys)
         known = rows >= 0
         self._refused[rows[known]] += refused[known]
 
     def now(self, key: int) -> BlockEvent | None:
         """Return the event that blocks a user now, or None."""
-        record = self._records.get(key)
-        last = record.events[-1] if record and record.events else None
-        return last if last is not None and last.blocked else None
+        history = self._histories.get(key)
+        return None if history is None else history.block
 
     def add(self, users: Iterable[tuple[int, str]], event: BlockEvent) -> None:
         """Add an event for users, as keys and names; it replaces one at the same position.
@@ -100,7 +97,7 @@ class BlockList:
         arrive out of order.
         """
         for key, name in users:
-            events = self._records.setdefault(key, BlockHistory(key, name)).events
+            events = self._histories.setdefault(key, BlockHistory(name)).events
             at = bisect_left(events, event.position, key=lambda known: known.position)
             same = at < len(events) and events[at].position == event.position
             events[at : at + same] = [event]
@@ -108,63 +105,48 @@ class BlockList:
 
     def keys_blocked(self) -> Keys:
         """Return the keys of blocked users, ascending."""
-        keys = [key for key in self._records if self.now(key) is not None]
+        keys = [key for key, history in self._histories.items() if history.block]
         return np.array(sorted(keys), np.uint64)
-
-    def names_blocked(self) -> frozenset[str]:
-        """Return the names of blocked users."""
-        return self._names
 
     def evictions(self) -> dict[str, tuple[int, int]]:
         """Return name to key and position of blocked users whose queries must be terminated."""
-        found = {}
-        for key, record in self._records.items():
-            event = self.now(key)
-            if event is not None and event.evict and record.evicted != event.position:
-                found[record.name] = (key, event.position)
-        return found
+        return {
+            history.name: (key, event.position)
+            for key, history in self._histories.items()
+            if (event := history.block) and event.evict and history.evicted != event.position
+        }
 
-    def evicted(self, key: int) -> bool:
+    def record_eviction(self, key: int) -> bool:
         """Record that a user's queries are terminated; return False if they were before."""
-        event, record = self.now(key), self._records[key]
-        if event is None or record.evicted == event.position:
+        history = self._histories[key]
+        event = history.block
+        if event is None or history.evicted == event.position:
             return False
-        record.evicted = event.position
+        history.evicted = event.position
         return True
 
-    def named(self, name: str) -> int | None:
+    def key_of(self, name: str) -> int | None:
         """Return the key of a user by the displayed name."""
-        for record in self._records.values():
-            if record.name == name:
-                return record.key
-        return None
+        return next((key for key, h in self._histories.items() if h.name == name), None)
 
     def listing(self) -> list[dict[str, Any]]:
         """Return all users that were ever blocked, as JSON data."""
-        refusals = self._refusals()
         return [
             {
-                "user": record.name,
-                "blocked": record.events[-1].blocked,
-                "refused": refusals[key],
-                "events": [asdict(event) for event in record.events],
+                "user": history["name"],
+                "blocked": history["events"][-1]["blocked"],
+                "refused": history["refused"],
+                "events": history["events"],
             }
-            for key, record in self._records.items()
-            if record.events
+            for history in self.to_json()
         ]
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return JSON data for the state directory."""
         refusals = self._refusals()
         return [
-            {
-                "key": key,
-                "name": record.name,
-                "refused": refusals[key],
-                "evicted": record.evicted,
-                "events": [asdict(event) for event in record.events],
-            }
-            for key, record in self._records.items()
+            {"key": key, **asdict(history), "refused": refusals[key]}
+            for key, history in self._histories.items()
         ]
 
     @classmethod
@@ -173,7 +155,6 @@ class BlockList:
         made = cls()
         for item in data:
             events = [BlockEvent(**event) for event in item["events"]]
-            key, name, evicted = item["key"], item["name"], item["evicted"]
-            made._records[key] = BlockHistory(key, name, events, evicted)
+            made._histories[item["key"]] = BlockHistory(item["name"], events, item["evicted"])
         made._build_arrays({item["key"]: item["refused"] for item in data})
         return made

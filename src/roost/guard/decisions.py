@@ -1,7 +1,6 @@
 """Decisions of the detector, as values with their evidence.
 
-Evidence is JSON data (numbers, texts, lists), so that it can be logged and an operator can see the
-reason.
+Evidence is JSON data (numbers, strings, lists), which operators can read in the decision log.
 """
 
 from __future__ import annotations

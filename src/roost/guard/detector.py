@@ -6,38 +6,26 @@ the standard deviation of x11 is near zero. The remaining cluster must have ``be
 of all other users and must be in a hotspot of this round. A cluster found once is put on the
 suspicious list for a random time; the users of a cluster found twice are blocked.
 
-Choices that the paper leaves open: the deviation is that of normalised x11, so that "near zero"
-does not depend on the total number of hotspots; ALQR uses x14 before normalisation, because
-``beta`` is a ratio; a cluster is in a hotspot if one of its users is; blocked users are excluded.
+The paper leaves open: the deviation is that of normalised x11, so that "near zero" does not depend
+on the total number of hotspots; ALQR uses x14 before normalisation, because ``beta`` is a ratio; a
+cluster is in a hotspot if one of its users is; blocked users are excluded.
 
-As published (``suspicion.py: DetectorSettings.paper``), this blocks flash crowds and newcomers:
-their queries are all new and in the same hotspots, and a growing hotspot is rebalanced more than
-once. Splitting also always ends with a cluster, even of one user with three queries that all lie
-in the hot partition. And a very active user, far from all others, ends up in the attackers' half.
-By default five more conditions apply, which use the same numbers:
+As published (:meth:`DetectorSettings.paper`), this also blocks flash crowds, newcomers and very
+active users. So five more conditions apply by default; ``docs/guard.md`` has their reasons:
 
-* *Each.* A user who is within ``beta`` and clearly below the cluster's ALQR, or contributes less
-  than ``contribution_min`` of the cluster's median to its hotspots, is not part of the cluster.
-* *Cause.* The cluster's share of all recent queries in the hot partitions (by x12) is at least
-  ``share_min``: with less, the hotspot would exist without the cluster.
-* *Chance.* The share of the cluster's recent queries that lie in the hot partitions is ``beta``
-  times the expected share: the mean share of users' old queries, summed over the hot partitions
-  that the cluster is in. In a crowd of hundreds without a hotspot yet, the ALQR of all others is
-  nearly zero, and half of the normal users exceed ``beta`` times that.
-* *Moved.* The second finding is at another place: the centres of the cluster's recent queries in
-  hotspots are twice as far apart as their spread. Load that stays in one place is balanced once,
-  however heavy it is; to do harm repeatedly, an attack has to move.
-* *Users, not clusters,* are found again: users who were on the list before, if they are a
-  sufficient cause by themselves or similar to users who are. A cluster with one more or one fewer
-  user than before does not escape.
+* *Each* user of a cluster is beyond ``beta`` or near its ALQR, and contributes to its hotspots.
+* *Cause.* The cluster has at least ``share_min`` of all recent queries in the hot partitions (x12).
+* *Chance.* The share of the cluster's recent queries that lie in the hot partitions that it is in
+  is ``beta`` times the expected share: that of users' old queries.
+* *Moved.* The second finding is at another place: twice as far apart as the queries spread.
+* *Users, not clusters,* are found again, if they are a sufficient cause by themselves or similar to
+  users who are.
 
-k-means may split a group in the middle. So users similar to the cluster are added: beyond ``beta``,
+k-means may split a group in the middle, so users similar to the cluster are added: beyond ``beta``,
 with about its ALQR, at its place, and with about as many queries in its hotspots. When a group is
 blocked, unlisted users are blocked with it if they are at its place, satisfy *each*, and were in
-exactly its hotspots with new queries since they were first seen.
-
-Splitting depends on the random start: two attackers among a hundred users may fall into the half
-with the lower mean and be missed. So it is repeated a few times.
+exactly its hotspots with new queries since they were first seen. Splitting depends on the random
+start, so it is repeated a few times.
 
 Entries stay longer on the list than the paper's 5 to 30 rounds, in which a slow attack may not have
 moved to its next place. Being listed has no effect on users whose queries stay in place.
@@ -74,64 +62,40 @@ class Finding:
 
 def detect(
     features: Features,
-    listed: Iterable[ListedCluster],
+    listed: tuple[ListedCluster, ...],
     number: int,
     position: int,
     random: np.random.Generator,
-    settings: DetectorSettings = DetectorSettings(),  # noqa: B008 - immutable
+    settings: DetectorSettings,
 ) -> Finding:
-    """Run the detection of one round.
+    """Run the detection of round ``number`` on all users who are not blocked.
 
-    Parameters
-    ----------
-    features
-        Features of all users who are not blocked.
-    listed
-        The suspicious list.
-    number
-        The round.
-    position
-        Log position after which blocked users are refused.
-    random
-        Seeds k-means++ and draws removal times.
-    settings
-        Settings of the detector.
+    Requests of newly blocked users are refused after ``position``. ``random`` seeds k-means++ and
+    draws removal times.
     """
-    kept, released = _expire(tuple(listed), number)
-    cluster, evidence, reason = suspicious_cluster(features, random, settings)
+    current = tuple(entry for entry in listed if entry.until >= number)
+    released = tuple(_release(entry, number) for entry in listed if entry.until < number)
+    cluster, evidence, reason = _suspicious_cluster(features, random, settings)
     if cluster is None:
-        return Finding((*released, NoFinding(number, reason, evidence)), kept)
-    case = _Case(features, cluster, number, position, settings, evidence)
-    decisions, kept, blocked = case.settle(kept, random)
-    return Finding((*released, *decisions), kept, blocked)
+        return Finding((*released, NoFinding(number, reason, evidence)), current)
+    row_of = {int(features.keys[row]): int(row) for row in cluster}
+    case = _Case(features, number, position, random, settings, evidence, row_of)
+    found = case.settle(current)
+    return replace(found, decisions=(*released, *found.decisions))
 
 
-def _expire(
-    listed: tuple[ListedCluster, ...], number: int
-) -> tuple[tuple[ListedCluster, ...], tuple[Release, ...]]:
-    """Remove entries from the list that were not found again in time."""
-    over = [entry for entry in listed if entry.until < number]
-    releases = tuple(
-        Release(
-            tuple(name for _, name in entry.users),
-            number,
-            "not found again in time",
-            {"found": entry.found, "until": entry.until},
-        )
-        for entry in over
-    )
-    return tuple(entry for entry in listed if entry.until >= number), releases
+def _release(entry: ListedCluster, number: int) -> Release:
+    names = tuple(name for _, name in entry.users)
+    evidence = {"found": entry.found, "until": entry.until}
+    return Release(names, number, "not found again in time", evidence)
 
 
-def suspicious_cluster(
+def _suspicious_cluster(
     features: Features, random: np.random.Generator, settings: DetectorSettings
 ) -> tuple[Rows | None, Evidence, str]:
     """Find the cluster that satisfies all conditions of a single round.
 
-    Returns
-    -------
-    rows, evidence, reason
-        Its users, or None with the condition that failed.
+    Returns its users, or None, with the evidence and the condition that failed.
     """
     raw = features.raw
     if len(raw) < 2:
@@ -163,22 +127,23 @@ def _tested(
         return None, evidence, "within beta of normal users"
     if not raw[rows, X3].any():
         return None, evidence, "in no hotspot of this round"
-    if settings.each:
+    if not settings.published:
         rows = rows[raw[rows, X14] > min(normal * settings.beta, ALIKE * own)]
-        rows = _contributors(raw, rows, settings.contribution_min)
-        rows = _grown(features, rows, settings.beta)
+        added = raw[rows, X12]
+        least = settings.contribution_min * float(np.median(added)) if len(added) else 0.0
+        rows = _grown(features, rows[(added >= least) & (added > 0.0)], settings.beta)
         evidence["size"] = len(rows)
     evidence |= {"share": _share(raw, rows), "share_min": settings.share_min}
     if evidence["share"] < settings.share_min:
         return None, evidence, "not the cause of the hotspots"
-    if settings.chance:
+    if not settings.published:
         recent = raw[rows, X6]
         whole = max(float(recent.sum()), 1e-9)
         rate = float(raw[rows, X12].sum()) / whole
         chance = float(recent @ features.chances[rows]) / whole
         evidence |= {"rate": rate, "chance": chance}
         if rate <= settings.beta * chance:
-            return None, evidence, "no more in the hotspots than chance has it"
+            return None, evidence, "in the hotspots no more than expected by chance"
     return rows, evidence, ""
 
 
@@ -209,13 +174,6 @@ def _split(
 def _alqr(raw: NDArray[np.float64], rows: Rows) -> float:
     """Return the mean of x14 over a cluster."""
     return float(raw[rows, X14].mean()) if len(rows) else 0.0
-
-
-def _contributors(raw: NDArray[np.float64], rows: Rows, part: float) -> Rows:
-    added = raw[rows, X12]
-    least = part * float(np.median(added)) if len(added) else 0.0
-    kept: Rows = rows[(added >= least) & (added > 0.0)]
-    return kept
 
 
 def _grown(features: Features, rows: Rows, beta: float) -> Rows:
@@ -260,32 +218,23 @@ def _share(raw: NDArray[np.float64], rows: Rows) -> float:
     return float(raw[rows, X12].sum()) / whole if whole > 0.0 else 0.0
 
 
+@dataclass(frozen=True, eq=False)
 class _Case:
     """A suspicious cluster, compared with the list."""
 
-    def __init__(
-        self,
-        features: Features,
-        rows: Rows,
-        number: int,
-        position: int,
-        settings: DetectorSettings,
-        evidence: Evidence,
-    ) -> None:
-        self._features = features
-        self._rows = rows
-        self._number = number
-        self._position = position
-        self._settings = settings
-        self._evidence = evidence
-        self._row_of = {int(features.keys[row]): int(row) for row in rows}
+    features: Features
+    number: int
+    position: int
+    random: np.random.Generator
+    settings: DetectorSettings
+    evidence: Evidence
+    row_of: dict[int, int]  # by key of user
 
-    def settle(
-        self, listed: tuple[ListedCluster, ...], random: np.random.Generator
-    ) -> tuple[list[GuardDecision], tuple[ListedCluster, ...], tuple[tuple[int, str], ...]]:
+    def settle(self, listed: tuple[ListedCluster, ...]) -> Finding:
         """Block users found before, and add the others to the list."""
         common = {k: keys for k, e in enumerate(listed) if (keys := self._common(e))}
-        found = {k: keys for k, keys in common.items() if self._enough(keys)}
+        least = self.settings.share_min
+        found = {k: keys for k, keys in common.items() if self._share(keys) >= least}
         again = {k for k, keys in found.items() if self._again(listed[k], keys)}
         sure = {key for k in again for key in found[k]}
         sure |= self._like(sure, listed, common)
@@ -296,42 +245,41 @@ class _Case:
             reason = "found again in hotspots of their making"
             proof = self._proof(blocked, listed)
             names = self._names(blocked)
-            decisions.append(Block(names, self._number, self._position, reason, proof))
+            decisions.append(Block(names, self.number, self.position, reason, proof))
         kept = []
         for k, entry in enumerate(listed):
             if k in found and k not in again:
-                entry = replace(entry, stays=True, until=self._removal(random))
+                entry = replace(entry, stays=True, until=self._removal())
             left = entry.without(blocked)
             if left.users:
                 kept.append(left)
-        rest = [key for key in self._row_of if key not in known and key not in blocked]
+        rest = [key for key in self.row_of if key not in known and key not in blocked]
         if rest:
-            decisions.append(self._suspect(rest, random, kept))
+            decisions.append(self._suspect(rest, kept))
         elif not blocked:
             until = max(entry.until for entry in kept if entry.stays)
             proof = self._proof(known, listed)
             reason = "found again at the same place"
-            decisions.append(Suspect(self._names(known), self._number, until, reason, proof))
-        return decisions, tuple(kept), tuple((key, self._name(key)) for key in blocked)
+            decisions.append(Suspect(self._names(known), self.number, until, reason, proof))
+        return Finding(tuple(decisions), tuple(kept), self._users(blocked))
 
-    def _removal(self, random: np.random.Generator) -> int:
+    def _removal(self) -> int:
         """Draw the last round of a cluster on the list."""
-        least, most = self._settings.removal_rounds
-        return self._number + int(random.integers(least, most + 1))
+        least, most = self.settings.removal_rounds
+        return self.number + int(self.random.integers(least, most + 1))
 
     def _common(self, entry: ListedCluster) -> list[int]:
         """Return the users of a listed cluster that are found again."""
         earlier = [key for key, _ in entry.users]
-        if self._settings.exact:
-            return earlier if set(earlier) == self._row_of.keys() else []
-        return [key for key in earlier if key in self._row_of]
+        if self.settings.published:
+            return earlier if set(earlier) == self.row_of.keys() else []
+        return [key for key in earlier if key in self.row_of]
 
     def _rows_of(self, keys: Iterable[int]) -> Rows:
-        return np.array([self._row_of[key] for key in keys], np.int64)
+        return np.array([self.row_of[key] for key in keys], np.int64)
 
-    def _enough(self, keys: list[int]) -> bool:
-        """Return whether users are a sufficient cause by themselves."""
-        return _share(self._features.raw, self._rows_of(keys)) >= self._settings.share_min
+    def _share(self, keys: list[int]) -> float:
+        return _share(self.features.raw, self._rows_of(keys))
 
     def _like(
         self, sure: set[int], listed: tuple[ListedCluster, ...], common: dict[int, list[int]]
@@ -342,8 +290,8 @@ class _Case:
         """
         if not sure:
             return set()
-        rows = _alike(self._features, self._rows_of(sorted(sure)))
-        alike = set(self._features.keys[rows].tolist())
+        rows = _alike(self.features, self._rows_of(sorted(sure)))
+        alike = set(self.features.keys[rows].tolist())
         found: set[int] = set()
         for k, keys in common.items():
             part = [key for key in keys if key in alike]
@@ -352,61 +300,55 @@ class _Case:
         return found
 
     def _left_out(self, sure: set[int]) -> set[int]:
-        """Return users that only chance kept off the list of the blocked users.
+        """Return users who are missing from the list of the blocked users only by chance.
 
         Their x11 is equal: the sum of the ids of all hotspots in which a user ever had new queries.
         So they were in the same hotspots and in no others. Similar values do not suffice: after
         many hotspots, users that have just arrived have similar values.
         """
-        if not sure or self._settings.exact:
+        if not sure or self.settings.published:
             return set()
-        features, rows = self._features, self._rows_of(sorted(sure))
+        features, rows = self.features, self._rows_of(sorted(sure))
         raw = features.raw
         like = np.setdiff1d(_alike(features, rows, part=0.0), rows)
         like = like[np.isin(raw[like, X11], raw[rows, X11])]
         # The condition *each*.
-        normal = self._settings.beta * _alqr_without(raw, rows, like)
+        normal = self.settings.beta * _alqr_without(raw, rows, like)
         like = like[raw[like, X14] > min(normal, ALIKE * _alqr(raw, rows))]
         found = {int(features.keys[row]): int(row) for row in like}
-        self._row_of |= found
+        self.row_of.update(found)
         return set(found)
 
     def _again(self, entry: ListedCluster, common: list[int]) -> bool:
         """Return whether users that are found again must be blocked."""
-        if not self._settings.moved:
+        if self.settings.published:
             return True
-        rows = self._rows_of(common)
-        now = Place.of(self._features, rows)
+        now = Place.of(self.features, self._rows_of(common))
         return now is not None and entry.place is not None and now.apart_from(entry.place)
 
-    def _suspect(
-        self, keys: list[int], random: np.random.Generator, kept: list[ListedCluster]
-    ) -> Suspect:
-        until = self._removal(random)
-        rows = self._rows_of(keys)
-        place = Place.of(self._features, rows)
-        users = tuple((key, self._name(key)) for key in keys)
+    def _suspect(self, keys: list[int], kept: list[ListedCluster]) -> Suspect:
+        until = self._removal()
+        place = Place.of(self.features, self._rows_of(keys))
         proof = self._proof(keys, ())
-        kept.append(ListedCluster(users, self._number, until, place, False, proof))
-        return Suspect(self._names(keys), self._number, until, "found for the first time", proof)
+        kept.append(ListedCluster(self._users(keys), self.number, until, place, False, proof))
+        return Suspect(self._names(keys), self.number, until, "found for the first time", proof)
 
-    def _proof(self, keys: Iterable[int], listed: Iterable[ListedCluster]) -> Evidence:
+    def _proof(self, keys: list[int], listed: Iterable[ListedCluster]) -> Evidence:
         """Return the evidence as JSON data."""
-        keys = list(keys)
         rows = self._rows_of(keys)
-        place = Place.of(self._features, rows)
-        values = {f"x{k + 1}": self._features.raw[rows, k].mean() for k in range(14)}
+        place = Place.of(self.features, rows)
+        means = [float(column.mean()) for column in self.features.raw[rows].T]
         earlier = [e for e in listed if any(key in keys for key, _ in e.users)]
-        return self._evidence | {
-            "features": {name: float(value) for name, value in values.items()},
+        return self.evidence | {
+            "features": {f"x{k}": mean for k, mean in enumerate(means, 1)},
             "place": asdict(place) if place else None,
             "earlier": [
                 {"round": e.found, "place": asdict(e.place) if e.place else None} for e in earlier
             ],
         }
 
-    def _name(self, key: int) -> str:
-        return self._features.names[self._row_of[key]]
+    def _users(self, keys: list[int]) -> tuple[tuple[int, str], ...]:
+        return tuple((key, self.features.names[self.row_of[key]]) for key in keys)
 
-    def _names(self, keys: Iterable[int]) -> tuple[str, ...]:
-        return tuple(self._name(key) for key in keys)
+    def _names(self, keys: list[int]) -> tuple[str, ...]:
+        return tuple(name for _, name in self._users(keys))

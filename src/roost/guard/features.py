@@ -3,7 +3,7 @@
 The gate adds requests (x1, x2), :func:`add_hotspot` adds hotspots (x3 to x5, x11, x12). Closing the
 round halves the history and adds the round (x6 to x10), divides (x13) and averages (x14).
 
-Choices that the paper leaves open:
+The paper leaves open:
 
 * x4 is the sum of the sensor's five ages. Older queries are not included, but they count as
   involvement (x3, x5).
@@ -21,19 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.guard.loops import (
-    CHANCE,
-    CONTRIBUTED,
-    FADED,
-    INVOLVED,
-    PLACE_SQUARE,
-    PLACE_WEIGHT,
-    RATE_ROUNDS,
-    RATE_SUM,
-    SEQUENCE,
-    SEQUENCE_NEW,
-    WEIGHTED,
-)
+from roost.guard import loops
 from roost.guard.sensor import ROUNDS, HotspotSummary
 from roost.guard.users import UserTable, keys_of
 
@@ -50,27 +38,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of a round, one row per user.
-
-    Parameters
-    ----------
-    keys, names
-        Of the users.
-    raw
-        x1 to x14, ``(users, 14)``.
-    places
-        Location of each user's queries in the last hotspot of the round, ``(users, 4)``: the sum
-        of their weights, and weighted sums of x, of y and of their squares. An attack may move
-        within a round; a mean of two places would be neither.
-    chances
-        Expected x13 of each user in this round if they did not cause its hotspots: the sum over
-        the hotspots in which they have recent queries. Other hotspots do not count.
-    """
+    """Features of a round, one row per user."""
 
     keys: NDArray[np.uint64]
     names: list[str]
-    raw: Floats
+    raw: Floats  # x1 to x14, (users, 14)
+    # Of each user's queries in the last hotspot of the round: the sum of their weights, and
+    # weighted sums of x, of y and of squares, (users, 4). An attack may move within a round; a
+    # mean of two places would be neither.
     places: Floats
+    # Expected x13 of users who did not cause the hotspots: the sum over the hotspots of this round
+    # in which they have recent queries.
     chances: Floats
 
     def taken(self, rows: NDArray[np.int64]) -> Features:
@@ -87,43 +65,38 @@ def add_hotspot(users: UserTable, summary: HotspotSummary, hotspot: int, number:
     known = rows >= 0
     rows, by_age = rows[known], summary.by_age[known]
     numbers = users.numbers
-    numbers[rows, INVOLVED] += 1.0
-    numbers[rows, CONTRIBUTED] += by_age.sum(axis=1)
-    numbers[rows, SEQUENCE] += hotspot
-    numbers[rows, SEQUENCE_NEW] += np.where(by_age[:, 0] > 0, hotspot, 0)
+    numbers[rows, loops.INVOLVED] += 1.0
+    numbers[rows, loops.CONTRIBUTED] += by_age.sum(axis=1)
+    numbers[rows, loops.SEQUENCE] += hotspot
+    numbers[rows, loops.SEQUENCE_NEW] += np.where(by_age[:, 0] > 0, hotspot, 0)
     weights = by_age @ WEIGHTS
-    numbers[rows, WEIGHTED] += weights
-    numbers[rows, CHANCE] += np.where(weights > 0.0, summary.chance, 0.0)
-    here = (weights > 0.0) & (weights >= PLACE_PART * numbers[rows, PLACE_WEIGHT])
+    numbers[rows, loops.WEIGHTED] += weights
+    numbers[rows, loops.CHANCE] += np.where(weights > 0.0, summary.chance, 0.0)
+    here = (weights > 0.0) & (weights >= PLACE_PART * numbers[rows, loops.PLACE_WEIGHT])
     places = np.column_stack([weights, summary.places[known]])
-    numbers[rows[here], PLACE_WEIGHT : PLACE_SQUARE + 1] = places[here]
+    numbers[rows[here], loops.PLACE_WEIGHT : loops.PLACE_SQUARE + 1] = places[here]
 
 
 def close_features(users: UserTable, rounds: int = 1) -> Features:
     """Complete the features of the open round and start the next.
 
-    Parameters
-    ----------
-    users
-        Table of users.
-    rounds
-        Rounds since the last closed one; more than one if some were empty.
+    ``rounds`` counts the rounds since the last closed one: more than one if some were empty.
     """
     numbers = users.numbers[: users.used]
-    history = numbers[:, FADED:SEQUENCE_NEW]
+    history = numbers[:, loops.FADED : loops.SEQUENCE_NEW]
     history *= FADE**rounds
-    history += numbers[:, : SEQUENCE + 1]
+    history += numbers[:, : loops.SEQUENCE + 1]
     raw = np.empty((users.used, COUNT))
-    raw[:, :5] = numbers[:, : SEQUENCE + 1]
+    raw[:, :5] = numbers[:, : loops.SEQUENCE + 1]
     raw[:, 5:10] = history
-    raw[:, X11] = numbers[:, SEQUENCE_NEW]
-    raw[:, X12] = numbers[:, WEIGHTED]
+    raw[:, X11] = numbers[:, loops.SEQUENCE_NEW]
+    raw[:, X12] = numbers[:, loops.WEIGHTED]
     raw[:, X13] = _quotient(raw[:, X12], raw[:, X6])
-    numbers[:, RATE_SUM] += raw[:, X13]
-    numbers[:, RATE_ROUNDS] += raw[:, X13] != 0.0
-    raw[:, X14] = _quotient(numbers[:, RATE_SUM], numbers[:, RATE_ROUNDS])
-    places = numbers[:, PLACE_WEIGHT : PLACE_SQUARE + 1].copy()
-    chances = numbers[:, CHANCE].copy()
+    numbers[:, loops.RATE_SUM] += raw[:, X13]
+    numbers[:, loops.RATE_ROUNDS] += raw[:, X13] != 0.0
+    raw[:, X14] = _quotient(numbers[:, loops.RATE_SUM], numbers[:, loops.RATE_ROUNDS])
+    places = numbers[:, loops.PLACE_WEIGHT : loops.PLACE_SQUARE + 1].copy()
+    chances = numbers[:, loops.CHANCE].copy()
     closed = Features(users.keys[: users.used].copy(), list(users.names), raw, places, chances)
     users.start_round()
     return closed
@@ -143,8 +116,8 @@ def normalise(raw: Floats) -> Floats:
     [[0.0, 0.0], [1.0, 0.0]]
     """
     if len(raw) == 0:
-        return raw.copy()
+        return raw
     low = raw.min(axis=0)
-    width = raw.max(axis=0) - low
+    width = np.ptp(raw, axis=0)
     scaled: Floats = np.divide(raw - low, width, out=np.zeros_like(raw), where=width > 0.0)
     return scaled

@@ -1,52 +1,27 @@
 """Gate: admits or refuses requests by user, and counts them, one block at a time.
 
-The log stores all requests, and any process may append to it. So the gate is applied where the log
-is applied, and decides by log position: the same requests get the same result however often and in
-whatever blocks they are read. A request is counted once; a replay is judged but not counted again.
-
-Positions are those of single requests over the whole log. Blocking a user at position ``k`` refuses
-requests after ``k``. For a request that is not in the log yet, :meth:`Gate.refusal` returns the
-reason for which it would be refused, so that its sender can be informed at once.
+Any process may append to the log, so the gate judges when the log is applied, by log position: the
+same requests get the same result however often and in whatever blocks they are read. Positions
+count single requests. A request is counted once; a replay is judged but not counted again.
 
 The gate does not validate requests. To count only admitted ones, call :meth:`Gate.judge` before
-admission and :meth:`Gate.add` after it. This order is preferable: otherwise an attacker could
-dilute their share of queries in hotspots with invalid requests.
+admission and :meth:`Gate.add` after it; otherwise an attacker could dilute their share of queries
+in hotspots with invalid requests.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from roost.guard.blocks import BlockList
-from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED
+from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED, Keys, Mask
 from roost.guard.tally import Tally
-from roost.guard.users import Keys, UserTable, keys_of
-
-Mask = NDArray[np.bool_]
+from roost.guard.users import UserTable, keys_of
 
 
 class Gate:
-    """Judges and counts requests.
-
-    Parameters
-    ----------
-    users
-        Table that counts requests.
-    blocks
-        Block list.
-    counted
-        First position that has not been counted.
-
-    Examples
-    --------
-    >>> from roost.guard.users import make_secret
-    >>> gate = Gate(UserTable(make_secret(np.random.default_rng(0))), BlockList())
-    >>> names, registers = pa.array(["ann", "bob", "ann"]), np.array([True, True, False])
-    >>> gate.admit(names, registers, 0, 0).tolist(), gate.counted
-    ([True, True, True], 3)
-    """
+    """Judges requests, and counts those from position ``counted`` on."""
 
     def __init__(self, users: UserTable, blocks: BlockList, counted: int = 0) -> None:
         self._users = users
@@ -56,17 +31,9 @@ class Gate:
     def admit(self, users: pa.Array, registers: Mask, position: int, number: int) -> Mask:
         """Judge a block of requests and count the admitted ones.
 
-        Parameters
-        ----------
-        users
-            User of each request; a request without one is admitted and not counted, because
-            admission refuses it.
-        registers
-            Whether each request registers a query; otherwise it terminates one.
-        position
-            Log position of the first request.
-        number
-            The open round.
+        ``registers`` says whether each request registers or terminates a query, ``position`` is
+        that of the first request, ``number`` the open round. A request without a user is admitted
+        and not counted: admission refuses it.
         """
         keys = keys_of(users, self._users.secret)
         admitted = self._blocks.judge(keys, position)
@@ -98,7 +65,7 @@ class Gate:
         self.counted = counted
 
     def refusal(self, user: str) -> str | None:
-        """Return since when and why a user is refused; None if requests are admitted."""
+        """Return since when and why a user's requests are refused; None if they are admitted."""
         key = int(keys_of(pa.array([user], pa.string()), self._users.secret)[0])
         event = self._blocks.now(key)
         if event is None:

@@ -1,4 +1,4 @@
-"""Compiled loops of the gate: keys of names, look-up, judgement, counting.
+"""Compiled loops of the guard: keys of user names, look-up, admission, counting, hotspots.
 
 A user is identified by a 64-bit key of their name. The key is SipHash-1-3 with a secret that is
 drawn once per state: with an unkeyed hash, an attacker could construct a name that collides with
@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-# Columns of a user's numbers. The first five are x1 to x5 of the open round, the next five x6 to
+# Columns of a user's counters. The first five are x1 to x5 of the open round, the next five x6 to
 # x10 as of the last closed round.
 NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
 FADED = 5
@@ -38,14 +38,30 @@ _C2 = np.uint64(0x6C7967656E657261)
 _C3 = np.uint64(0x7465646279746573)
 _LAST = np.uint64(0xFF)
 
+Keys = NDArray[np.uint64]
+Index = NDArray[np.int32]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
 
 class UserRows(NamedTuple):
-    """Hash table of users: its index, keys, numbers, and the round each was last active in."""
+    """Hash table of users: index, keys, counters, and the round each was last active in."""
 
-    entries: NDArray[np.int32]
-    keys: NDArray[np.uint64]
-    numbers: NDArray[np.float64]
-    active: NDArray[np.int64]
+    entries: Index
+    keys: Keys
+    numbers: Floats
+    active: Integers
+
+
+class BlockRows(NamedTuple):
+    """Hash table of block events: index, keys, first event of each user, positions, states."""
+
+    entries: Index
+    keys: Keys
+    starts: Integers
+    positions: Integers
+    blocked: Mask
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -70,10 +86,7 @@ def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:  # pragma: no cover -
 
 @njit(cache=True, nogil=True)
 def hash_names(
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    secret: NDArray[np.uint64],
-    keys: NDArray[np.uint64],
+    offsets: Integers, data: NDArray[np.uint8], secret: Keys, keys: Keys
 ) -> None:  # pragma: no cover - compiled
     """Compute SipHash-1-3 of each name."""
     for row in range(keys.size):
@@ -102,9 +115,7 @@ def hash_names(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _find_entry(
-    key: Any, index: NDArray[np.int32], held: NDArray[np.uint64]
-) -> Any:  # pragma: no cover - compiled
+def _find_entry(key: Any, index: Index, held: Keys) -> Any:  # pragma: no cover - compiled
     """Return the index entry of a key, or the empty entry for it."""
     mask = np.uint64(index.size - 1)
     at = key & mask
@@ -114,9 +125,7 @@ def _find_entry(
 
 
 @njit(cache=True, nogil=True)
-def rebuild(
-    index: NDArray[np.int32], held: NDArray[np.uint64], used: int
-) -> None:  # pragma: no cover - compiled
+def rebuild(index: Index, held: Keys, used: int) -> None:  # pragma: no cover - compiled
     """Index the first ``used`` keys."""
     index[:] = 0
     for row in range(used):
@@ -124,46 +133,39 @@ def rebuild(
 
 
 @njit(cache=True, nogil=True)
-def compact(
-    kept: NDArray[np.bool_],
-    held: NDArray[np.uint64],
-    numbers: NDArray[np.float64],
-    active: NDArray[np.int64],
-) -> int:  # pragma: no cover - compiled
+def compact(retained: Mask, users: UserRows) -> int:  # pragma: no cover - compiled
     """Move the retained rows to the front, in order; return their number."""
+    _, held, numbers, active = users
     to = 0
-    for row in range(kept.size):
-        if kept[row]:
+    for row in range(retained.size):
+        if retained[row]:
             held[to], active[to] = held[row], active[row]
             numbers[to] = numbers[row]
             to += 1
-    held[to : kept.size] = 0
-    active[to : kept.size] = 0
-    numbers[to : kept.size] = 0.0
+    held[to : retained.size] = 0
+    active[to : retained.size] = 0
+    numbers[to : retained.size] = 0.0
     return to
 
 
 @njit(cache=True, nogil=True)
-def find_rows(
-    keys: NDArray[np.uint64],
-    index: NDArray[np.int32],
-    held: NDArray[np.uint64],
-    rows: NDArray[np.int32],
-) -> None:  # pragma: no cover - compiled
-    """Find the row of each key, -1 for unknown users."""
+def find_rows(keys: Keys, index: Index, held: Keys) -> Index:  # pragma: no cover - compiled
+    """Return the row of each key, -1 for unknown users."""
+    rows = np.empty(keys.size, np.int32)
     for k in range(keys.size):
         rows[k] = index[_find_entry(keys[k], index, held)] - 1
+    return rows
 
 
 @njit(cache=True, nogil=True)
 def add_rows(
-    keys: NDArray[np.uint64],
+    keys: Keys,
     start: int,
     number: int,
     users: UserRows,
     used: int,
-    counts: NDArray[np.int64],
-    newcomers: NDArray[np.int64],
+    counts: Integers,
+    newcomers: Integers,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Count requests of users from ``start`` on, adding rows for unknown users until full.
 
@@ -190,19 +192,17 @@ def add_rows(
 
 @njit(cache=True, nogil=True)
 def tally_rows(
-    keys: NDArray[np.uint64],
-    kinds: NDArray[np.int8],
-    index: NDArray[np.int32],
-    firsts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> int:  # pragma: no cover - compiled
-    """Count requests by user and kind; return the number of users.
-
-    ``index`` is empty and has room for twice the requests. ``firsts`` receives the first request of
-    each user, ``counts`` a row per user.
-    """
+    keys: Keys, kinds: NDArray[np.int8]
+) -> tuple[Integers, Integers]:  # pragma: no cover - compiled
+    """Return the first request of each user, and the requests by user and kind."""
+    size = 1
+    while size <= 2 * keys.size:
+        size *= 2
+    index = np.zeros(size, np.int32)
+    firsts = np.empty(keys.size, np.int64)
+    counts = np.zeros((keys.size, KINDS), np.int64)
     users = 0
-    mask = np.uint64(index.size - 1)
+    mask = np.uint64(size - 1)
     for k in range(keys.size):
         if kinds[k] == UNCOUNTED:
             continue
@@ -214,31 +214,24 @@ def tally_rows(
             users += 1
             index[at] = users
         counts[index[at] - 1, kinds[k] - 1] += 1
-    return users
+    return firsts[:users], counts[:users]
 
 
 @njit(cache=True, nogil=True)
-def judge_rows(
-    keys: NDArray[np.uint64],
-    position: int,
-    index: NDArray[np.int32],
-    held: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    events: NDArray[np.int64],
-    states: NDArray[np.bool_],
-    admitted: NDArray[np.bool_],
-) -> None:  # pragma: no cover - compiled
-    """Admit or refuse requests: the last event before a request's position decides."""
+def judge_rows(keys: Keys, position: int, blocks: BlockRows) -> Mask:  # pragma: no cover - compiled
+    """Return whether requests are admitted: the last event before their position decides."""
+    index, held, starts, positions, blocked = blocks
+    admitted = np.ones(keys.size, np.bool_)
     for k in range(keys.size):
-        admitted[k] = True
         user = index[_find_entry(keys[k], index, held)] - 1
         if user < 0:
             continue
         at = position + k
         for event in range(starts[user + 1] - 1, starts[user] - 1, -1):
-            if events[event] < at:
-                admitted[k] = not states[event]
+            if positions[event] < at:
+                admitted[k] = not blocked[event]
                 break
+    return admitted
 
 
 @njit(cache=True, nogil=True)
@@ -246,11 +239,11 @@ def sense(
     bounds: NDArray[Any],
     rects: NDArray[Any],
     codes: NDArray[np.int32],
-    ages: NDArray[np.int64],
-    present: NDArray[np.bool_],
-    by_age: NDArray[np.int64],
-    older: NDArray[np.int64],
-    places: NDArray[np.float64],
+    ages: Integers,
+    present: Mask,
+    by_age: Integers,
+    older: Integers,
+    places: Floats,
 ) -> None:  # pragma: no cover - compiled
     """Count the queries that touch a rectangle by user and age, and sum their locations.
 

@@ -1,15 +1,12 @@
 """Hotspot sensor: counts the queries in a hot partition by user and age.
 
-At each rebalancing the sensor receives the live queries and the rectangles of the hot partition.
-For each user with a query there, it counts queries by age: registered in this round, in the
-previous one, and so on, five rounds back. Users with only older queries are in the summary with
-zeros.
+At each rebalancing it counts the queries of each user in the hot partition by age, five rounds
+back. Users with only older queries are in the summary with zeros. The sensor does not know what
+made the partition hot: it also counts queries that were always there.
 
-Beyond the paper, it sums the locations of these queries with the weights of x12, which distinguish
-a crowd, which stays in place, from an attack, which must move to do harm. And it computes the
-expected share of a user's queries there, from queries older than five rounds.
-
-The sensor does not know what made the partition hot: it also counts queries that were always there.
+Beyond the paper, it sums the locations of these queries: a crowd stays in place, an attack must
+move to do harm. And it computes the expected share of a user's queries there, from queries older
+than five rounds.
 """
 
 from __future__ import annotations
@@ -21,68 +18,44 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
+from roost.balance.plan import Plan
 from roost.guard.loops import sense
 
 ROUNDS = 5
+# A machine this much busier than the mean has a hotspot, even if it causes no rebalancing.
+HOT = 1.2
 
 
 @dataclass(frozen=True, eq=False)
 class LiveQueries:
-    """The live queries, as columns.
+    """The live queries, as columns."""
 
-    Parameters
-    ----------
-    names
-        Distinct users.
-    codes
-        User of each query, as an index into ``names``.
-    rounds
-        Round in which each was registered; negative before the first round.
-    bounds
-        ``x0, y0, x1, y1`` of each, inclusive: coordinates or cells.
-    """
-
-    names: pa.Array
-    codes: NDArray[np.int32]
-    rounds: NDArray[np.int64]
-    bounds: NDArray[Any]
+    names: pa.Array  # distinct users
+    codes: NDArray[np.int32]  # user of each query, as an index into ``names``
+    rounds: NDArray[np.int64]  # of registration; negative before the first round
+    bounds: NDArray[Any]  # x0, y0, x1, y1 of each, inclusive: coordinates or cells
 
 
 @dataclass(frozen=True, eq=False)
 class HotspotSummary:
-    """Queries in one hotspot, one row per user.
+    """Queries in one hotspot, one row per user with a query there.
 
-    Parameters
-    ----------
-    names
-        Users with a query in the hot partition.
-    by_age
-        Queries by age in rounds, ``(users, 5)``.
-    places
-        Weighted sums of x, of y and of their squares, ``(users, 3)``.
-    chance
-        Mean share of users' old queries that are in the hot partition: the expected share of a
-        user who did not cause the hotspot.
+    ``chance`` is the mean share of users' old queries that are in the hot partition: the expected
+    share of a user who did not cause the hotspot.
     """
 
     names: pa.Array
-    by_age: NDArray[np.int64]
-    places: NDArray[np.float64]
-    chance: float = 0.0
+    by_age: NDArray[np.int64]  # queries by age in rounds, (users, 5)
+    places: NDArray[np.float64]  # sums of x, of y and of squares by x12's weights, (users, 3)
+    chance: float
 
 
 def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> HotspotSummary:
-    """Summarise the queries in a hot partition.
+    """Summarise the queries in a hot partition in round ``number``.
 
-    Parameters
-    ----------
-    queries
-        All live queries.
-    rects
-        Half-open rectangles ``(k, 4)``, in the same units as the queries. A query that touches
-        several of them counts once.
-    number
-        The open round.
+    ``rects`` are half-open rectangles ``(k, 4)`` in the units of the queries. A query that touches
+    several of them counts once.
 
     Examples
     --------
@@ -108,3 +81,23 @@ def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Hot
     held = np.bincount(queries.codes[ages >= ROUNDS], minlength=users)
     chance = float((older[held > 0] / held[held > 0]).mean()) if held.any() else 0.0
     return HotspotSummary(queries.names.take(pa.array(rows)), by_age[rows], places[rows], chance)
+
+
+def relieved_machine(
+    plan: Plan, decision: Decision, busy_s: NDArray[np.float64], *, hiding: bool
+) -> int | None:
+    """Return the machine with the hotspot of a round, by the busy time of each; None without one.
+
+    With ``hiding``, quarantine hid queries from the balancer; their hotspots are reported, too.
+    """
+    busiest = int(busy_s.argmax())
+    if not isinstance(decision, Rebalance):
+        hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
+        return busiest if hiding and hot else None
+    first = decision.changes[0]
+    if isinstance(first, Merge):
+        return None
+    if isinstance(first, Move | Split) and len(decision.changes) == 1:
+        owners = {p.partition_id: p.machines for p in plan.partitions}
+        return owners[first.partition_id][0]
+    return busiest

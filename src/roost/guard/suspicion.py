@@ -1,9 +1,9 @@
-"""Settings of the detector, and the suspicious list that it keeps between rounds."""
+"""Settings of the detector, and the suspicious list that it maintains between rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,60 +21,29 @@ APART = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DetectorSettings:
-    """Settings of the detector.
+    """Settings of the detector; ``detector.py`` explains the conditions."""
 
-    Parameters
-    ----------
-    beta
-        Multiple of the other users' ALQR up to which a cluster is normal.
-    deviation_max
-        Standard deviation of normalised x11 that counts as near zero.
-    removal_rounds
-        Minimum and maximum rounds of a cluster on the suspicious list; less than
-        ``FORGET_ROUNDS``, after which idle users are evicted.
-    share_min
-        Minimum share of the recent queries in the round's hot partitions that a cluster must have.
-    chance
-        Whether the share of a cluster's queries in hotspots must be ``beta`` times the expected
-        one.
-    each
-        Whether each user of a cluster must exceed ``beta`` and contribute to its hotspots.
-    contribution_min
-        Share of the cluster's median contribution that ``each`` requires.
-    moved
-        Whether the second finding must be at another place.
-    exact
-        Whether the same cluster must be found again, rather than the same users.
-    tries
-        Maximum number of splitting attempts, with different random starts.
-    quarantine_rounds
-        Rounds of quarantine after a cluster's first finding.
-    """
-
+    # Multiple of the other users' ALQR up to which a cluster is normal.
     beta: float = 3.0
+    # Standard deviation of normalised x11 that counts as near zero.
     deviation_max: float = 0.05
+    # Minimum and maximum rounds of a cluster on the suspicious list; less than ``IDLE_ROUNDS``.
     removal_rounds: tuple[int, int] = (20, 60)
+    # Minimum share of the recent queries in the round's hot partitions that a cluster must have.
     share_min: float = 0.2
-    chance: bool = True
-    each: bool = True
+    # Minimum share of the cluster's median contribution that each of its users must have.
     contribution_min: float = 0.1
-    moved: bool = True
-    exact: bool = False
+    # Whether algorithm 4 applies as published, without the further conditions.
+    published: bool = False
+    # Maximum number of splitting attempts, with different random starts.
     tries: int = 5
+    # Rounds of quarantine after a cluster's first finding.
     quarantine_rounds: int = 2
 
     @classmethod
     def paper(cls) -> DetectorSettings:
         """Return the settings of algorithm 4 as published."""
-        return cls(
-            removal_rounds=(5, 30),
-            share_min=0.0,
-            chance=False,
-            each=False,
-            moved=False,
-            exact=True,
-            tries=1,
-        )
+        return cls(removal_rounds=(5, 30), share_min=0.0, published=True, tries=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +87,9 @@ class ListedCluster:
         """Return the entry without some users."""
         return replace(self, users=tuple(user for user in self.users if user[0] not in keys))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data for the state directory."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ListedCluster:
-        """Invert :meth:`to_json`."""
+        """Invert :func:`dataclasses.asdict`."""
         users = tuple((key, name) for key, name in data["users"])
         place = Place(**data["place"]) if data["place"] else None
         return cls(**{**data, "users": users, "place": place})

@@ -201,3 +201,13 @@ def record_json(row: dict[str, Any]) -> str:
 
     known = {key: plain(value) for key, value in row.items() if value is not None}
     return json.dumps(known, default=str, ensure_ascii=False)
+
+
+def stream_bytes(table: pa.Table, compression: str = "lz4") -> bytes:
+    """Return a table as a compressed Arrow stream."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

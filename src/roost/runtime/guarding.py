@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from roost.balance import Partition, Plan
 from roost.balance.changes import NoChange
 from roost.guard import Guard, LiveQueries
-from roost.guard.hotspot import relieved_machine
+from roost.guard.sensor import relieved_machine
 from roost.kernel import Segment
 from roost.model.space import Space
 from roost.queries.guard_state import GuardState, decision_row
@@ -87,7 +87,7 @@ class LiveView:
         bounds = [np.empty((0, 4), np.int32)]
         known = 0
         before, self._columns = self._columns, {}
-        for ref, segment, ended in self._queries.segments():
+        for ref, segment, ended in self._queries.segments:
             columns = before.get(ref.file) or _SegmentColumns.of(segment, self._space)
             self._columns[ref.file] = columns
             alive = columns.alive(ended, now)
@@ -150,7 +150,7 @@ class GuardPolicy:
 
     def hidden(self, now: int) -> NDArray[np.int32]:
         """Return the cells of queries that are no reason to rebalance, ends included."""
-        if not (self._quarantine and self._guard.quarantined):
+        if not (self._quarantine and self._guard.quarantine):
             return NO_CELLS
         found = self._view.at(now)
         users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)

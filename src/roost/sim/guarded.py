@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Decision, Rebalance
 from roost.balance.plan import Partition, Plan
 from roost.guard import DetectorSettings, Guard, GuardDecision, LiveQueries
-from roost.guard.hotspot import relieved_machine
+from roost.guard.sensor import relieved_machine
 from roost.sim.attack import Requests, World
 from roost.sim.cluster import simulate
 from roost.sim.faults import Network
