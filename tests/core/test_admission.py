@@ -45,21 +45,17 @@ def rules(space: Space = PLANE, **changes) -> Rules:
     return Rules(space, **given)
 
 
-def nobody(ids: pa.Array) -> dict:
-    return {}
-
-
 def judge(*requests: dict, first: int = 0, by: Rules | None = None) -> Admission:
     names = dict.fromkeys(name for request in requests for name in request)
     columns = {name: [request.get(name) for request in requests] for name in names}
-    return admit(pa.table(columns), first, by or rules(), nobody)
+    return admit(pa.table(columns), by or rules(), positions=first + np.arange(len(requests)))
 
 
 def reasons(admission: Admission) -> list[str]:
     return [refused.reason.value for refused in admission.refused]
 
 
-# -- what is admitted
+# -- admitted requests
 
 
 def test_a_box_is_admitted_with_its_fields() -> None:
@@ -71,7 +67,7 @@ def test_a_box_is_admitted_with_its_fields() -> None:
     assert expected.items() <= query.items()
 
 
-def test_a_circle_keeps_its_centre_and_radius() -> None:
+def test_a_circle_is_admitted_with_its_centre_and_radius() -> None:
     (query,) = judge({**CIRCLE_REQUEST, "cx": 3.0, "cy": -2.0}).queries.to_pylist()
     assert (query["kind"], query["x0"], query["y0"], query["radius"]) == (CIRCLE, 3.0, -2.0, 1.0)
 
@@ -112,7 +108,7 @@ def test_shapes_at_the_limit_are_admitted(request_: dict) -> None:
     assert reasons(judge(request_)) == []
 
 
-def test_times_are_kept_as_the_interval_of_life() -> None:
+def test_times_are_stored_as_the_lifetime() -> None:
     later = NOON + dt.timedelta(seconds=1)
     (query,) = judge({**BOX_REQUEST, "at": NOON, "expires_at": later}).queries.to_pylist()
     assert (query["live_from"], query["live_until"]) == (NOON_US, NOON_US + 1_000_000)
@@ -124,14 +120,14 @@ def test_times_of_a_stream_with_whole_numbers() -> None:
     assert (query["live_from"], query["live_until"]) == (5, 9)
 
 
-def test_identifiers_are_whole_numbers_where_the_stream_says_so() -> None:
+def test_identifiers_have_the_type_of_the_stream() -> None:
     by = rules(id_type=pa.int64())
     admission = judge({**BOX_REQUEST, "query_id": "7"}, {**BOX_REQUEST, "query_id": "x"}, by=by)
     assert admission.queries["query_id"].to_pylist() == [7]
     assert reasons(admission) == ["wrong_type"]
 
 
-def test_without_a_known_schema_attributes_are_not_judged() -> None:
+def test_attributes_of_an_unknown_schema_are_not_checked() -> None:
     by = rules(attributes=None)
     assert reasons(judge({**BOX_REQUEST, "predicate": "anything > 5"}, by=by)) == []
     assert reasons(judge({**BOX_REQUEST, "predicate": "anything >"}, by=by)) == ["bad_predicate"]
@@ -203,7 +199,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("request_", "reason"), FAULTS)
-def test_a_bad_request_gets_its_reason_and_its_neighbours_stay(request_, reason: Reason) -> None:
+def test_an_invalid_request_is_refused_and_its_neighbours_are_admitted(
+    request_, reason: Reason
+) -> None:
     before, after = {**BOX_REQUEST, "query_id": "a"}, {**CIRCLE_REQUEST, "query_id": "b"}
     blocks = [pa.Table.from_pylist([request]) for request in (before, request_, after)]
     try:
@@ -211,13 +209,15 @@ def test_a_bad_request_gets_its_reason_and_its_neighbours_stay(request_, reason:
     except (pa.ArrowInvalid, pa.ArrowTypeError):  # a column of text, where one value is text
         lines = [json.dumps(request).encode() for request in (before, request_, after)]
         table = read_json_lines(lines)
-    admission = admit(table, 100, rules(), nobody)
+    admission = admit(table, rules(), positions=np.arange(100, 103))
     (refused,) = admission.refused
     assert (refused.position, refused.reason) == (101, reason)
     assert refused.detail
     assert sorted(admission.queries["query_id"].to_pylist()) == ["a", "b"]
     record = json.loads(refused.record)
-    assert record.get("op") == request_["op"], "the dead letter shows the request as it came"
+    assert record.get("op") == request_["op"], (
+        "the dead-letter record has the request as it was sent"
+    )
 
 
 @pytest.mark.parametrize("cy", [90.5, -91.0])
@@ -227,7 +227,7 @@ def test_a_circle_beyond_the_poles_is_refused_on_lonlat_only(cy: float) -> None:
     assert reasons(judge(request, by=rules(PLANE))) == []
 
 
-def test_a_circle_turns_round_the_earth_away_is_refused() -> None:
+def test_a_circle_beyond_the_longitude_limit_is_refused() -> None:
     request = {**CIRCLE_REQUEST, "cx": 721.0}
     assert reasons(judge(request, by=rules(LONLAT))) == ["longitude_out_of_range"]
     assert reasons(judge(request, by=rules(PLANE))) == []
@@ -235,7 +235,7 @@ def test_a_circle_turns_round_the_earth_away_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("vertices", "expected"), [(10, []), (11, ["oversized_polygon"])])
-def test_oversized_polygons_are_refused_at_a_limit_that_can_be_set(vertices, expected) -> None:
+def test_oversized_polygons_are_refused_at_the_configured_limit(vertices, expected) -> None:
     turns = np.linspace(0, 2 * np.pi, vertices)[:-1]
     ring = [(math.cos(turn), math.sin(turn)) for turn in turns]
     text = shapely.to_wkt(shapely.Polygon(ring))
@@ -267,13 +267,15 @@ INSIDE_OR_NOT = [
 
 
 @pytest.mark.parametrize(("request_", "inside"), INSIDE_OR_NOT)
-def test_queries_wholly_outside_are_refused_only_where_told(request_: dict, inside: bool) -> None:
+def test_queries_outside_the_bounds_are_refused_only_if_configured(
+    request_: dict, inside: bool
+) -> None:
     dead = Space(BOUNDS, 10, 10, Coordinates.PLANE, Outside.DEAD)
     assert reasons(judge(request_, by=rules(dead))) == ([] if inside else ["out_of_bounds"])
     assert reasons(judge(request_)) == []
 
 
-def test_on_lonlat_a_circle_that_reaches_in_is_no_stranger() -> None:
+def test_a_lonlat_circle_that_overlaps_the_bounds_is_admitted() -> None:
     dead = Space(BOUNDS, 10, 10, Coordinates.LONLAT, Outside.DEAD)
     near = {**CIRCLE_REQUEST, "cx": 12.0, "radius": 250_000.0}
     far = {**CIRCLE_REQUEST, "cx": 12.0, "radius": 200_000.0}
@@ -281,25 +283,25 @@ def test_on_lonlat_a_circle_that_reaches_in_is_no_stranger() -> None:
     assert reasons(judge(far, by=rules(dead))) == ["out_of_bounds"]
 
 
-def test_a_message_that_is_no_record_keeps_its_text() -> None:
+def test_the_text_of_a_malformed_message_is_recorded() -> None:
     table = pa.table({"malformed": ["{oops", None], "op": [None, "terminate"]})
-    admission = admit(table, 7, rules(), nobody)
+    admission = admit(table, rules(), positions=np.array([7, 8]))
     assert reasons(admission) == ["malformed", "missing_field"]
     assert [refused.position for refused in admission.refused] == [7, 8]
     assert admission.refused[0].record == "{oops"
 
 
-def test_malformed_lines_of_a_request_file_keep_their_text(tmp_path: Path) -> None:
+def test_the_text_of_malformed_lines_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps(BOX_REQUEST) + "\n{oops\n")
-    admission = admit(read_requests(path), 0, rules(), nobody)
+    admission = admit(read_requests(path), rules())
     assert admission.queries.num_rows == 1
     assert reasons(admission) == ["malformed"]
     assert admission.refused[0].record == "{oops"
 
 
-def test_no_requests_come_to_nothing() -> None:
-    admission = admit(request_schema(pa.string(), TIMESTAMP).empty_table(), 0, rules(), nobody)
+def test_an_empty_block_gives_an_empty_result() -> None:
+    admission = admit(request_schema(pa.string(), TIMESTAMP).empty_table(), rules())
     assert (admission.queries.num_rows, admission.ended, admission.refused) == (0, {}, [])
 
 
@@ -321,16 +323,16 @@ junk_requests = st.builds(
 
 @given(st.lists(junk_requests, min_size=1, max_size=8), st.booleans(), st.booleans())
 @examples(100)
-def test_whatever_comes_every_request_counts_once(requests, lonlat: bool, dead: bool) -> None:
+def test_every_request_is_admitted_or_refused_once(requests, lonlat: bool, dead: bool) -> None:
     coordinates = Coordinates.LONLAT if lonlat else Coordinates.PLANE
     space = Space(BOUNDS, 10, 10, coordinates, Outside.DEAD if dead else Outside.EXACT)
     table = read_json_lines([json.dumps(request).encode() for request in requests])
-    admission = admit(table, 0, rules(space), nobody)
+    admission = admit(table, rules(space))
     positions = [refused.position for refused in admission.refused]
     assert len(set(positions)) == len(positions)
     ended = sum(refused.reason is Reason.UNKNOWN_QUERY for refused in admission.refused)
     registered = admission.queries.num_rows
-    # A register that is terminated in the same block leaves no query and no dead letter.
+    # A register that is terminated in the same block leaves no query and no dead-letter record.
     assert registered + len(positions) <= len(requests)
     if not any(request.get("op") == "terminate" for request in requests):
         assert registered + len(positions) == len(requests)
@@ -339,13 +341,13 @@ def test_whatever_comes_every_request_counts_once(requests, lonlat: bool, dead: 
 
 @given(st.text(max_size=40) | st.sampled_from([SQUARE, SQUARE[:20], '{"type": 5}', "{}", "[]"]))
 @examples(150)
-def test_no_text_is_too_strange_for_a_polygon(text: str) -> None:
+def test_any_text_is_accepted_or_rejected_as_polygon(text: str) -> None:
     geometry = read_polygon(text)
     assert geometry is None or isinstance(geometry, shapely.Geometry)
 
 
 @pytest.mark.no_cover  # tracing would be measured, too
-def test_fifty_thousand_requests_are_judged_at_once() -> None:
+def test_fifty_thousand_requests_are_admitted_quickly() -> None:
     size = 50_000
     random = np.random.default_rng(2)
     low = random.uniform(-9, 9, (size, 2))
@@ -358,18 +360,18 @@ def test_fifty_thousand_requests_are_judged_at_once() -> None:
             "predicate": ["fare > 50", None] * (size // 2),
         }
     )  # fmt: skip
-    admit(table.slice(0, 10), 0, rules(), nobody)
+    admit(table.slice(0, 10), rules())
     started = time.process_time()
-    admission = admit(table, 0, rules(), nobody)
+    admission = admit(table, rules())
     assert time.process_time() - started < 2.0
     assert admission.queries.num_rows == size
     assert admission.queries["query_id"].to_pylist() == table["query_id"].to_pylist()
 
 
-# -- what a query wants instead of single matches
+# -- outputs over a window
 
 
-def test_what_is_wanted_is_kept_with_the_place_in_the_log() -> None:
+def test_requested_outputs_are_stored_with_the_log_position() -> None:
     admission = judge(
         BOX_REQUEST,
         {**BOX_REQUEST, "query_id": "a", "aggregate": "COUNT , avg(fare)"},
@@ -379,8 +381,8 @@ def test_what_is_wanted_is_kept_with_the_place_in_the_log() -> None:
         first=40,
     )
     assert reasons(admission) == ["bad_nearest"]
-    wanted = [None, "aggregate count, avg(fare)", "nearest 3", "aggregate min(base)"]
-    assert admission.queries["output"].to_pylist() == wanted
+    expected = [None, "aggregate count, avg(fare)", "nearest 3", "aggregate min(base)"]
+    assert admission.queries["output"].to_pylist() == expected
     assert admission.queries["created_position"].to_pylist() == [None, 41, 42, 44]
 
 
@@ -399,7 +401,7 @@ def test_what_is_wanted_is_kept_with_the_place_in_the_log() -> None:
         ({**CIRCLE_REQUEST, "nearest": 3, "aggregate": "count"}, Reason.MALFORMED),
     ],
 )
-def test_what_makes_no_sense_to_want_is_refused(request_: dict, reason: Reason) -> None:
+def test_invalid_outputs_are_refused(request_: dict, reason: Reason) -> None:
     by = rules(window_attributes=ATTRIBUTES)
     assert reasons(judge(request_, by=by)) == [reason.value]
 
@@ -407,6 +409,6 @@ def test_what_makes_no_sense_to_want_is_refused(request_: dict, reason: Reason) 
 @pytest.mark.parametrize(
     "request_", [{**BOX_REQUEST, "aggregate": "count"}, {**CIRCLE_REQUEST, "nearest": 1}]
 )
-def test_without_a_window_nothing_of_it_can_be_wanted(request_: dict) -> None:
+def test_outputs_are_refused_without_a_window(request_: dict) -> None:
     assert reasons(judge(request_, by=rules(window=False))) == ["no_window"]
     assert reasons(judge(request_)) == []

@@ -66,7 +66,7 @@ def test_generated_requests_are_admitted(party: Party) -> None:
     space = Space(Rect(-10.0, 0.0, 30.0, 20.0))
     rules = Rules(space, pa.string(), pa.timestamp("us", "UTC"))
     block = pa.concat_tables([r.table(world.names, space.bounds) for r in (begun, *ticks)])
-    done = admit(block, 0, rules, lambda ids: {})
+    done = admit(block, rules)
     assert done.refused == []
     registered = sum(int(r.registers.sum()) for r in (begun, *ticks))
     assert done.queries.num_rows <= registered

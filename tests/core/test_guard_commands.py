@@ -21,6 +21,7 @@ from roost.commands.queries import QueryService
 from roost.errors import RequestError
 from roost.guard.tally import Tally
 from roost.guard.users import keys_of, shown
+from roost.model.columns import stream_bytes
 from roost.model.records import TIME_MIN, Box, Query, Terminate
 from roost.model.schemas import request_schema
 from roost.model.space import Coordinates, Rect, Space
@@ -36,12 +37,12 @@ from roost.queries.guard_state import (
     send,
 )
 from roost.queries.live import QuerySet
-from roost.queries.log import Kind, SqliteQueryLog, encode_block, marked
+from roost.queries.log import Kind, SqliteQueryLog, marked
 from roost.queries.replay import Replay
 from roost.storage.store import Fact, Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
-RULES = Rules(SPACE, pa.string(), pa.int64(), keep_born=True)
+RULES = Rules(SPACE, pa.string(), pa.int64(), store_positions=True)
 SCHEMA = request_schema(pa.string(), pa.int64())
 LONG = "x" * 300
 USERS = ("ann", "", f"{LONG}1", f"{LONG}2")
@@ -75,7 +76,7 @@ class Directory:
 
     def append_nothing(self) -> None:
         """An entry without requests, as others may write into a topic."""
-        data = encode_block(pa.table({"op": pa.array([], pa.string())}))
+        data = stream_bytes(pa.table({"op": pa.array([], pa.string())}))
         self.log.entries.append([(data, 0)])
 
     def replay(self) -> None:
@@ -85,7 +86,7 @@ class Directory:
     def live(self) -> dict[str, tuple[str, int]]:
         """User and place in the log of every live query."""
         found = {}
-        for _, segment, ended in self.queries.segments():
+        for _, segment, ended in self.queries.segments:
             for slot in range(segment.size):
                 if ended.get(slot, 1) != TIME_MIN:
                     assert segment.created_position is not None
@@ -99,7 +100,7 @@ class Directory:
 
     def counts(self) -> dict[str, tuple[float, float]]:
         """x1 and x2 of the open round."""
-        users = self.state.guard._users
+        users = self.state.guard.users
         pairs = users.numbers[: users.used, :2].tolist()
         return {
             name: (new, gone)
@@ -158,11 +159,11 @@ class Reference:
 
     def apply_commands(self) -> None:
         since = self.position - 1
-        for order in self.waiting:
-            if order.action == BLOCK:
-                self.blocked[order.user] = (order.evict, since)
+        for command in self.waiting:
+            if command.action == BLOCK:
+                self.blocked[command.user] = (command.evict, since)
             else:
-                self.blocked.pop(order.user, None)
+                self.blocked.pop(command.user, None)
         self.waiting.clear()
         for user in sorted(user for user in self.blocked if self._going(user)):
             mark = (user, self.blocked[user][1])
@@ -239,18 +240,18 @@ requests = st.one_of(
     st.builds(lambda user: {**register("t", user), "op": "tally"}, users),
     st.builds(lambda name: {**register(name), "user_id": None}, st.sampled_from("abcd")),
 )
-orders = st.builds(GuardCommand, st.sampled_from([BLOCK, BLOCK, UNBLOCK]), users, st.just("test"))
+commands = st.builds(GuardCommand, st.sampled_from([BLOCK, BLOCK, UNBLOCK]), users, st.just("test"))
 evictions = st.builds(GuardCommand, st.just(BLOCK), users, st.just("test"), st.just(True))
 steps = st.lists(
     st.one_of(
-        requests, requests, requests, orders, evictions,
+        requests, requests, requests, commands, evictions,
         st.sampled_from(["replay", "crash", "empty", "torn replay"]),
     ),
     max_size=40,
 )  # fmt: skip
 
 
-class Died(Exception):
+class Killed(Exception):
     pass
 
 
@@ -261,18 +262,18 @@ def tear(directory: Directory) -> None:
 
     def die(*facts: Fact) -> None:
         if any(fact.table == "versions" for fact in facts):
-            raise Died
+            raise Killed
         record(*facts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory.store, "record", die)
-        with contextlib.suppress(Died):
+        with contextlib.suppress(Killed):
             directory.replay()
     directory.crash()
 
 
 @given(steps=steps)
-def test_any_order_and_any_crash_gives_what_the_log_says(
+def test_any_order_and_any_crash_give_the_result_of_the_log(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
 ) -> None:
     directory = Directory(tmp_path_factory.mktemp("state"))
@@ -365,7 +366,7 @@ def test_a_replay_admits_requests_from_before_the_block(directory) -> None:
     directory.append(register("b", "eve"))
     directory.replay()
     assert directory.queries.advance(before.position) == before
-    # Folded once more from the log alone, by the guard that knows of the block.
+    # Replayed from the log alone, by the guard that has the block.
     again = Replay(0, directory.state.guard)
     (part,) = again.parts(directory.log.read(0, directory.log.end()))
     assert part.block["query_id"].to_pylist() == ["a"]
@@ -395,7 +396,7 @@ def test_an_evict_request_without_a_decision_of_the_guard_is_ignored(directory) 
     directory.replay()
     directory.append(register("c", "eve"), evict("eve"), evict("ann"))
     directory.replay()
-    assert set(directory.live()) == {"b"}  # eve's request came after the order
+    assert set(directory.live()) == {"b"}  # eve's request came after the command
     send(directory.store, GuardCommand(UNBLOCK, "eve", "by hand"))
     directory.append(register("d", "eve"))
     directory.replay()
@@ -425,7 +426,7 @@ def test_an_eviction_that_was_decided_before_a_crash_happens_after_it(directory)
 @pytest.mark.parametrize("death", ["save", "append"])
 def test_a_crash_while_commands_are_applied(directory, monkeypatch, death: str) -> None:
     def die(*_: object, **__: object) -> None:
-        raise Died
+        raise Killed
 
     directory.append(register("a", "eve"), register("b"))
     directory.replay()
@@ -435,7 +436,7 @@ def test_a_crash_while_commands_are_applied(directory, monkeypatch, death: str) 
             patch.setattr(directory.store, "record", die)
         else:
             patch.setattr(directory.log, "append", die)
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             directory.replay()
     directory.crash()
     directory.replay()
@@ -507,19 +508,19 @@ def test_a_restart_retains_the_counts(directory) -> None:
 
 def test_a_replay_that_was_not_recorded_is_not_counted(directory, monkeypatch) -> None:
     def die(*_: object) -> None:
-        raise Died
+        raise Killed
 
     directory.append(register("a"))
     with monkeypatch.context() as patch:
         patch.setattr(directory.store, "record", die)
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             directory.replay()
     directory.crash()
     directory.replay()
     assert directory.counts() == {"ann": (1, 0)}
 
 
-def test_a_tally_is_what_a_counter_says() -> None:
+def test_a_tally_equals_a_counter() -> None:
     random = np.random.default_rng(4)
     names = pa.array([f"user-{k}" for k in random.integers(0, 50, 2_000)])
     kinds = random.integers(0, 4, 2_000).astype(np.int8)
@@ -534,7 +535,7 @@ def test_a_tally_is_what_a_counter_says() -> None:
     assert keys.tolist() == keys_of(tally.names, secret).tolist()
     again = Tally.from_bytes(tally.to_bytes())
     assert again.table().equals(tally.table())
-    assert len(Tally.from_bytes(Tally.none().to_bytes())) == 0
+    assert len(Tally.from_bytes(Tally.summed([]).to_bytes())) == 0
 
 
 FORGED = pa.table(

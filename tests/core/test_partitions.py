@@ -19,10 +19,9 @@ from roost.kernel import preload
 from roost.model.schemas import request_schema
 from roost.model.space import Coordinates, Rect, Space
 from roost.queries.admission import Rules
-from roost.queries.counts import QueryCounts
 from roost.queries.live import QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
-from roost.queries.partitions import bounds_of, live_ranges, slots_in
+from roost.queries.partitions import QueryCounts, bounds_of, live_ranges, slots_in
 from roost.queries.versions import IndexVersion, segment_files
 from roost.storage.store import Store
 
@@ -59,7 +58,7 @@ class Directory:
     def of(self, partition: Partition) -> list[str]:
         refs, folder = self.version.segments, segment_files(self.store)
         slots = slots_in(folder, refs, partition, self.space)
-        segments = {ref.file: segment for ref, segment, _ in self.queries.segments()}
+        segments = {ref.file: segment for ref, segment, _ in self.queries.segments}
         return [segments[file].ids[int(k)].as_py() for file in slots for k in slots[file]]
 
     def live(self, partition: Partition, now: int) -> int:
@@ -173,7 +172,7 @@ def test_a_circle_over_the_antimeridian_is_on_both_sides(tmp_path: Path) -> None
 
 @given(requests(), st.lists(st.integers(0, 11), max_size=4))
 @examples(25)
-def test_counts_follow_queries_that_come_and_go(
+def test_counts_follow_registrations_and_terminations(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], gone: list[int]
 ) -> None:
     with closing(Directory(tmp_path_factory.mktemp("state"), [])) as directory:
@@ -186,7 +185,7 @@ def test_counts_follow_queries_that_come_and_go(
                 ends = {"op": "terminate", "query_id": request["query_id"], "user_id": "u", "at": 5}
                 directory.add([ends])
                 del live[request["query_id"]]
-            histogram = counts.update(directory.queries.segments(), now=5)
+            histogram = counts.update(directory.queries.segments, now=5)
         if not given_requests:
             return
         for partition in (Partition(1, 0, 0, 10, 8, (0,)), Partition(2, 2, 1, 7, 5, (0,))):
@@ -197,7 +196,7 @@ def test_counts_follow_queries_that_come_and_go(
 
 @given(requests(), st.lists(rectangles(), min_size=1, max_size=3))
 @examples(25)
-def test_reading_ahead_reads_the_lists_of_the_cells_and_changes_nothing(
+def test_preloading_reads_the_postings_of_the_cells(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], given: list[Partition]
 ) -> None:
     with closing(Directory(tmp_path_factory.mktemp("state"), given_requests)) as directory:
@@ -209,7 +208,7 @@ def test_reading_ahead_reads_the_lists_of_the_cells_and_changes_nothing(
         everywhere = np.array([[-np.inf, -np.inf, np.inf, np.inf]])
         postings = [
             len(lists.slots) * 12 if lists is segment.box_postings else len(lists.postings) * 4
-            for _, segment, _ in directory.queries.segments()
+            for _, segment, _ in directory.queries.segments
             for lists in (segment.box_postings, segment.shape_postings)
             if lists is not None
         ]

@@ -84,7 +84,7 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
 
 
 def register(query_id: str, x: float = 0.0, user: str = "ann", **times: int) -> dict[str, Any]:
-    """A box of its own at ``x``, so that matches tell which registration they come from."""
+    """A box of its own at ``x``, so that matches identify their registration."""
     box = {"x0": x, "y0": 0.0, "x1": x + 0.5, "y1": 1.0}
     return {"op": "register", "query_id": query_id, "user_id": user, **box, **times}
 
@@ -144,7 +144,7 @@ def test_without_times_a_query_is_live_for_every_event_time(directory: Directory
     ],
 )
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "two versions"])
-def test_a_termination_ends_it_at_its_own_time(directory, end, expected, apart: bool) -> None:
+def test_a_termination_ends_a_query_at_its_own_time(directory, end, expected, apart: bool) -> None:
     directory.append(register("q", at=3, expires_at=8))
     if apart:
         directory.replay()
@@ -153,7 +153,7 @@ def test_a_termination_ends_it_at_its_own_time(directory, end, expected, apart: 
     assert refusals(directory) == []
 
 
-def test_of_several_terminations_the_earliest_counts(directory: Directory) -> None:
+def test_the_earliest_of_several_terminations_applies(directory: Directory) -> None:
     directory.append(register("q", at=3), terminate("q", at=9))
     directory.replay()
     directory.append(terminate("q", at=5))
@@ -163,7 +163,7 @@ def test_of_several_terminations_the_earliest_counts(directory: Directory) -> No
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])
-def test_a_name_can_be_used_again_from_the_end_of_its_last_life(directory, apart: bool) -> None:
+def test_an_identifier_can_be_reused_after_its_query_has_ended(directory, apart: bool) -> None:
     steps = [
         register("q", 0.0, at=2),
         terminate("q", at=6),
@@ -183,7 +183,7 @@ def test_a_name_can_be_used_again_from_the_end_of_its_last_life(directory, apart
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])
-def test_the_first_registration_stands(directory: Directory, apart: bool) -> None:
+def test_the_first_registration_is_retained(directory: Directory, apart: bool) -> None:
     for step in (register("q", 0.0), register("q", 10.0), register("q", 20.0, "bob")):
         directory.append(step)
         if apart:
@@ -194,7 +194,7 @@ def test_the_first_registration_stands(directory: Directory, apart: bool) -> Non
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])
-def test_only_the_owner_may_end_a_query_and_only_one_that_exists(directory, apart: bool) -> None:
+def test_only_the_owner_can_terminate_an_existing_query(directory, apart: bool) -> None:
     steps = [
         terminate("q"),
         register("q"),
@@ -217,11 +217,11 @@ def test_only_the_owner_may_end_a_query_and_only_one_that_exists(directory, apar
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])
-def test_an_earlier_life_is_not_forgotten_when_the_last_one_is_ended(directory, apart) -> None:
+def test_an_earlier_lifetime_remains_when_the_last_one_is_terminated(directory, apart) -> None:
     steps = [
         register("q", 0.0, at=2), terminate("q", at=6),
         register("q", 10.0, at=6), terminate("q"),
-        register("q", 20.0, at=4),  # the first life goes on until 6
+        register("q", 20.0, at=4),  # the first lifetime lasts until 6
         register("q", 30.0, at=7),
     ]  # fmt: skip
     for step in steps:
@@ -237,7 +237,7 @@ def test_an_earlier_life_is_not_forgotten_when_the_last_one_is_ended(directory, 
 
 
 @dataclass
-class Life:
+class Lifetime:
     start: int
     stop: int
     user: str
@@ -248,7 +248,7 @@ class Life:
 class Reference:
     """The log, one request at a time."""
 
-    lives: dict[str, list[Life]] = field(default_factory=dict)
+    lives: dict[str, list[Lifetime]] = field(default_factory=dict)
     refused: list[tuple[int, str]] = field(default_factory=list)
     position: int = 0
 
@@ -270,7 +270,7 @@ class Reference:
             expires = request.get("expires_at")
             stop = FOREVER if expires is None else expires
             if start < stop:
-                mine.append(Life(start, stop, request["user_id"], request["x0"]))
+                mine.append(Lifetime(start, stop, request["user_id"], request["x0"]))
             return None
         if not mine:
             return "unknown_query"
@@ -344,7 +344,7 @@ def tear(directory: Directory) -> None:
     st.booleans(),
 )
 @examples(60)
-def test_any_cut_and_any_crash_gives_what_the_log_says(
+def test_any_batches_and_any_crash_give_the_result_of_the_log(
     tmp_path_factory, steps, own_schemas
 ) -> None:
     requests = placed([request for request, _ in steps])
@@ -381,7 +381,7 @@ def test_any_cut_and_any_crash_gives_what_the_log_says(
 
 @given(st.lists(registrations | terminations, min_size=1, max_size=12), st.integers(0, 2**12 - 1))
 @examples(30)
-def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, replays: int) -> None:
+def test_every_recorded_version_can_be_opened_again(tmp_path_factory, raw, replays: int) -> None:
     requests = placed(raw)
     xs = [float(number) for number in range(len(requests))]
     directory = Directory(tmp_path_factory.mktemp("state"))
@@ -401,7 +401,7 @@ def test_every_position_can_be_opened_again_as_it_was(tmp_path_factory, raw, rep
 
 
 def test_a_position_without_a_version_is_not_replaced_by_another(directory) -> None:
-    """A batch that died after its intent must find its own queries: replay to there first."""
+    """A batch that failed after its intent requires the version of its own position."""
     for number in range(3):
         directory.append(register(f"q{number}", 10.0 * number))
     directory.queries.advance(1)
@@ -419,7 +419,7 @@ def sizes(directory: Directory) -> list[int]:
     return [ref.size for ref in directory.queries.version.segments]
 
 
-def test_one_more_query_does_not_rebuild_the_many(directory: Directory) -> None:
+def test_one_more_query_does_not_rebuild_a_large_segment(directory: Directory) -> None:
     directory.append(*(register(f"q{n}", float(n % 90)) for n in range(1000)))
     directory.replay()
     (base,) = directory.queries.version.segments
@@ -433,7 +433,7 @@ def test_one_more_query_does_not_rebuild_the_many(directory: Directory) -> None:
     assert sum(sizes(directory)) == 1005
 
 
-def test_segments_fall_in_size_so_that_there_are_few(directory: Directory) -> None:
+def test_segment_sizes_decrease_so_that_there_are_few(directory: Directory) -> None:
     for number in range(120):
         directory.append(register(f"q{number}", float(number % 90)))
         directory.replay()
@@ -445,7 +445,7 @@ def test_segments_fall_in_size_so_that_there_are_few(directory: Directory) -> No
     assert matches(directory.index(), [float(n) for n in range(90)], [0]) == expected
 
 
-def test_a_joined_segment_leaves_out_the_ended_and_keeps_the_rest(directory: Directory) -> None:
+def test_a_merged_segment_omits_terminated_queries(directory: Directory) -> None:
     directory.append(register("a", 0.0), register("b", 10.0), register("c", 20.0, at=2))
     directory.replay()
     directory.append(terminate("a"), terminate("b", at=5), terminate("c", at=1))
@@ -461,7 +461,7 @@ def test_a_joined_segment_leaves_out_the_ended_and_keeps_the_rest(directory: Dir
     )
 
 
-def test_every_shape_and_condition_survives_being_joined(tmp_path: Path) -> None:
+def test_every_shape_and_condition_survives_merging(tmp_path: Path) -> None:
     rules = Rules(SPACE, pa.int64(), TIMESTAMP, pa.schema([("fare", pa.float64())]))
     directory = Directory(tmp_path / "state", rules)
     circle = {"op": "register", "query_id": 1, "user_id": "ann", "cx": 5, "cy": 5, "radius": 2}
@@ -472,12 +472,12 @@ def test_every_shape_and_condition_survives_being_joined(tmp_path: Path) -> None
     box = {"op": "register", "query_id": 3, "user_id": "ann", "x0": 0, "y0": 0, "x1": 1, "y1": 1}
     directory.log.append(table_of([circle, polygon]))
     directory.replay()
-    ((_, segment, _),) = directory.queries.segments()
+    ((_, segment, _),) = directory.queries.segments
     before = segment.queries().to_pylist()
     assert len(before) == 2
     directory.log.append(table_of([box]))
     directory.replay()
-    ((_, segment, _),) = directory.queries.segments()
+    ((_, segment, _),) = directory.queries.segments
     assert segment.queries().to_pylist()[:2] == before
     assert directory.queries.predicates(directory.queries.version.segments[0].file) == ("fare > 5",)
     directory.close()
@@ -502,14 +502,14 @@ def test_identifiers_that_share_a_hash_are_distinguished(
     assert refusals(directory) == [(2, "unknown_query"), (4, "duplicate_query")]
 
 
-def test_estimates_take_at_most_as_many_bounds_as_asked(directory: Directory) -> None:
+def test_bounds_returns_at_most_the_requested_number(directory: Directory) -> None:
     directory.append(*(register(f"q{n}", float(n % 90)) for n in range(199)))
     directory.replay()
     assert 50 <= directory.queries.bounds(100).shape[0] <= 100
     assert directory.queries.bounds(1000).shape == (199, 4)
 
 
-def test_nothing_new_makes_no_version(directory: Directory) -> None:
+def test_an_unchanged_log_records_no_version(directory: Directory) -> None:
     directory.append(register("q"))
     directory.replay()
     version = directory.queries.version
@@ -552,7 +552,7 @@ def test_a_query_service_validates_at_once_by_the_rules_of_a_batch(service: Quer
 
 def test_a_reader_changes_nothing_in_the_state(service: QueryService) -> None:
     service.submit(Query("q", Box(0, 0, 1, 1)))
-    assert [segment.ids.to_pylist() for _, segment, _ in service.queries().segments()] == [["q"]]
+    assert [segment.ids.to_pylist() for _, segment, _ in service.queries().segments] == [["q"]]
     assert version_at(service.store, FOREVER) is None
     assert list(Path(segment_files(service.store).folder).iterdir()) == []
 
@@ -568,7 +568,7 @@ def test_a_reader_sees_applied_and_later_requests(tmp_path: Path) -> None:
     service.submit(Terminate("a"))
     with pytest.raises(RequestError, match="unknown_query"):
         service.submit(Terminate("a"))
-    assert list(service.queries().lookup(pa.array(["a", "b"]))) == [1], "only b lives on"
+    assert list(service.queries().lookup(pa.array(["a", "b"]))) == [1], "only b is live"
     assert (
         sorted(path.name for path in Path(segment_files(directory.store).folder).iterdir()) == files
     )

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from properties import examples
+from roost.model.columns import stream_bytes
 from roost.queries import log as querylog
-from roost.queries.log import Kind, SqliteQueryLog, decode_block, encode_block, kind_of
+from roost.queries.log import Kind, SqliteQueryLog, kind_of
 
 
 def block(*names: str) -> pa.Table:
@@ -59,14 +60,14 @@ def test_entries_survive_the_process(tmp_path: Path) -> None:
     )
     path = tmp_path / "queries.db"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    died = subprocess.run([sys.executable, "-c", code, str(path)], env=env, check=False)
-    assert died.returncode == -9
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], env=env, check=False)
+    assert killed.returncode == -9
     log = SqliteQueryLog(path)
     assert names_of(log, 0, log.end()) == ["x", "y", "z"]
     log.close()
 
 
-def test_two_writers_share_one_order(tmp_path: Path) -> None:
+def test_two_writers_append_in_one_order(tmp_path: Path) -> None:
     first = SqliteQueryLog(tmp_path / "queries.db")
     second = SqliteQueryLog(tmp_path / "queries.db")
     ends = [(first, second)[n % 2].append(block(str(n))) for n in range(6)]
@@ -76,7 +77,7 @@ def test_two_writers_share_one_order(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_tag_is_taken_once(log: SqliteQueryLog) -> None:
+def test_a_tag_is_appended_once(log: SqliteQueryLog) -> None:
     assert log.append(block("a"), tag="file-1") == 1
     assert log.append(block("a"), tag="file-1") == 1
     assert log.append(block("b"), tag="file-2") == 2
@@ -84,7 +85,7 @@ def test_a_tag_is_taken_once(log: SqliteQueryLog) -> None:
     assert names_of(log, 0, log.end()) == ["a", "b", "c", "c"]
 
 
-def test_a_tag_is_remembered_after_reopening(tmp_path: Path) -> None:
+def test_tags_are_durable(tmp_path: Path) -> None:
     for _ in range(2):
         log = SqliteQueryLog(tmp_path / "queries.db")
         log.append(block("a"), tag="file-1")
@@ -102,10 +103,10 @@ def test_a_block_that_fails_leaves_neither_entry_nor_tag(
         calls.append(part.num_rows)
         if len(calls) == 2:
             raise MemoryError
-        return encode_block(part)
+        return stream_bytes(part)
 
     with monkeypatch.context() as patch:
-        patch.setattr(querylog, "encode_block", fails_later)
+        patch.setattr(querylog, "stream_bytes", fails_later)
         with pytest.raises(MemoryError):
             log.append(block("a", "b", "c"), tag="file-1")
     assert log.end() == 0
@@ -133,18 +134,18 @@ def test_a_block_is_read_as_it_was_written(rows) -> None:
             "at": pa.array(range(len(rows)), pa.timestamp("us", "UTC")),
         }
     )
-    again = decode_block(encode_block(table))
+    again = pa.ipc.open_stream(stream_bytes(table)).read_all()
     assert again.schema == table.schema
     assert repr(again.to_pylist()) == repr(table.to_pylist())
 
 
-def test_a_log_from_before_entries_had_kinds_goes_on(tmp_path: Path) -> None:
+def test_a_log_without_kinds_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "queries.db"
     with closing(sqlite3.connect(path)) as old, old:
         old.execute(
             "create table log (position integer primary key autoincrement, entry blob not null)"
         )
-        old.execute("insert into log (entry) values (?)", (encode_block(pa.table({"op": ["a"]})),))
+        old.execute("insert into log (entry) values (?)", (stream_bytes(pa.table({"op": ["a"]})),))
     with closing(SqliteQueryLog(path)) as log:
         assert log.append(pa.table({"op": ["b"]}), tally=pa.table({"user_id": ["ann"]})) == 3
         kinds = [kind_of(block) for block in log.read(0, log.end())]

@@ -110,7 +110,7 @@ class Scene:
         guard, queries = pipeline._loop.guard.guard, pipeline._loop.queries
         live = [
             (segment.users[slot].as_py(), int(segment.created_position[slot]))
-            for _, segment, ended in queries.segments()
+            for _, segment, ended in queries.segments
             for slot in range(segment.size)
             if ended.get(slot, 1) != TIME_MIN and segment.created_position is not None
         ]

@@ -90,7 +90,7 @@ def test_blocked_users_stay_blocked_after_a_crash(
                 sent += user in story.malicious and first + row > block["position"]
         listing = kept[0].listing()["blocked"]
         assert sum(item["refused"] for item in listing) == sent > 1_000
-        for _, segment, ended in desk.queries().segments():
+        for _, segment, ended in desk.queries().segments:
             for slot in range(segment.size):
                 if segment.users[slot].as_py() in story.malicious and slot not in ended:
                     assert int(segment.created_position[slot]) <= block["position"]
@@ -152,7 +152,7 @@ def config_of(folder: Path) -> RunConfig:
 
 def users_of(keeper: GuardState) -> dict[str, tuple[float, float]]:
     """Return x1 and x2 of the open round."""
-    users = keeper.guard._users
+    users = keeper.guard.users
     pairs = users.numbers[: users.used, :2].tolist()
     return {n: (a, b) for n, (a, b) in zip(users.names, pairs, strict=True) if a or b}
 
@@ -208,7 +208,7 @@ def test_spark_checks_and_counts_streamed_requests(
     with closing(QueryService(config.out.state_dir)) as desk:
         live = Counter(
             segment.users[slot].as_py()
-            for _, segment, ended in desk.queries().segments()
+            for _, segment, ended in desk.queries().segments
             for slot in range(segment.size)
             if ended.get(slot, 1) != TIME_MIN
         )

@@ -9,6 +9,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +18,10 @@ import pytest
 from kafka_broker import KafkaBroker, open_broker, produce
 
 from roost.errors import SourceError, StateError
+from roost.model.columns import stream_bytes
 from roost.queries import kafka_log
 from roost.queries.kafka_log import KafkaQueryLog
+from roost.queries.log import open_log
 
 pytestmark = pytest.mark.spark
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")
@@ -47,7 +51,7 @@ def names_of(blocks: Iterator[pa.Table]) -> list[list[str]]:
 def test_reads_any_range_of_what_was_appended(broker: KafkaBroker, topic: str) -> None:
     chance = random.Random(11)
     expected = [[f"q{i}-{j}" for j in range(chance.randint(1, 5))] for i in range(6)]
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         assert log.end() == 0
         for place, names in enumerate(expected):
             assert log.append(block(*names)) == place + 1
@@ -66,13 +70,13 @@ def test_preserves_values_and_types(broker: KafkaBroker, topic: str) -> None:
             "at": pa.array([0, 1], pa.timestamp("us", "UTC")),
         }
     )
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         [got] = log.read(0, log.append(table))
     assert got.equals(table)
 
 
 def test_an_empty_block_is_no_entry(broker: KafkaBroker, topic: str) -> None:
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         log.append(block("a"))
         assert log.append(block("a").slice(1)) == 1
         assert log.end() == 1
@@ -83,7 +87,7 @@ def test_a_large_block_is_split_into_messages(broker: KafkaBroker, topic: str) -
     # One long text among short ones: a division by rows would exceed the limit of a message.
     texts = [chance.randbytes(chance.choice([8, 8, 8, 20_000])).hex() for _ in range(400)]
     table = pa.table({"query_id": texts})
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         end = log.append(table)
         assert 1 < end < 100
         assert pa.concat_tables(log.read(0, end)).equals(table)
@@ -91,14 +95,14 @@ def test_a_large_block_is_split_into_messages(broker: KafkaBroker, topic: str) -
 
 def test_a_request_larger_than_a_message_is_rejected(broker: KafkaBroker, topic: str) -> None:
     text = random.Random(6).randbytes(1_000_000).hex()
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         with pytest.raises(StateError, match="a message takes 900000"):
             log.append(pa.table({"query_id": [text]}))
         assert log.end() == 0
 
 
 def test_survives_a_crash_of_the_broker(topic: str) -> None:
-    with open_broker() as broker, KafkaQueryLog(broker.bootstrap, topic) as log:
+    with open_broker() as broker, closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         log.append(block("a"))
         broker.kill()
         with ThreadPoolExecutor() as pool:
@@ -107,7 +111,7 @@ def test_survives_a_crash_of_the_broker(topic: str) -> None:
             broker.start()
             assert reading.result() == [["a"]]
             assert writing.result() == 2
-        with KafkaQueryLog(broker.bootstrap, topic) as again:
+        with closing(KafkaQueryLog(broker.bootstrap, topic)) as again:
             assert again.append(block("c")) == 3
             assert names_of(again.read(0, again.end())) == [["a"], ["b"], ["c"]]
         folder = broker.folder
@@ -117,13 +121,13 @@ def test_survives_a_crash_of_the_broker(topic: str) -> None:
 
 def test_many_writers_agree_on_one_order(broker: KafkaBroker, topic: str) -> None:
     def write(writer: int) -> list[tuple[int, str]]:
-        with KafkaQueryLog(broker.bootstrap, topic) as log:
+        with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
             names = [f"{writer}-{i}" for i in range(20)]
             return [(log.append(block(name)), name) for name in names]
 
     with ThreadPoolExecutor(4) as pool:
         told = sorted(entry for entries in pool.map(write, range(4)) for entry in entries)
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         got = names_of(log.read(0, log.end()))
     assert [(place + 1, names[0]) for place, names in enumerate(got)] == told
 
@@ -147,7 +151,7 @@ def test_waits_until_brokers_know_a_new_topic(
         return defaultdict(lambda: refused)
 
     monkeypatch.setattr(AdminClient, method, unknown_at_first)
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         assert log.end() == 0
     assert len(asked) == 3
 
@@ -157,7 +161,7 @@ def test_accepts_handwritten_json_requests(broker: KafkaBroker, topic: str) -> N
         {"op": "register", "query_id": "a", "user_id": "u", "cx": 1, "cy": 2.5, "radius": 3},
         {"op": "terminate", "query_id": 7, "at": "2014-04-01T00:00:00Z", "wkt": None},
     ]
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         produce(broker, topic, *(json.dumps(request).encode() for request in requests))
         log.append(block("c"))
         tables = list(log.read(0, log.end()))
@@ -165,7 +169,7 @@ def test_accepts_handwritten_json_requests(broker: KafkaBroker, topic: str) -> N
     assert tables[2].equals(block("c"))
 
 
-DOUBLED = kafka_log.encode_block(pa.table([pa.array([1]), pa.array([2])], ["op", "op"]))
+DOUBLED = stream_bytes(pa.table([pa.array([1]), pa.array([2])], ["op", "op"]))
 MALFORMED = {
     "broken JSON": b'{"op": ',
     "JSON, but a list": b'[{"op": "register"}]',
@@ -178,13 +182,13 @@ MALFORMED = {
     "other bytes": bytes(range(256)),
     "nothing": b"",
     "null": None,
-    "cut Arrow": kafka_log.encode_block(block("a", "b"))[:100],
+    "cut Arrow": stream_bytes(block("a", "b"))[:100],
     "Arrow with one name twice": DOUBLED,
 }
 
 
 def test_malformed_messages_retain_their_position(broker: KafkaBroker, topic: str) -> None:
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         for number, value in enumerate(MALFORMED.values()):
             produce(broker, topic, value)
             log.append(block(f"q{number}"))
@@ -198,7 +202,7 @@ def test_malformed_messages_retain_their_position(broker: KafkaBroker, topic: st
 
 def test_no_bytes_break_the_reader() -> None:
     chance = random.Random(3)
-    good = kafka_log.encode_block(block(*(f"q{i}" for i in range(50))))
+    good = stream_bytes(block(*(f"q{i}" for i in range(50))))
     refused = 0
     for _ in range(2_000):
         raw = bytearray(good)
@@ -214,7 +218,7 @@ def test_transactions_of_other_programs(broker: KafkaBroker, topic: str) -> None
     settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": topic}
     producer = kafka.Producer(settings)
     producer.init_transactions(30)
-    with KafkaQueryLog(broker.bootstrap, topic) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         log.append(block("a"))
         producer.begin_transaction()
         producer.produce(topic, b'{"query_id": "gone"}', partition=0)
@@ -238,7 +242,7 @@ def test_transactions_of_other_programs(broker: KafkaBroker, topic: str) -> None
 
 
 def test_deleted_entries_are_an_error(broker: KafkaBroker, topic: str) -> None:
-    with KafkaQueryLog(broker.bootstrap, topic, timeout_s=5) as log:
+    with closing(KafkaQueryLog(broker.bootstrap, topic, timeout_s=5)) as log:
         log.append(block("a"))
         log.append(block("b"))
         client = admin.AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -249,16 +253,16 @@ def test_deleted_entries_are_an_error(broker: KafkaBroker, topic: str) -> None:
             list(log.read(0, 2))
         with pytest.raises(StateError):
             list(log.read(3, 4))
-        with pytest.raises(StateError, match="nothing up to position 3"):
+        with pytest.raises(StateError, match="no entry up to position 3"):
             list(log.read(1, 3))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"partitions": 2}, "a log takes 1 partition, it has 2"),
-        ({"retention_ms": "60000"}, "retention.ms takes -1, it is 60000"),
-        ({"cleanup_policy": "compact", "retention_ms": "-1"}, "cleanup.policy takes delete"),
+        ({"partitions": 2}, "a log must have 1 partition, it has 2"),
+        ({"retention_ms": "60000"}, "retention.ms must be -1, it is 60000"),
+        ({"cleanup_policy": "compact", "retention_ms": "-1"}, "cleanup.policy must be delete"),
     ],
 )
 def test_a_topic_that_is_no_log_is_rejected(
@@ -274,7 +278,10 @@ def test_no_broker_is_an_error() -> None:
         KafkaQueryLog("127.0.0.1:1", "requests", timeout_s=1)
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "roost.queries.kafka_log")
     monkeypatch.setitem(sys.modules, "confluent_kafka.admin", None)
     with pytest.raises(SourceError, match=r"install roost\[kafka\]"):
-        KafkaQueryLog("127.0.0.1:1", "requests")
+        open_log("kafka://127.0.0.1:1/requests", tmp_path)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from roost.engine.kafka import check_brokers
 from roost.engine.session import check_java
 from roost.errors import ConfigError, RoostError, SourceError
 from roost.queries.kafka_log import KafkaQueryLog
-from roost.queries.open_log import kafka_address
+from roost.queries.log import kafka_address
 from roost.testing.oracle import brute_force
 
 pytestmark = pytest.mark.spark
@@ -362,7 +362,7 @@ def streamed(
     produce(broker, "streamed-points", *values[::2])
     produce(broker, "streamed-points", *values[1::2], partition=1)
     queries = make_queries(chance, 60)
-    with KafkaQueryLog(broker.bootstrap, "streamed-log") as log:
+    with closing(KafkaQueryLog(broker.bootstrap, "streamed-log")) as log:
         table = {name: [query.get(name) for query in queries[:40]] for name in QUERY_FIELDS}
         log.append(pa.table(table))
         produce(broker, "streamed-log", b"no request", *as_json(queries[40:]))
@@ -447,7 +447,7 @@ def test_a_killed_driver_leaves_every_match_once(
     produce(broker, f"{topic}-points", *as_json(points))
     settings = settings_of(broker, tmp_path / "out", points=f"{topic}-points", log=f"{topic}-log")
     settings |= {"engine.strategy": "uniform", "space.bounds": CITY}
-    with KafkaQueryLog(broker.bootstrap, f"{topic}-log"):
+    with closing(KafkaQueryLog(broker.bootstrap, f"{topic}-log")):
         produce(broker, f"{topic}-log", *as_json(queries[:40]))
     with Driver(tmp_path) as driver:
         driver.run(settings, ("intent", 1), ("apply", 1))
@@ -501,7 +501,7 @@ def test_handwritten_requests_take_effect_with_the_next_batch(
     )
     found: list[tuple[str, str]] = []
     with (
-        KafkaQueryLog(broker.bootstrap, f"{topic}-log"),
+        closing(KafkaQueryLog(broker.bootstrap, f"{topic}-log")),
         reading(broker, f"{topic}-matches") as get,
     ):
         try:

@@ -353,7 +353,7 @@ def test_a_killed_run_continues_and_other_processes_may_query(
     state = tmp_path / "out" / "state"
     assert drive("after", 3) == -signal.SIGKILL
     assert main(["snapshot", str(state), "--aggregate", "count"]) == 0
-    assert "true at batch 2" in capsys.readouterr().out
+    assert "as of batch 2" in capsys.readouterr().out
     assert drive("commit", 6) == -signal.SIGKILL
     # The last run is in this process, which has a session already.
     run_scenario(spark, scenario, tmp_path, **{"engine.strategy": "swarm"})
@@ -362,7 +362,7 @@ def test_a_killed_run_continues_and_other_processes_may_query(
     answer = tmp_path / "answer.parquet"
     words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(answer)]
     assert main(["snapshot", str(state), *words]) == 0
-    assert f"true at batch {BATCHES - 1}" in capsys.readouterr().err
+    assert f"as of batch {BATCHES - 1}" in capsys.readouterr().err
     window = [p for _, p in scenario.window(BATCHES - 1)]
     inside = [p for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
     wanted = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)

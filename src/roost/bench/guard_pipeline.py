@@ -319,7 +319,7 @@ def measure_flood() -> dict[str, float]:
         for user in names:
             send(store, GuardCommand(BLOCK, user, "flood"))
         with closing(SqliteQueryLog(Path(name) / "queries.db")) as log:
-            rules = Rules(space, pa.int64(), TIMESTAMP, keep_born=True)
+            rules = Rules(space, pa.int64(), TIMESTAMP, store_positions=True)
             queries = QuerySet(store, log, rules, guard=guard)
             guard.apply_commands(log)
             blocks = min(_apply_s(queries, log, [requests]) for _ in range(FLOODS))

@@ -113,7 +113,7 @@ def load_index(case: Case, folder: Path) -> Index:
     space = Space(Rect(*case.bounds))
     queries = QuerySet(store, log, Rules(space, pa.int64(), TIMESTAMP))
     queries.advance(log.end())
-    return Index(space, [(segment, ended) for _, segment, ended in queries.segments()])
+    return Index(space, [(segment, ended) for _, segment, ended in queries.segments])
 
 
 def run_kernel(job: Job) -> Row:

@@ -27,8 +27,7 @@ from roost.model.choices import Strategy
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
 from roost.queries.guard_state import GuardState
-from roost.queries.log import QueryLog
-from roost.queries.open_log import kafka_address, open_log
+from roost.queries.log import QueryLog, kafka_address, open_log
 from roost.runtime.loop import Sink
 from roost.runtime.pipeline import BasePipeline
 from roost.stages.schema import message_schema, point_schema

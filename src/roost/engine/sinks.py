@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 from roost.engine.kafka import check_connector
-from roost.queries.open_log import kafka_address
+from roost.queries.log import kafka_address
 
 CONSOLE_ROWS = 20
 TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"  # Spark's own leaves the microseconds out

@@ -1,1 +1,1 @@
-"""Life cycle of queries: the request log, admission, log replay and the live set."""
+"""Queries: the request log, admission, log replay and the live set."""

@@ -1,15 +1,14 @@
 """Loads, updates and persists the guard's state.
 
-The guard itself (:mod:`roost.guard`) knows neither files nor the query log. The log reader asks
-:class:`GuardState` which requests to admit, and records what was counted in the transaction that
-records the index version, so each request is counted once. The full state is one large file. It is
-written when the guard has decided or observed something; until then each replay of the log adds
-one small row of counts. Blocks hold from a log position on, also in a run without detection.
+The guard itself (:mod:`roost.guard`) knows neither files nor the query log. The counts of a replay
+are recorded in the transaction that records the index version, so each request is counted once. The
+full state is one large file. It is written when the guard has decided or observed something; until
+then each replay of the log adds one small row of counts.
 
 Operators append commands, also while a run has the guard in memory; the run applies them before
-its next batch. A blocked user's queries can be terminated as well: the run then appends a request
-with the operation ``evict`` to the log. So it has a position, and every batch and every replay
-agrees on it. Anyone could append one; it is applied only if the guard decided so, and once.
+its next batch. To terminate a blocked user's queries, the run appends a request with the operation
+``evict`` to the log. So the eviction has a position on which every batch and every replay agrees.
+Any program could append one; it is applied only if the guard decided so, and once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import pyarrow as pa
 from roost.errors import RequestError, StateError
 from roost.guard import Guard, GuardDecision
 from roost.guard.tally import Tally
-from roost.guard.users import shown_name
+from roost.guard.users import shown
 from roost.model.records import TIME_MIN, Reason
 from roost.queries.log import QueryLog
 from roost.queries.replay import EVICT, EVICTED, Replay
@@ -42,7 +41,7 @@ INLINE_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class GuardCommand:
-    """What an operator requests: to ``BLOCK`` or ``UNBLOCK`` a user, and why."""
+    """Command of an operator to ``BLOCK`` or ``UNBLOCK`` a user."""
 
     action: str
     user: str
@@ -106,7 +105,7 @@ def _read(store: Store, row: dict[str, Any]) -> bytes:
 
 
 def _written(files: Files, data: bytes, label: str, *, inline: int = 0) -> dict[str, Any]:
-    """Return what a row has of some bytes: themselves, or the file they are in."""
+    """Return the fields of a row with these bytes, or with the file that they are written to."""
     if len(data) <= inline:
         return {"bytes": base64.b64encode(data).decode()}
     name = files.name("", label, ".guard")
@@ -115,32 +114,16 @@ def _written(files: Files, data: bytes, label: str, *, inline: int = 0) -> dict[
 
 
 class GuardState:
-    """The guard of a state directory.
-
-    Parameters
-    ----------
-    store
-        The durable state.
-    guard
-        The guard, up to date with the store.
-    applied
-        Number of the last command applied.
-
-    Attributes
-    ----------
-    now
-        Event time that the stream has reached.
-    """
+    """The guard of a state directory, up to date with the store."""
 
     def __init__(self, store: Store, guard: Guard, applied: int = 0) -> None:
         self.guard = guard
+        self.now = TIME_MIN  # event time that the stream has reached
         self._store = store
         self._files = guard_files(store)
-        self._applied = applied
-        # Evictions that this process has appended to the log.
-        self._appended: set[str] = set()
+        self._applied = applied  # number of the last command
+        self._appended: set[str] = set()  # evictions, by this process
         self._replays = 0
-        self.now = TIME_MIN
 
     @classmethod
     def load(cls, store: Store) -> GuardState | None:
@@ -166,12 +149,6 @@ class GuardState:
         made.save()
         return made
 
-    # -- log replay
-
-    def replay(self, first: int) -> Replay:
-        """Begin a replay of new log entries."""
-        return Replay(first, self.guard, self.now)
-
     def count(self, replay: Replay, *, record: bool = True) -> list[Fact]:
         """Add the counts of a replay; returns the facts to record with its index version."""
         tally = replay.tally()
@@ -184,8 +161,6 @@ class GuardState:
         row = _written(self._files, tally.to_bytes(), "tally", inline=INLINE_MAX)
         return [Fact(TALLIES, number, {"counted": replay.rows, **row})]
 
-    # -- commands and decisions
-
     def apply_commands(self, log: QueryLog) -> None:
         """Apply the commands of operators, and append pending evictions to the log."""
         before = self._applied
@@ -196,7 +171,7 @@ class GuardState:
         if rows:
             # A reader may just have loaded the state before this one.
             self._store.commands.trim(before)
-        for user, (key, position) in sorted(self.guard.evictions().items()):
+        for user, (key, position) in sorted(self.guard.blocks.evictions().items()):
             tag = f"{EVICT}:{key:016x}:{position}"
             if tag not in self._appended:
                 log.append(pa.table({"op": [EVICT], EVICTED: [user]}), tag=tag)
@@ -225,7 +200,7 @@ class GuardState:
         for user in dict.fromkeys(map(str, users)):
             why = self.guard.gate.refusal(user)
             if why is not None:
-                detail = f"user {shown_name(user)!r} is blocked {why}"
+                detail = f"user {shown(user)!r} is blocked {why}"
                 raise RequestError(Reason.BLOCKED.value, detail)
 
     def facts(self, rows: Iterable[dict[str, object]] = ()) -> list[Fact]:
@@ -253,5 +228,4 @@ class GuardState:
 
 def decision_row(decision: GuardDecision) -> dict[str, object]:
     """Return the row of the decision log for a decision of the detector."""
-    fields = {name: getattr(decision, name) for name in decision.__dataclass_fields__}
-    return {"decision": type(decision).__name__.lower(), **fields}
+    return {"decision": type(decision).__name__.lower(), **asdict(decision)}

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,37 +48,40 @@ def load_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArra
 
 def open_index(files: Files, refs: tuple[SegmentRef, ...], space: Space) -> Index:
     """Map the segments of a version."""
-    members = [(unpack(files.map(ref.file)), load_ended(files, ref)) for ref in refs]
-    return Index(space, members)
+    return Index(space, [(unpack(files.map(ref.file)), load_ended(files, ref)) for ref in refs])
 
 
-def _ended_of(files: Files, ref: SegmentRef) -> dict[int, int]:
-    slots, until = load_ended(files, ref)
-    return dict(zip(slots.tolist(), until.tolist(), strict=True))
+class LiveSegment(NamedTuple):
+    """A segment of the live queries, with the end times of terminated slots."""
 
-
-@dataclass
-class _Member:
     ref: SegmentRef
     segment: Segment
     ended: dict[int, int]
+
+    @classmethod
+    def open(cls, files: Files, ref: SegmentRef) -> LiveSegment:
+        """Map a segment of a recorded version."""
+        slots, until = load_ended(files, ref)
+        ended = dict(zip(slots.tolist(), until.tolist(), strict=True))
+        return cls(ref, unpack(files.map(ref.file)), ended)
+
+    def survivors(self) -> pa.Table:
+        """Return the queries that a point may still match, with their end times."""
+        queries = self.segment.queries()
+        until = np.array(queries["live_until"].to_numpy())
+        for slot, end in self.ended.items():
+            until[slot] = min(until[slot], end)
+        start = queries["live_from"].to_numpy()
+        column = queries.schema.get_field_index("live_until")
+        queries = queries.set_column(column, queries.schema.field(column), pa.array(until))
+        return queries.filter(pa.array(until > start))
 
 
 class QuerySet:
     """Live queries of a state directory at the newest log position that was applied.
 
-    Parameters
-    ----------
-    store
-        Records versions.
-    log
-        Source of requests.
-    rules
-        Decide which requests are admitted.
-    keep
-        Whether versions are recorded; a reader replays the log in memory only.
-    guard
-        Blocks users and counts the requests of each; None admits all users.
+    With ``record`` false, versions are not recorded: a reader replays the log in memory only.
+    ``guard`` blocks users and counts the requests of each; None admits all users.
     """
 
     def __init__(
@@ -87,26 +90,17 @@ class QuerySet:
         log: QueryLog,
         rules: Rules,
         *,
-        keep: bool = True,
+        record: bool = True,
         guard: GuardState | None = None,
     ) -> None:
-        self._keep = keep
+        self._record = record
         self.guard = guard
         self._store = store
         self._log = log
         self._rules = rules
         self._files = segment_files(store)
-        self._members: list[_Member] = []
-        self._next_file = 0
-        self.version = IndexVersion(0, 0, ())
-        self._load(version_at(store) or self.version)
-
-    def _load(self, version: IndexVersion) -> None:
-        self.version = version
-        self._members = [
-            _Member(ref, unpack(self._files.map(ref.file)), _ended_of(self._files, ref))
-            for ref in version.segments
-        ]
+        self.version = version_at(store) or IndexVersion(0, 0, ())
+        self.segments = [LiveSegment.open(self._files, ref) for ref in self.version.segments]
         used = [int(Path(name).stem.split("-")[0]) for name in self._files.names()]
         self._next_file = max(used, default=0) + 1
 
@@ -119,31 +113,32 @@ class QuerySet:
             return version
         if upto == self.version.position:
             return self.version
-        first = self.version.rows
-        replay = Replay(first) if self.guard is None else self.guard.replay(first)
+        replay = Replay(self.version.rows)
+        if self.guard is not None:
+            replay = Replay(self.version.rows, self.guard.guard, self.guard.now)
         refused: list[Refused] = []
         touched: set[str] = set()
         for item in replay.parts(self._log.read(self.version.position, upto)):
             if isinstance(item, Eviction):
                 touched |= self._evict(item.key)
                 continue
-            admission = admit(item.block, 0, self._rules, self.lookup).placed(item.positions)
+            admission = admit(item.block, self._rules, self.lookup, item.positions)
             replay.count(item, admission)
             refused += admission.refused
             touched |= self._end(admission.ended)
             if admission.queries.num_rows:
                 self._add(admission.queries)
-        if self._keep:
+        if self._record:
             self._write_ended(touched, upto)
-        counted = [] if self.guard is None else self.guard.count(replay, record=self._keep)
+        counted = [] if self.guard is None else self.guard.count(replay, record=self._record)
         refused = sorted([*refused, *replay.rejections()], key=lambda item: item.position)
         self.version = IndexVersion(
             upto,
             replay.rows,
-            tuple(member.ref for member in self._members),
+            tuple(ref for ref, _, _ in self.segments),
             tuple(dataclasses.astuple(item) for item in refused),
         )
-        if self._keep:
+        if self._record:
             self._store.record(self.version.fact(), *counted)
         return self.version
 
@@ -153,8 +148,8 @@ class QuerySet:
         keys_of = self.guard.guard.keys_of
         ended = {
             (number, slot): TIME_MIN
-            for number, member in enumerate(self._members)
-            for slot in np.flatnonzero(keys_of(member.segment.users) == np.uint64(key)).tolist()
+            for number, (_, segment, _) in enumerate(self.segments)
+            for slot in np.flatnonzero(keys_of(segment.users) == np.uint64(key)).tolist()
         }
         return self._end(ended)
 
@@ -166,17 +161,11 @@ class QuerySet:
             for fields in version.refused
         ]
 
-    def segments(self) -> Iterator[tuple[SegmentRef, Segment, dict[int, int]]]:
-        """Yield each segment with its reference and its terminated slots."""
-        for member in self._members:
-            yield member.ref, member.segment, member.ended
-
     def bounds(self, limit: int) -> NDArray[np.float64]:
         """Return the bounds ``x0, y0, x1, y1`` of a sample of queries, for estimates."""
         found = [np.empty((0, 4))]
-        for member in self._members:
-            segment = member.segment
-            step = max(1, -(-self.size // limit))
+        step = max(1, -(-self.size // limit))
+        for _, segment, _ in self.segments:
             boxes = np.array(segment.boxes[::step])
             circle = segment.kinds[::step] == CIRCLE
             boxes[circle, 2:] = boxes[circle, :2]
@@ -186,71 +175,58 @@ class QuerySet:
     @property
     def size(self) -> int:
         """Number of queries in segments, including terminated ones."""
-        return sum(member.ref.size for member in self._members)
+        return sum(ref.size for ref, _, _ in self.segments)
 
     def predicates(self, file: str) -> tuple[str, ...]:
         """Return the distinct predicate texts of a segment."""
-        for member in self._members:
-            if member.ref.file == file:
-                return member.segment.predicate_texts
+        for ref, segment, _ in self.segments:
+            if ref.file == file:
+                return segment.predicate_texts
         return unpack(self._files.map(file)).predicate_texts
 
     def lookup(self, ids: pa.Array) -> dict[int, list[Known]]:
         """Return the earlier queries of some identifiers, by index in the array."""
         known: dict[int, list[Known]] = defaultdict(list)
-        for number, member in enumerate(self._members):
-            segment = member.segment
-            places, slots = segment.find(ids)
-            for place, slot in zip(places.tolist(), slots.tolist(), strict=True):
+        for number, (_, segment, ended) in enumerate(self.segments):
+            indices, slots = segment.find(ids)
+            for index, slot in zip(indices.tolist(), slots.tolist(), strict=True):
                 start = TIME_MIN if segment.live_from is None else int(segment.live_from[slot])
-                until = member.ended.get(slot, TIME_MAX)
+                until = ended.get(slot, TIME_MAX)
                 if segment.live_until is not None:
                     until = min(until, int(segment.live_until[slot]))
                 if start < until:
                     user_id = segment.users[slot].as_py()
-                    known[place].append(Known((number, slot), user_id, start, until))
+                    known[index].append(Known((number, slot), user_id, start, until))
         return known
 
     def _end(self, ended: Mapping[tuple[int, int], int]) -> set[str]:
         for (number, slot), until in ended.items():
-            self._members[number].ended[slot] = until
-        return {self._members[number].ref.file for number, _ in ended}
+            self.segments[number].ended[slot] = until
+        return {self.segments[number].ref.file for number, _ in ended}
 
     def _add(self, queries: pa.Table) -> None:
         """Build a segment of new queries, merged with the smaller segments before it."""
-        start = len(self._members)
+        start = len(self.segments)
         total = queries.num_rows
-        while start > 0 and self._members[start - 1].ref.size < TIER * total:
+        while start > 0 and self.segments[start - 1].ref.size < TIER * total:
             start -= 1
-            total += self._members[start].ref.size
-        absorbed = [_survivors(member) for member in self._members[start:]]
+            total += self.segments[start].ref.size
+        absorbed = [live.survivors() for live in self.segments[start:]]
         segment = build_segment(pa.concat_tables([*absorbed, queries]), self._rules.space)
-        name = f"{self._next_file:010d}.seg"
+        ref = SegmentRef(f"{self._next_file:010d}.seg", None, segment.size)
         self._next_file += 1
-        size = segment.size
-        if self._keep:
-            self._files.write(name, pack(segment))
+        if self._record:
+            self._files.write(ref.file, pack(segment))
             # The kernel can evict pages of the mapped copy, but not of the one in memory.
-            segment = unpack(self._files.map(name))
-        self._members[start:] = [_Member(SegmentRef(name, None, size), segment, {})]
+            segment = unpack(self._files.map(ref.file))
+        self.segments[start:] = [LiveSegment(ref, segment, {})]
 
     def _write_ended(self, touched: set[str], position: int) -> None:
-        for member in self._members:
-            if member.ref.file in touched:
-                name = f"{Path(member.ref.file).stem}-{position}.seg"
-                slots = np.fromiter(member.ended.keys(), np.int64, len(member.ended))
-                until = np.fromiter(member.ended.values(), np.int64, len(member.ended))
+        for number, (ref, segment, ended) in enumerate(self.segments):
+            if ref.file in touched:
+                name = f"{Path(ref.file).stem}-{position}.seg"
+                slots = np.fromiter(ended.keys(), np.int64, len(ended))
+                until = np.fromiter(ended.values(), np.int64, len(ended))
                 self._files.write(name, {"slots": slots, "until": until})
-                member.ref = dataclasses.replace(member.ref, ended=name)
-
-
-def _survivors(member: _Member) -> pa.Table:
-    """Return the queries of a segment that a point may still match, with their end times."""
-    queries = member.segment.queries()
-    until = np.array(queries["live_until"].to_numpy())
-    for slot, end in member.ended.items():
-        until[slot] = min(until[slot], end)
-    start = queries["live_from"].to_numpy()
-    place = queries.schema.get_field_index("live_until")
-    queries = queries.set_column(place, queries.schema.field(place), pa.array(until))
-    return queries.filter(pa.array(until > start))
+                changed = dataclasses.replace(ref, ended=name)
+                self.segments[number] = LiveSegment(changed, segment, ended)

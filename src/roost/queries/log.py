@@ -14,14 +14,17 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from roost.errors import ConfigError
+from roost.model.columns import stream_bytes
 from roost.storage.append_log import AppendLog
+from roost.storage.private import state_folder
 
 ENTRY_ROWS_MAX = 1 << 17
 _KIND = b"roost.kind"
 
 
 class Kind(IntEnum):
-    """What an entry is: requests, requests that Spark has counted, or those counts."""
+    """Kind of an entry: requests, requests that Spark has counted, or these counts."""
 
     REQUESTS = 0
     COUNTED = 1
@@ -42,46 +45,29 @@ def marked(block: pa.Table, kind: Kind = Kind.REQUESTS) -> pa.Table:
 class QueryLog(Protocol):
     """A query log, in SQLite or Kafka.
 
-    ``private`` says that only Roost writes to it, so that it can hold tallies.
+    Only Roost writes to a ``private`` log, so it can store tallies.
     """
 
     private: bool
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
-        """Add requests at the end; returns the position after them.
+        """Append requests; returns the position after them.
 
-        A log that stores tags adds a block whose tag it has seen before only once. With a tally,
-        the requests have been counted by user already.
+        A log that stores tags appends a block of the same tag once. With a tally, the requests are
+        already counted by user.
         """
 
     def close(self) -> None:
         """Close files and connections."""
 
     def end(self) -> int:
-        """Position after the last entry."""
+        """Return the position after the last entry."""
 
     def read(self, after: int, upto: int) -> Iterator[pa.Table]:
         """Yield the entries ``after + 1 .. upto`` in order.
 
-        A message that is no table of requests comes as a table with the text column
-        ``malformed``. :func:`kind_of` returns the kind of an entry.
+        A message that is not a request is a table with the text column ``malformed``.
         """
-
-
-def encode_block(block: pa.Table) -> bytes:
-    """Arrow stream of a block of requests, compressed."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, block.schema, options=options) as writer:
-        writer.write_table(block)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def decode_block(data: bytes) -> pa.Table:
-    """Inverse of :func:`encode_block`."""
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_all()
 
 
 class SqliteQueryLog:
@@ -104,12 +90,12 @@ class SqliteQueryLog:
         self.entries = AppendLog(path)
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
-        """Add requests at the end, unless the tag was used before; returns the end."""
+        """Append requests, unless the tag was used before; returns the end."""
         tables = [(block, Kind.REQUESTS)]
         if tally is not None:
             tables = [(block, Kind.COUNTED), (tally, Kind.TALLY)]
         entries = (
-            (encode_block(marked(table).slice(start, ENTRY_ROWS_MAX)), int(kind))
+            (stream_bytes(marked(table).slice(start, ENTRY_ROWS_MAX)), int(kind))
             for table, kind in tables
             for start in range(0, table.num_rows, ENTRY_ROWS_MAX)
         )
@@ -122,8 +108,26 @@ class SqliteQueryLog:
     def read(self, after: int, upto: int) -> Iterator[pa.Table]:
         """Yield the entries ``after + 1 .. upto`` in order."""
         for data, kind in self.entries.read(after, upto):
-            yield marked(decode_block(data), Kind(kind))
+            yield marked(pa.ipc.open_stream(data).read_all(), Kind(kind))
 
     def close(self) -> None:
         """Close the file."""
         self.entries.close()
+
+
+def kafka_address(text: str, key: str) -> tuple[str, str]:
+    """Return brokers and topic of ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``."""
+    brokers, _, topic = text.removeprefix("kafka://").partition("/")
+    ports = (broker.rpartition(":")[2] for broker in brokers.split(","))
+    if not text.startswith("kafka://") or not topic or not all(map(str.isdecimal, ports)):
+        raise ConfigError(key, text, "kafka://HOST:PORT[,HOST:PORT]/TOPIC")
+    return brokers, topic
+
+
+def open_log(address: str | None, folder: Path) -> QueryLog:
+    """Open a Kafka topic or, without an address, the SQLite log of a state directory."""
+    if address is None:
+        return SqliteQueryLog(state_folder(folder) / "queries.db")
+    from roost.queries.kafka_log import KafkaQueryLog  # needs an optional package
+
+    return KafkaQueryLog(*kafka_address(address, "queries.log"))

@@ -1,14 +1,16 @@
-"""Queries of a partition: those whose range overlaps it.
+"""Queries by cell: the queries of a partition, and a histogram of all live queries.
 
 Queries are mapped files that every machine can read, so they are not copied when a partition moves:
 its new machine reads the lists of its cells (:mod:`roost.kernel.preload`). The statistics of a
-partition are computed from its queries.
+partition are computed from the queries whose range overlaps it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +19,13 @@ from roost.balance import Partition
 from roost.kernel import Segment, unpack
 from roost.model.records import TIME_MAX
 from roost.model.space import Space
-from roost.queries.live import load_ended
+from roost.queries.live import LiveSegment, load_ended
 from roost.queries.versions import SegmentRef
 from roost.storage.files import Files
-from roost.workload import query_ranges
+from roost.workload import EulerHistogram, query_ranges
 
-SEGMENTS_KEPT = 16
-PARTS_KEPT = 4096
+SEGMENTS_CACHED = 16
+PARTS_CACHED = 4096
 
 
 def bounds_of(partition: Partition, space: Space) -> tuple[float, float, float, float]:
@@ -36,60 +38,50 @@ def bounds_of(partition: Partition, space: Space) -> tuple[float, float, float, 
     return x0, y0, x1, y1
 
 
-@dataclass(frozen=True, eq=False)
-class _Whole:
-    """A segment with the box and the inclusive cell range of each shape."""
-
-    segment: Segment
-    owners: NDArray[np.int64]
-    bounds: NDArray[np.float64]
-    ranges: NDArray[np.int32]
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Slots and ranges of a segment in a partition, one row for each shape."""
+class _Shapes(NamedTuple):
+    """Slots and inclusive cell ranges of a segment or a part of it, one row for each shape."""
 
     owners: NDArray[np.int64]
     ranges: NDArray[np.int32]
     live_until: NDArray[np.int64] | None
 
 
-@lru_cache(maxsize=SEGMENTS_KEPT)
-def _whole(files: Files, file: str, space: Space) -> _Whole:
+@lru_cache(maxsize=SEGMENTS_CACHED)
+def _whole(files: Files, file: str, space: Space) -> tuple[_Shapes, NDArray[np.float64]]:
+    """Return the shapes of a segment, and their boxes."""
     segment = unpack(files.map(file))
     owners, bounds = segment.bounds(space)
-    return _Whole(segment, owners, bounds, query_ranges(space.grid, bounds))
+    return _Shapes(owners, query_ranges(space.grid, bounds), segment.live_until), bounds
 
 
-@lru_cache(maxsize=PARTS_KEPT)
-def _part(files: Files, file: str, partition: Partition, space: Space) -> _Part:
-    whole = _whole(files, file, space)
+@lru_cache(maxsize=PARTS_CACHED)
+def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shapes:
+    whole, bounds = _whole(files, file, space)
     x0, y0, x1, y1 = bounds_of(partition, space)
     # The edges of a cell decide which cell a coordinate is in, so this is exact.
-    across = (whole.bounds[:, 2] >= x0) & (whole.bounds[:, 0] < x1)
-    rows = np.flatnonzero(across & (whole.bounds[:, 3] >= y0) & (whole.bounds[:, 1] < y1))
+    across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
+    rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
     owners = whole.owners[rows]
-    until = whole.segment.live_until
-    return _Part(owners, whole.ranges[rows], None if until is None else until[owners])
+    until = None if whole.live_until is None else whole.live_until[owners]
+    return _Shapes(owners, whole.ranges[rows], until)
 
 
 def slots_in(
     files: Files, refs: tuple[SegmentRef, ...], partition: Partition, space: Space
 ) -> dict[str, NDArray[np.int64]]:
     """Return the slots of each segment in a partition, including terminated ones."""
-    place = replace(partition, machines=(), parents=())
-    return {ref.file: np.unique(_part(files, ref.file, place, space).owners) for ref in refs}
+    area = replace(partition, machines=(), parents=())
+    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
 
 
 def live_ranges(
     files: Files, refs: tuple[SegmentRef, ...], partition: Partition, space: Space, now: int
 ) -> NDArray[np.int32]:
     """Return the cells of the queries in a partition that are live at an event time."""
-    place = replace(partition, machines=(), parents=())
+    area = replace(partition, machines=(), parents=())
     found = [np.empty((0, 4), np.int32)]
     for ref in refs:
-        part = _part(files, ref.file, place, space)
+        part = _part(files, ref.file, area, space)
         if part.live_until is None and ref.ended is None:
             found.append(part.ranges)
             continue
@@ -98,3 +90,47 @@ def live_ranges(
         live = (until > now) & ~np.isin(part.owners, slots[ends <= now])
         found.append(part.ranges[live])
     return np.concatenate(found)
+
+
+class QueryCounts:
+    """Histogram of the live queries, which the global planner reads every round.
+
+    Only segments and slots that have changed since the previous round are counted again.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        # By segment file: its shapes, and whether each slot is counted.
+        self._counted: dict[str, tuple[_Shapes, NDArray[np.bool_]]] = {}
+        self._histogram = EulerHistogram(space.columns, space.rows)
+
+    def update(self, segments: Iterable[LiveSegment], now: int) -> EulerHistogram:
+        """Count the queries of these segments that are live at an event time."""
+        before, self._counted = self._counted, {}
+        for ref, segment, ended in segments:
+            known = before.pop(ref.file) if ref.file in before else self._uncounted(segment)
+            shapes, counted = known
+            live = _live_slots(segment, ended, now)
+            self._count(shapes, counted, live)
+            self._counted[ref.file] = shapes, live
+        for shapes, counted in before.values():
+            self._count(shapes, counted, np.zeros_like(counted))
+        return self._histogram
+
+    def _uncounted(self, segment: Segment) -> tuple[_Shapes, NDArray[np.bool_]]:
+        owners, bounds = segment.bounds(self._space)
+        shapes = _Shapes(owners, query_ranges(self._space.grid, bounds), None)
+        return shapes, np.zeros(segment.size, np.bool_)
+
+    def _count(self, shapes: _Shapes, before: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:
+        for sign, changed in ((1, live & ~before), (-1, before & ~live)):
+            if changed.any():
+                self._histogram.add(shapes.ranges[changed[shapes.owners]], sign)
+
+
+def _live_slots(segment: Segment, ended: dict[int, int], now: int) -> NDArray[np.bool_]:
+    live = np.ones(segment.size, np.bool_)
+    if segment.live_until is not None:
+        live &= segment.live_until > now
+    live[[slot for slot, until in ended.items() if until <= now]] = False
+    return live

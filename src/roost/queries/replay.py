@@ -1,21 +1,20 @@
-"""Replay of new entries of the query log: which requests pass the guard, and what is counted.
+"""Replay of new entries of the query log: passes requests through the guard, and counts them.
 
 The guard checks entries one by one, before neighbours are joined to the blocks that admission reads
-at once. So requests of blocked users cost the time of the gate and no more, however small the
-entries are: they are neither admitted nor joined, and leave one dead-letter record for each user.
+at once. So requests of blocked users cost only the time of the gate, however small the entries are,
+and leave one dead-letter record for each user.
 
 A request counts for its user once it is admitted. A registration must also have become a query that
 can still match: otherwise queries that expire before they begin, or before the stream reaches them,
-or that are terminated in the same block, would be a free way to appear active elsewhere.
-
-Spark counts requests of a stream as they are sent. The replay corrects these counts by the result
-of admission.
+or that are terminated in the same block, would be a free way to appear active elsewhere. Spark
+counts requests of a stream as they are sent; the replay corrects these counts after admission.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from roost.guard import Guard
 from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED
 from roost.guard.tally import Tally
-from roost.guard.users import shown_name
+from roost.guard.users import shown
 from roost.model.columns import convert, record_at
 from roost.model.records import TIME_MIN, Reason
 from roost.queries.admission import Admission, Refused
@@ -55,28 +54,23 @@ class Eviction:
 
 @dataclass(slots=True)
 class _Rejection:
-    count: int
+    """Rejected requests of a user: positions, number, and the first of them."""
+
     first: int
-    last: int
     record: str
+    last: int = 0
+    count: int = 0
+
+    def add(self, count: int, last: int) -> None:
+        self.count += count
+        self.last = last
 
 
 class Replay:
-    """One replay of log entries.
+    """One replay of log entries, at the event time that the stream has reached.
 
-    Parameters
-    ----------
-    first
-        Requests before the first entry.
-    guard
-        Blocks users; None admits all of them and counts nothing.
-    now
-        Event time that the stream has reached.
-
-    Attributes
-    ----------
-    rows
-        Requests up to the last entry that was read.
+    :attr:`rows` counts requests up to the last entry that was read, ``first`` before it. Without a
+    guard, all users are admitted and no request is counted.
     """
 
     def __init__(self, first: int, guard: Guard | None = None, now: int = TIME_MIN) -> None:
@@ -88,18 +82,11 @@ class Replay:
 
     def parts(self, blocks: Iterable[pa.Table]) -> Iterator[Passed | Eviction]:
         """Yield the requests that pass, neighbours of one schema joined, and evictions."""
-        waiting: list[Passed] = []
-        for item in self._passing(blocks):
-            joins = isinstance(item, Passed) and bool(waiting) and _alike(waiting[0], item)
-            if waiting and not joins:
-                yield _joined(waiting)
-                waiting = []
-            if isinstance(item, Passed):
-                waiting.append(item)
+        for alike, group in groupby(self._passing(blocks), _schema_of):
+            if alike is None:
+                yield from group
             else:
-                yield item
-        if waiting:
-            yield _joined(waiting)
+                yield _joined([item for item in group if isinstance(item, Passed)])
 
     def _passing(self, blocks: Iterable[pa.Table]) -> Iterator[Passed | Eviction]:
         for block in blocks:
@@ -116,9 +103,7 @@ class Replay:
         """Check a block of requests, and cut it at evictions."""
         users = _texts(part.block, "user_id")
         admitted = guard.gate.judge(users, int(part.positions[0]))
-        admitted[_mask(users.is_null())] = (
-            True  # without a user; admission rejects it with a reason
-        )
+        admitted[_mask(users.is_null())] = True  # admission refuses requests without a user
         evictions = self._evictions(part, guard)
         admitted[list(evictions)] = True
         if not admitted.all():
@@ -132,21 +117,21 @@ class Replay:
 
     def _evictions(self, part: Passed, guard: Guard) -> dict[int, Eviction]:
         """Return the rows that terminate the queries of a user who is to be evicted."""
-        pending = guard.evictions()
+        pending = guard.blocks.evictions()
         if not pending or EVICTED not in part.block.column_names:
             return {}
         users = _texts(part.block, EVICTED)
-        asked = pc.equal(_texts(part.block, "op"), EVICT)
+        evict = pc.equal(_texts(part.block, "op"), EVICT)
         named = pc.is_in(users, value_set=pa.array(list(pending), pa.string()))
         found = {}
-        for row in np.flatnonzero(_mask(pc.and_kleene(asked, named))).tolist():
+        for row in np.flatnonzero(_mask(pc.and_kleene(evict, named))).tolist():
             key, since = pending[users[row].as_py()]
-            if int(part.positions[row]) > since and guard.evicted(key):
+            if int(part.positions[row]) > since and guard.blocks.record_eviction(key):
                 found[row] = Eviction(key)
         return found
 
     def _refuse(self, part: Passed, users: pa.Array, admitted: Mask) -> None:
-        """Count rejected requests; the log has the requests themselves."""
+        """Count rejected requests."""
         rows = np.flatnonzero(~admitted)
         kinds = np.where(admitted, np.int8(UNCOUNTED), np.int8(REFUSED))
         self._tallies.append(self._tally(users, kinds))
@@ -154,20 +139,11 @@ class Replay:
         indices = np.asarray(codes.indices)
         order = np.argsort(indices, kind="stable")
         pieces = np.split(rows[order], np.cumsum(np.bincount(indices))[:-1])
-        for user, mine in zip(codes.dictionary.to_pylist(), pieces, strict=True):
-            first, last = part.positions[mine[[0, -1]]].tolist()
-            self._write(user, len(mine), first, last, part.block, int(mine[0]))
-
-    def _write(
-        self, user: str, count: int, first: int, last: int, block: pa.Table | None, row: int
-    ) -> None:
-        known = self._rejections.get(user)
-        if known is None:
-            record = "{}" if block is None else record_at(block, row)
-            self._rejections[user] = _Rejection(count, first, last, record)
-        else:
-            known.count += count
-            known.last = last
+        for user, selected in zip(codes.dictionary.to_pylist(), pieces, strict=True):
+            first, last = part.positions[selected[[0, -1]]].tolist()
+            if user not in self._rejections:
+                self._rejections[user] = _Rejection(first, record_at(part.block, int(selected[0])))
+            self._rejections[user].add(len(selected), last)
 
     def _add_tally(self, tally: Tally, first: int) -> None:
         """Add the counts of Spark."""
@@ -175,8 +151,9 @@ class Replay:
             return
         self._tallies.append(tally)
         for row in np.flatnonzero(tally.counts[:, 2]).tolist():
-            count = int(tally.counts[row, 2])
-            self._write(tally.names[row].as_py(), count, first + row, first + row, None, 0)
+            known = _Rejection(first + row, "{}")
+            rejection = self._rejections.setdefault(tally.names[row].as_py(), known)
+            rejection.add(int(tally.counts[row, 2]), first + row)
 
     def count(self, part: Passed, admission: Admission) -> None:
         """Count the requests of a block that were admitted."""
@@ -209,14 +186,12 @@ class Replay:
 
     def rejections(self) -> list[Refused]:
         """Return a dead-letter record for each user who was rejected."""
-        guard = self._guard
-        if guard is None:
-            return []
         found = []
         for user, rejection in self._rejections.items():
-            since = guard.gate.refusal(user) or "at that time"
+            assert self._guard is not None, "only a guard rejects"
+            since = self._guard.gate.refusal(user) or "at that time"
             detail = (
-                f"user {shown_name(user)!r} is blocked {since}: {rejection.count} requests at "
+                f"user {shown(user)!r} is blocked {since}: {rejection.count} requests at "
                 f"positions {rejection.first} to {rejection.last}"
             )
             found.append(Refused(rejection.first, Reason.BLOCKED, detail, rejection.record))
@@ -233,9 +208,9 @@ def _mask(values: pa.Array) -> Mask:
     return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), bool)
 
 
-def _alike(one: Passed, other: Passed) -> bool:
-    same: bool = one.counted == other.counted and one.block.schema == other.block.schema
-    return same
+def _schema_of(item: Passed | Eviction) -> tuple[bool, pa.Schema] | None:
+    """Return what requests must have in common to be joined."""
+    return (item.counted, item.block.schema) if isinstance(item, Passed) else None
 
 
 def _joined(parts: list[Passed]) -> Passed:
@@ -250,20 +225,19 @@ def _joined(parts: list[Passed]) -> Passed:
 
 def _taken(part: Passed, start: int, stop: int, admitted: Mask) -> Iterator[Passed]:
     """Yield the admitted rows of a range, if there are any."""
-    mine = admitted[start:stop]
-    if mine.any():
+    selected = admitted[start:stop]
+    if selected.any():
         block = part.block.slice(start, stop - start)
-        if not mine.all():
-            block = block.filter(pa.array(mine))
-        yield Passed(block, part.positions[start:stop][mine], part.counted)
+        if not selected.all():
+            block = block.filter(pa.array(selected))
+        yield Passed(block, part.positions[start:stop][selected], part.counted)
 
 
 def _lasting(admission: Admission, now: int) -> NDArray[np.int64]:
     """Return the log positions of registrations that became queries which can still match."""
     queries = admission.queries
-    born = queries["created_position"].to_numpy()
-    until = queries["live_until"].to_numpy()
-    lasting: NDArray[np.int64] = born[
-        (until > queries["live_from"].to_numpy()) & (until > now)
-    ].astype(np.int64)
+    positions, start, until = (
+        queries[name].to_numpy() for name in ("created_position", "live_from", "live_until")
+    )
+    lasting: NDArray[np.int64] = positions[(until > start) & (until > now)].astype(np.int64)
     return lasting

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from roost.model.schemas import TIMESTAMP
@@ -15,7 +13,7 @@ from roost.storage.store import View
 WORLD = Rect(-180.0, -90.0, 180.0, 90.0)
 
 
-def attribute_schema(pairs: list[list[str]]) -> pa.Schema | None:
+def _attribute_schema(pairs: list[list[str]]) -> pa.Schema | None:
     """Rebuild the schema of the points' attributes from the recorded settings."""
     fields = []
     for name, text in pairs:
@@ -36,7 +34,10 @@ def rules_of(view: View) -> Rules:
         return Rules(space, pa.string(), TIMESTAMP)
     id_type = pa.int64() if meta["query_id_type"] == "int64" else pa.string()
     time_type = pa.int64() if meta["types"][1] == "int64" else TIMESTAMP
-    attributes = attribute_schema(meta["attributes"])
+    attributes = _attribute_schema(meta["attributes"])
+    stored = None
+    if "window" in meta and attributes is not None:
+        stored = pa.schema([attributes.field(name) for name in meta["window_attributes"]])
     return Rules(
         Space.from_json(meta["space"]),
         id_type,
@@ -44,13 +45,6 @@ def rules_of(view: View) -> Rules:
         attributes,
         meta.get("polygon_vertices_max", POLYGON_VERTICES_MAX),
         "window" in meta,
-        _kept(meta, attributes),
+        stored,
         pa.int64() if meta["types"][0] == "int64" else pa.string(),
     )
-
-
-def _kept(meta: dict[str, Any], attributes: pa.Schema | None) -> pa.Schema | None:
-    """Return the attributes that the window stores, if known."""
-    if "window" not in meta or attributes is None:
-        return None
-    return pa.schema([attributes.field(name) for name in meta["window_attributes"]])

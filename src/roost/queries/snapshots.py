@@ -19,31 +19,29 @@ from roost.window.snapshot import SnapshotQuery
 def check_snapshot(question: SnapshotQuery, rules: Rules) -> None:
     """Validate a snapshot query by the rules of requests.
 
-    Raises
-    ------
-    RequestError
-        With the reason that a request with this query would be refused for.
-    ConfigError
-        If an aggregate does not fit the points.
+    Raises :class:`RequestError` with the reason for which a request with this query would be
+    refused, and :class:`ConfigError` if an aggregate does not fit the points.
     """
     shape = question.shape
     if question.nearest is not None:
         if not isinstance(shape, Circle):
-            raise RequestError(Reason.MISSING_FIELD, "k nearest takes a circle around a place")
+            raise RequestError(Reason.MISSING_FIELD, "nearest requires a circle")
         number = isinstance(question.nearest, int) and not isinstance(question.nearest, bool)
         if not number or question.nearest < 1:
-            raise RequestError(Reason.WRONG_TYPE, "k nearest takes a whole number from 1 up")
+            raise RequestError(Reason.WRONG_TYPE, "nearest takes a whole number from 1 up")
         if question.aggregate is not None:
-            raise RequestError(Reason.MALFORMED, "takes nearest or aggregates, not both")
+            raise RequestError(Reason.MALFORMED, "takes nearest or aggregate, not both")
         if question.since is not None or question.until is not None:
-            raise RequestError(Reason.MALFORMED, "k nearest takes no times, only the window's")
+            raise RequestError(
+                Reason.MALFORMED, "nearest takes no times: it covers the whole window"
+            )
         if math.isinf(shape.radius) and shape.radius > 0:
             shape = Circle(shape.cx, shape.cy, 0.0)
     for instant in (question.since, question.until):
         _check_instant(instant, rules)
     if question.aggregate is not None and rules.attributes is not None:
         question.aggregate.result_schema(rules.attributes, rules.point_id_type)
-    if question.predicate is None and (shape is None or _is_plain(shape)):
+    if question.predicate is None and (shape is None or _is_valid_box(shape)):
         return
     inside = rules.space.bounds
     whole = Box(inside.x0, inside.y0, inside.x1, inside.y1)
@@ -53,7 +51,7 @@ def check_snapshot(question: SnapshotQuery, rules: Rules) -> None:
     anywhere = replace(
         rules, id_type=pa.string(), space=replace(rules.space, outside=Outside.EXACT)
     )
-    refused = admit(block, 0, anywhere, lambda ids: {}).refused
+    refused = admit(block, anywhere).refused
     if refused:
         raise RequestError(refused[0].reason, refused[0].detail)
 
@@ -68,8 +66,7 @@ def _check_instant(instant: Instant | None, rules: Rules) -> None:
         raise RequestError(Reason.WRONG_TYPE, "times of this stream are whole numbers")
 
 
-def _is_plain(shape: Box | Circle | Polygon) -> bool:
-    """Return whether a shape is a valid box."""
+def _is_valid_box(shape: Box | Circle | Polygon) -> bool:
     if not isinstance(shape, Box):
         return False
     finite = all(map(math.isfinite, (shape.x0, shape.y0, shape.x1, shape.y1)))

@@ -26,7 +26,7 @@ class IndexVersion:
     """Segments that hold the queries of a log position.
 
     ``rows`` counts requests up to the position. ``refused`` has the requests refused since the
-    previous version, as lists of the fields of a dead-letter record.
+    previous version, as fields of dead-letter records.
     """
 
     position: int

@@ -22,8 +22,7 @@ from roost.model.records import Request, request_record
 from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Space
 from roost.queries.guard_state import GuardState, stamp
-from roost.queries.log import QueryLog
-from roost.queries.open_log import open_log
+from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
 from roost.runtime.executor import Executor, Inputs, SliceInputs
 from roost.runtime.loop import BatchLoop, Sink

@@ -21,9 +21,8 @@ from roost.errors import StateError
 from roost.kernel.cells import locate_cells
 from roost.model.records import TIME_MIN
 from roost.model.space import Space
-from roost.queries.counts import QueryCounts
 from roost.queries.live import QuerySet
-from roost.queries.partitions import live_ranges
+from roost.queries.partitions import QueryCounts, live_ranges
 from roost.queries.versions import SegmentRef
 from roost.stages.contract import (
     Batch,
@@ -118,7 +117,7 @@ class CellStage(Stage):
 
     def histogram(self, now: int) -> EulerHistogram:
         """Count the live queries by cell."""
-        return self._counts.update(self.queries.segments(), now)
+        return self._counts.update(self.queries.segments, now)
 
     def prepare(self, batch: Batch) -> CountingTask:
         """Return the task of a batch, with the number of queries that move."""
