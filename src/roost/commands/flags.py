@@ -71,7 +71,7 @@ def request_of(arguments: argparse.Namespace, rules: Rules) -> Request:
     )
 
 
-def question_of(arguments: argparse.Namespace, rules: Rules) -> SnapshotQuery:
+def snapshot_query_of(arguments: argparse.Namespace, rules: Rules) -> SnapshotQuery:
     """Return the query of ``roost snapshot``."""
     shape = read_shape(arguments)
     if arguments.at is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_snapshot(
-    state: Path, question: SnapshotQuery, master: str, *, encrypt: bool = False
+    state: Path, snapshot: SnapshotQuery, master: str, *, encrypt: bool = False
 ) -> Answer:
     """Run a snapshot query in a Spark session of its own."""
     from roost.engine.session import make_session
@@ -28,7 +28,7 @@ def run_snapshot(
 
     spark = make_session(master, {}, encrypt=encrypt)
     with closing(Snapshots(state, spark)) as snapshots:
-        return snapshots.ask(question)
+        return snapshots.ask(snapshot)
 
 
 def _write_json(table: pa.Table, path: Path) -> None:

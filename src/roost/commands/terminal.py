@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from roost.commands.flags import question_of, request_of
+from roost.commands.flags import request_of, snapshot_query_of
 from roost.commands.guard import guard_listing, guard_log, send_command
 from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
@@ -99,25 +99,25 @@ def snapshot_command(arguments: argparse.Namespace) -> None:
         takes = "a state directory: it has no state.db"
         raise ConfigError("STATE_DIR", str(arguments.state), takes)
     with closing(Store(arguments.state, durable=False)) as store:
-        question = question_of(arguments, rules_of(store))
-    answer = run_snapshot(arguments.state, question, arguments.master, encrypt=arguments.encrypt)
+        query = snapshot_query_of(arguments, rules_of(store))
+    result = run_snapshot(arguments.state, query, arguments.master, encrypt=arguments.encrypt)
     if arguments.out is None:
-        _print_result(answer, arguments.limit)
+        _print_result(result, arguments.limit)
     else:
-        write_result(answer.table, arguments.out)
-        print(f"{_summary(answer)}, written to {arguments.out}", file=sys.stderr)
+        write_result(result.table, arguments.out)
+        print(f"{_summary(result)}, written to {arguments.out}", file=sys.stderr)
 
 
-def _summary(answer: Answer) -> str:
-    return f"{answer.table.num_rows:,} rows as of batch {answer.batch_id}"
+def _summary(result: Answer) -> str:
+    return f"{result.table.num_rows:,} rows as of batch {result.batch_id}"
 
 
-def _print_result(answer: Answer, limit: int) -> None:
-    table = answer.table.select(answer.table.column_names[1:])  # the first is the batch
+def _print_result(result: Answer, limit: int) -> None:
+    table = result.table.select(result.table.column_names[1:])  # the first is the batch
     rows = (row.values() for row in table.slice(0, limit).to_pylist())
     left = table.num_rows - limit
     more = f" ({left:,} more; see --limit and --out)" if left > 0 else ""
-    _print(_table(table.column_names, rows), f"{_summary(answer)}{more}")
+    _print(_table(table.column_names, rows), f"{_summary(result)}{more}")
 
 
 # -- roost guard

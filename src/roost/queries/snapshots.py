@@ -16,36 +16,36 @@ from roost.queries.admission import Rules, admit
 from roost.window.snapshot import SnapshotQuery
 
 
-def check_snapshot(question: SnapshotQuery, rules: Rules) -> None:
+def check_snapshot(snapshot: SnapshotQuery, rules: Rules) -> None:
     """Validate a snapshot query by the rules of requests.
 
     Raises :class:`RequestError` with the reason for which a request with this query would be
     refused, and :class:`ConfigError` if an aggregate does not fit the points.
     """
-    shape = question.shape
-    if question.nearest is not None:
+    shape = snapshot.shape
+    if snapshot.nearest is not None:
         if not isinstance(shape, Circle):
             raise RequestError(Reason.MISSING_FIELD, "nearest requires a circle")
-        number = isinstance(question.nearest, int) and not isinstance(question.nearest, bool)
-        if not number or question.nearest < 1:
+        number = isinstance(snapshot.nearest, int) and not isinstance(snapshot.nearest, bool)
+        if not number or snapshot.nearest < 1:
             raise RequestError(Reason.WRONG_TYPE, "nearest takes a whole number from 1 up")
-        if question.aggregate is not None:
+        if snapshot.aggregate is not None:
             raise RequestError(Reason.MALFORMED, "takes nearest or aggregate, not both")
-        if question.since is not None or question.until is not None:
+        if snapshot.since is not None or snapshot.until is not None:
             raise RequestError(
                 Reason.MALFORMED, "nearest takes no times: it covers the whole window"
             )
         if math.isinf(shape.radius) and shape.radius > 0:
             shape = Circle(shape.cx, shape.cy, 0.0)
-    for instant in (question.since, question.until):
+    for instant in (snapshot.since, snapshot.until):
         _check_instant(instant, rules)
-    if question.aggregate is not None and rules.attributes is not None:
-        question.aggregate.result_schema(rules.attributes, rules.point_id_type)
-    if question.predicate is None and (shape is None or _is_valid_box(shape)):
+    if snapshot.aggregate is not None and rules.attributes is not None:
+        snapshot.aggregate.result_schema(rules.attributes, rules.point_id_type)
+    if snapshot.predicate is None and (shape is None or _is_valid_box(shape)):
         return
     inside = rules.space.bounds
     whole = Box(inside.x0, inside.y0, inside.x1, inside.y1)
-    query = Query("", whole if shape is None else shape, "", question.predicate)
+    query = Query("", whole if shape is None else shape, "", snapshot.predicate)
     block = pa.Table.from_pylist([request_record(query)])
     # A shape outside the bounds is valid; its result is empty.
     anywhere = replace(
