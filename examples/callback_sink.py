@@ -1,10 +1,10 @@
-"""Hand matches to a Python function as they come, beside the Parquet files.
+"""Pass matches to a Python function, in addition to the Parquet files.
 
-A sink is given a batch before the batch is committed. A driver that dies in between repeats the
-batch, so a sink may see the same batch id twice with the same matches. One that remembers the last
-batch it has finished, as here, counts each match once.
+A sink receives a batch before the batch is committed. If the driver fails in between, the batch
+runs again, and the sink receives the same matches under the same batch id. This sink counts the
+matches of a batch only after its commit, so it counts each match once.
 
-Run it with ``python examples/callback_sink.py [FOLDER]``; it takes a fresh folder.
+Run it with ``python examples/callback_sink.py [FOLDER]``, with a new folder.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CITIES = {
 
 
 class Alerts:
-    """Counts large values by city, and each batch once."""
+    """Counts large values by city, each batch once."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._open: tuple[int, Counter[str]] | None = None
 
-    def take(self, batch_id: int, matches: pa.Table) -> None:
-        """Take a part of a batch; a large batch comes in several parts."""
+    def receive(self, batch_id: int, matches: pa.Table) -> None:
+        """Receive matches of a batch; a large batch arrives in several tables."""
         if self._open is None or self._open[0] != batch_id:
             self._open = (batch_id, Counter())
         self._open[1].update(matches["query_id"].to_pylist())
 
     def finish(self, batch_id: int) -> None:
-        """Add a batch that is committed: it will not come again."""
+        """Add a committed batch, which will not be repeated."""
         if self._open is not None and self._open[0] == batch_id:
             self.counts += self._open[1]
 
@@ -56,7 +56,7 @@ def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
     with Pipeline(
         config,
         spark=spark,
-        sinks=[CallbackSink(alerts.take)],
+        sinks=[CallbackSink(alerts.receive)],
         on_batch=lambda commit: alerts.finish(commit.batch_id),
     ) as pipeline:
         for name, (lon, lat) in CITIES.items():

@@ -1,7 +1,7 @@
-"""Ask a few standing questions of the bundled pickups and count the answers.
+"""Match the bundled sample of pickups with a few queries and count the matches.
 
-Run it with ``python examples/quick_start.py [FOLDER]``. Running it again with the same folder finds
-that everything is done already, and only prints.
+Run it with ``python examples/quick_start.py [FOLDER]``. A second run with the same folder has no
+new points, and prints the same counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roost import Box, Circle, Pipeline, Polygon, Query, RunConfig
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUESTIONS = (
+QUERIES = (
     Query("midtown", Box(-73.995, 40.745, -73.970, 40.765)),
     Query("jfk", Circle(-73.7781, 40.6413, 1500.0)),
     Query(
@@ -40,7 +40,7 @@ QUESTIONS = (
 
 
 def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
-    """Match the sample and return the number of matches of each query."""
+    """Match the sample; returns the number of matches of each query."""
     points = resources.files("roost") / "data" / "sample_points.parquet"
     config = RunConfig(
         points={"path": points},
@@ -49,7 +49,7 @@ def main(out: Path, spark: SparkSession | None = None) -> Counter[str]:
     )
     with Pipeline(config, spark=spark) as pipeline:
         if pipeline.log.end() == 0:
-            pipeline.request(*QUESTIONS)
+            pipeline.request(*QUERIES)
         report = pipeline.run()
     print(f"{report['points']:,} points, {report['matches']:,} matches")
     matches = pq.read_table(out / "matches", columns=["query_id"])

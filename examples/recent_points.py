@@ -1,10 +1,10 @@
-"""Ask about the last ten seconds of a stream: at every batch, and whenever you like.
+"""Query the last ten seconds of a stream: after every batch, and ad hoc.
 
-A window keeps the points that count now. A standing query with ``aggregate`` or ``nearest`` is
-answered after every batch, from the points that came while it was there. A snapshot asks about
-whatever the window holds at the moment, and says of which batch its answer is true.
+A window holds the most recent points. A standing query with ``aggregate`` or ``nearest`` has a
+result after every batch, computed from the points that arrived since the query was registered. A
+snapshot query reads the current window, and its result names the batch that the window belongs to.
 
-Run it with ``python examples/recent_points.py [FOLDER]``; it takes a fresh folder.
+Run it with ``python examples/recent_points.py [FOLDER]``, with a new folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from roost.runtime.records import Commit
 
-# The generator makes 10,000 points a second of event time, so a batch is five seconds.
+# The generator emits 10,000 points per second of event time, so a batch covers five seconds.
 POINTS = "generate:rows=200000,rate=10000,seed=7"
 TOKYO = Circle(139.69, 35.69, 50_000.0)
 DELHI = Circle(77.21, 28.63, 50_000.0)
 
 
 def main(out: Path, spark: SparkSession | None = None) -> dict[str, dict[int, int]]:
-    """Return the number of points near Tokyo at each batch, by who counted them."""
+    """Return the number of points near Tokyo after each batch, by query."""
     snapshots: dict[int, int] = {}
 
     def between_batches(commit: Commit) -> None:
@@ -59,8 +59,8 @@ def main(out: Path, spark: SparkSession | None = None) -> dict[str, dict[int, in
             print(f"{row['distance']:8,.0f} m  {row['id']} with {row['value']:.1f}")
     table = pq.read_table(out / "aggregates")
     counts: dict[str, dict[int, int]] = {"snapshot": snapshots}
-    for answer in table.filter(pc.equal(table["name"], "count")).to_pylist():
-        counts.setdefault(answer["query_id"], {})[answer["batch_id"]] = int(answer["number"])
+    for row in table.filter(pc.equal(table["name"], "count")).to_pylist():
+        counts.setdefault(row["query_id"], {})[row["batch_id"]] = int(row["number"])
     for name, by_batch in counts.items():
         print(f"{name}: {dict(sorted(by_batch.items()))}")
     return counts

@@ -1,9 +1,9 @@
-"""Register and end queries while a run is under way.
+"""Register and terminate queries during a run.
 
-A request goes into the query log at once and holds from the next batch on. A request that carries
-a time (``at``) is exact by event time instead, wherever the batches are cut.
+A request is appended to the query log at once and takes effect with the next batch. A request with
+a time (``at``) takes effect exactly at that event time, independent of batch boundaries.
 
-Run it with ``python examples/register_while_running.py [FOLDER]``; it takes a fresh folder.
+Run it with ``python examples/register_while_running.py [FOLDER]``, with a new folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from roost.runtime.records import Commit
 
-# The generator makes 10,000 points a second of event time, from here on.
+# The generator emits 10,000 points per second of event time, from START on.
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 POINTS = "generate:rows=200000,rate=10000,seed=7"
 TOKYO = Circle(139.69, 35.69, 50_000.0)
@@ -30,7 +30,7 @@ DELHI = Circle(77.21, 28.63, 50_000.0)
 
 
 def main(out: Path, spark: SparkSession | None = None) -> dict[str, list[int]]:
-    """Return, for each query, the batches that it had matches in."""
+    """Return the batches with matches, by query."""
 
     def between_batches(commit: Commit) -> None:
         print(f"batch {commit.batch_id}: {commit.figures['matches']} matches")

@@ -1,8 +1,8 @@
 """Match the rows of any streaming DataFrame.
 
-Here Spark's own file source watches a folder; Kafka, Delta or a rate source are used in the same
-way. Spark keeps the stream's offsets in the checkpoint, Roost keeps everything else, and together
-each match is written once.
+This example reads a folder with Spark's file source; Kafka, Delta and other sources work in the
+same way. Spark stores the stream's offsets in its checkpoint, and Roost stores all other state, so
+that each match is written exactly once.
 
 Run it with ``python examples/streaming_dataframe.py [FOLDER]``.
 """
@@ -28,7 +28,7 @@ FILES, ROWS = 3, 10_000
 
 
 def write_points(folder: Path) -> None:
-    """Write a few files of vehicles on a square of 100 by 100 units."""
+    """Write files of vehicle positions on a square of 100 by 100 units."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(5)
     for number in range(FILES):
@@ -44,7 +44,7 @@ def write_points(folder: Path) -> None:
 
 
 def main(out: Path, spark: SparkSession | None = None) -> int:
-    """Return how many matches there are."""
+    """Return the number of matches."""
     write_points(out / "points")
     config = RunConfig(
         points={"time": "seen_at", "id": "vehicle"},

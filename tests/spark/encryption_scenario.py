@@ -80,7 +80,7 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
         asked = pipeline.snapshot(aggregate="count").collect()[0]["count"]
         # With this limit every result is large, and stays in files until the pipeline is closed.
         pipeline.snapshots._points_here = 0
-        with mock.patch("roost.engine.snapshot.ANSWER_BYTES_MAX", 0):
+        with mock.patch("roost.engine.snapshot.RESULT_BYTES_MAX", 0):
             rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
         answers = config.out.state_dir / "answers"
         left = (answers, *answers.rglob("*"))

@@ -56,14 +56,14 @@ def check_quick_start(example: Any, spark: Any, out: Path) -> None:
     points = pq.read_table(ROOT / "src" / "roost" / "data" / "sample_points.parquet")
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
     base = np.array(points["base"].to_pylist())
-    midtown, _, park, one_base = (query.shape for query in example.QUESTIONS)
+    midtown, _, park, one_base = (query.shape for query in example.QUERIES)
     box = (lon >= midtown.x0) & (lon <= midtown.x1) & (lat >= midtown.y0) & (lat <= midtown.y1)
     assert one_base == midtown
     expected = {
         "midtown": box.sum(),
         "one base in midtown": (box & (base == "B02617")).sum(),
         "around the park": shapely.intersects_xy(shapely.from_wkt(park.text), lon, lat).sum(),
-        "jfk": inside(example.QUESTIONS[1].shape, points).sum(),
+        "jfk": inside(example.QUERIES[1].shape, points).sum(),
     }
     assert counts == Counter({name: int(count) for name, count in expected.items()})
     assert min(counts.values()) > 0

@@ -53,7 +53,7 @@ def test_a_jar_that_maven_lacks_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(SourceError, match="Maven Central did not give"):
+    with pytest.raises(SourceError, match="Maven Central did not provide"):
         kafka_jars.fetch_jars("nothing", ["org.apache.kafka:no-such-thing:0.0"], check_java())
     assert list((tmp_path / "roost").iterdir()) == []
 
@@ -73,11 +73,11 @@ class Maven:
         self.has = has
         self.asked: list[str] = []
 
-    def run_ivy(self, scratch: Path, module: str, java: str, timeout_s: float) -> None:
+    def run_ivy(self, scratch: Path, module: str, java: str) -> None:
         [revision] = re.findall(r'name="spark-sql-kafka-0-10_2.13" rev="([^"]+)"', module)
         self.asked.append(revision)
         if revision not in self.has:
-            raise kafka_jars._NotThereError(f"Maven Central did not give {revision}")
+            raise kafka_jars._NotFoundError(f"Maven Central did not provide {revision}")
         (scratch / "jars").mkdir()
         own = next(kafka_jars._spark_jars().glob("scala-library-*.jar")).name
         for name in (f"spark-sql-kafka-0-10_2.13-{revision}.jar", own):
@@ -109,7 +109,7 @@ def test_a_missing_connector_is_an_error_with_a_remedy(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kafka_jars, "_run_ivy", Maven().run_ivy)
-    with pytest.raises(SourceError, match=r"did not give 4\.2\.0.*engine\.spark.*spark\.jars"):
+    with pytest.raises(SourceError, match=r"did not provide 4\.2\.0.*engine\.spark.*spark\.jars"):
         kafka_jars.kafka_settings({}, "java")
 
 
@@ -120,7 +120,7 @@ def test_jars_in_the_settings_suffice(monkeypatch: pytest.MonkeyPatch, name: str
 
 
 def test_an_unreachable_broker_is_reported_at_once() -> None:
-    with pytest.raises(SourceError, match=r"no Kafka broker answers, 127\.0\.0\.1:1: "):
+    with pytest.raises(SourceError, match=r"no Kafka broker is reachable: 127\.0\.0\.1:1: "):
         check_brokers("127.0.0.1:1")
 
 

@@ -41,6 +41,7 @@ from roost.runtime.records import Commit
 from roost.runtime.rounds import Proposal, RoundSnapshot
 from roost.window import parse_aggregates
 from roost.window.snapshot import SnapshotQuery
+from roost.window.view import read_view
 
 pytestmark = pytest.mark.spark
 
@@ -114,12 +115,12 @@ def look(pipeline: Pipeline, scenario: WindowScenario, number: int) -> None:
     assert set(found["at_batch"].to_pylist()) <= {number}
     # Queries this small run in this process, unless ``points_here`` is 0.
     with closing(Snapshots(pipeline.store.folder, pipeline.spark, points_here=0)) as jobs:
-        by_tasks = jobs.ask(SnapshotQuery(Box(20, 10, 70, 80)))
+        by_tasks = jobs.run(SnapshotQuery(Box(20, 10, 70, 80)))
         assert sorted(by_tasks.table["id"].to_pylist()) == sorted(inside)
         assert by_tasks.batch_id == number
-        count = jobs.ask(SnapshotQuery(aggregate=parse_aggregates("count"))).table
+        count = jobs.run(SnapshotQuery(aggregate=parse_aggregates("count"))).table
         assert count["count"].to_pylist() == [len(window)]
-        nearby = jobs.ask(SnapshotQuery(Circle(50, 50, math.inf), nearest=3)).table
+        nearby = jobs.run(SnapshotQuery(Circle(50, 50, math.inf), nearest=3)).table
     (row,) = pipeline.snapshot(aggregate="count, sum(fare)", where="kind = 'taxi'").collect()
     fares = [p["fare"] for p in window if p["kind"] == "taxi"]
     assert (row["at_batch"], row["count"]) == (number, len(fares))
@@ -219,7 +220,7 @@ def test_a_standing_query_without_a_window_is_rejected(spark: SparkSession, tmp_
 def test_large_results_stay_in_files_until_the_pipeline_is_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr(snapshot, "RESULT_BYTES_MAX", 100)
     scenario = SCENARIOS[2]
     config = scenario.config(tmp_path, **{"engine.strategy": "uniform"})
     feed = feeder(scenario, tmp_path)
@@ -230,9 +231,9 @@ def test_large_results_stay_in_files_until_the_pipeline_is_closed(
         assert left
         wanted = sorted(p["id"] for _, p in scenario.window(BATCHES - 1))
         with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
-            by_tasks = jobs.ask(SnapshotQuery())
+            by_tasks = jobs.run(SnapshotQuery())
             assert sorted(by_tasks.table["id"].to_pylist()) == wanted
-            assert not list(jobs._answers.iterdir())  # mapped and deleted
+            assert not list(jobs._results.iterdir())  # mapped and deleted
         assert sorted(row["id"] for row in frame.collect()) == wanted
         assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
     assert not any(path.exists() for path in left)
@@ -241,7 +242,7 @@ def test_large_results_stay_in_files_until_the_pipeline_is_closed(
 def test_only_the_newest_large_results_are_retained(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr(snapshot, "RESULT_BYTES_MAX", 100)
     monkeypatch.setattr(snapshot, "LARGE_KEPT", 2)
     config = SCENARIOS[2].config(tmp_path, **{"engine.strategy": "uniform"})
     with Pipeline(config, spark=spark) as pipeline:
@@ -261,7 +262,7 @@ def test_threads_may_query_while_batches_are_committed(spark: SparkSession, tmp_
     def query() -> None:
         while not over.is_set():
             try:
-                answer = pipeline.snapshots.ask(SnapshotQuery(aggregate=parse_aggregates("count")))
+                answer = pipeline.snapshots.run(SnapshotQuery(aggregate=parse_aggregates("count")))
             except StateError:  # before the first batch
                 continue
             seen.append((answer.batch_id, answer.table["count"][0].as_py()))
@@ -404,7 +405,7 @@ def test_disk_use_is_bounded_by_the_window(spark: SparkSession, tmp_path: Path) 
 
     with Pipeline(config, spark=spark, on_batch=measure) as pipeline:
         pipeline.run()
-        one = [file.nbytes for batch in pipeline.snapshots.view().batches for file in batch.files]
+        one = [file.nbytes for batch in read_view(pipeline.store).batches for file in batch.files]
         assert pipeline.snapshot(aggregate="count").collect()[0]["count"] == rows
     assert len(sizes) == windows
     assert max(sizes[4:]) <= 3 * sum(one)

@@ -128,8 +128,8 @@ def _contenders(
         shutil.rmtree(own.store.folder / "answers", ignore_errors=True)
 
     contenders = [
-        Contender("roost", lambda question: own.snapshots.ask(question).table, tidy),
-        Contender("roost_job", lambda question: jobs.ask(question).table, tidy),
+        Contender("roost", lambda question: own.snapshots.run(question).table, tidy),
+        Contender("roost_job", lambda question: jobs.run(question).table, tidy),
         Contender("roost_frame", lambda question: own.snapshots.frame(question).toArrow(), tidy),
     ]
     connection = stack.enter_context(open_duckdb())

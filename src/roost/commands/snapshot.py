@@ -16,19 +16,19 @@ from roost.model.columns import record_json
 from roost.window.snapshot import SnapshotQuery
 
 if TYPE_CHECKING:
-    from roost.engine.snapshot import Answer
+    from roost.engine.snapshot import SnapshotResult
 
 
 def run_snapshot(
     state: Path, snapshot: SnapshotQuery, master: str, *, encrypt: bool = False
-) -> Answer:
+) -> SnapshotResult:
     """Run a snapshot query in a Spark session of its own."""
     from roost.engine.session import make_session
     from roost.engine.snapshot import Snapshots
 
     spark = make_session(master, {}, encrypt=encrypt)
     with closing(Snapshots(state, spark)) as snapshots:
-        return snapshots.ask(snapshot)
+        return snapshots.run(snapshot)
 
 
 def _write_json(table: pa.Table, path: Path) -> None:

@@ -24,7 +24,7 @@ from roost.storage.store import Store
 from roost.window.view import WindowView
 
 if TYPE_CHECKING:
-    from roost.engine.snapshot import Answer
+    from roost.engine.snapshot import SnapshotResult
 
 BATCHES_SHOWN = 10
 NAMES_SHOWN = 5
@@ -108,11 +108,11 @@ def snapshot_command(arguments: argparse.Namespace) -> None:
         print(f"{_summary(result)}, written to {arguments.out}", file=sys.stderr)
 
 
-def _summary(result: Answer) -> str:
+def _summary(result: SnapshotResult) -> str:
     return f"{result.table.num_rows:,} rows as of batch {result.batch_id}"
 
 
-def _print_result(result: Answer, limit: int) -> None:
+def _print_result(result: SnapshotResult, limit: int) -> None:
     table = result.table.select(result.table.column_names[1:])  # the first is the batch
     rows = (row.values() for row in table.slice(0, limit).to_pylist())
     left = table.num_rows - limit

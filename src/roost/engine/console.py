@@ -1,9 +1,10 @@
-"""``roost run`` for a person: a progress line while it runs, figures when it ends."""
+"""Console output of ``roost run``: progress while it runs, a summary at its end."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from types import FrameType
 from typing import Any
 
@@ -16,70 +17,58 @@ from roost.model.settings import RunConfig
 from roost.runtime.records import Commit
 from roost.runtime.report import write_report
 
-PLAIN_EVERY_S = 2.0
-
-
-class _Shown:
-    """Progress of a run: a live bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, pipeline: Pipeline, console: Console, quiet: bool) -> None:
-        self._pipeline = pipeline
-        self._console = console
-        self._quiet = quiet
-        self._live = console.is_terminal and not quiet
-        self._points = self._matches = self._dead = 0
-        self._started = time.perf_counter()
-        self._printed = 0.0
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not self._live,
-        )
-        self._task = self.progress.add_task("starting Spark", total=None, figures="")
-
-    def batch(self, commit: Commit) -> None:
-        """Show a batch."""
-        figures = commit.figures
-        self._points += figures["points"]
-        self._matches += figures["matches"]
-        self._dead += figures["dead_points"] + figures["dead_requests"]
-        rate = figures["points"] / figures["seconds"] if figures["seconds"] else 0.0
-        text = (
-            f"{self._points:,} points  {self._matches:,} matches  {rate:,.0f} points/s"
-            f"  {self._dead:,} dead"
-        )
-        source = self._pipeline.source
-        total = source.total() if source is not None else None
-        self.progress.update(
-            self._task,
-            description=f"batch {commit.batch_id}",
-            completed=self._points,
-            total=total,
-            figures=text,
-        )
-        now = time.perf_counter()
-        if not self._live and not self._quiet and now - self._printed >= PLAIN_EVERY_S:
-            self._printed = now
-            self._console.print(f"batch {commit.batch_id}: {text}", highlight=False)
+PLAIN_INTERVAL_S = 2.0
+SHOWN = ("points", "matches", "dead_points", "dead_requests")
 
 
 def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
-    """Run a pipeline to its end and say what came of it; returns the exit code."""
+    """Run a pipeline to its end and print a summary; returns the exit code.
+
+    Progress is a live bar on a terminal, and a periodic line elsewhere.
+    """
     console = Console()
-    shown: _Shown
-    with Pipeline(config, on_batch=lambda commit: shown.batch(commit)) as pipeline:
-        shown = _Shown(pipeline, console, quiet)
+    live = console.is_terminal and not quiet
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[metrics]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not live,
+    )
+    shown = progress.add_task("starting Spark", total=None, metrics="")
+    totals: Counter[str] = Counter()
+    printed = 0.0
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            pipeline.stop()
+    def show(commit: Commit) -> None:
+        nonlocal printed
+        metrics = commit.figures
+        totals.update({key: metrics[key] for key in SHOWN})
+        rate = metrics["points"] / metrics["seconds"] if metrics["seconds"] else 0.0
+        text = (
+            f"{totals['points']:,} points  {totals['matches']:,} matches  {rate:,.0f} points/s"
+            f"  {totals['dead_points'] + totals['dead_requests']:,} dead"
+        )
+        progress.update(
+            shown,
+            description=f"batch {commit.batch_id}",
+            completed=totals["points"],
+            total=pipeline.source.total() if pipeline.source is not None else None,
+            metrics=text,
+        )
+        now = time.perf_counter()
+        if not live and not quiet and now - printed >= PLAIN_INTERVAL_S:
+            printed = now
+            console.print(f"batch {commit.batch_id}: {text}", highlight=False)
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        pipeline.stop()
+
+    with Pipeline(config, on_batch=show) as pipeline:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with shown.progress:
+            with progress:
                 report = pipeline.run()
         finally:
             for number, handler in before.items():

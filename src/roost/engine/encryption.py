@@ -1,19 +1,19 @@
-"""What Spark must be told so that nothing it moves or spills can be read or changed on the way.
+"""Spark settings that authenticate and encrypt all network traffic and spilled data.
 
-Problem: out of the box, Spark's processes trust whoever reaches their ports, talk in the clear and
-spill in the clear. Idea: one switch for the few settings that change this, checked against what
-the user set and against sessions made elsewhere, so that it is on or the run does not start.
+By default, Spark's processes accept any connection to their ports and send and spill plain text.
+``engine.encrypt`` sets the few options that change this, and refuses to run with user settings or
+an existing session that contradict them.
 
-Between processes it is AES in GCM, which notices changes; in shuffle and spill files it is AES in
-CTR, all that Spark has, which does not. Nothing here encrypts what stays: the state directory and
-the output are plain files. Nor what goes to and from Kafka: that is its clients' own TLS.
+Network traffic is encrypted with AES-GCM, which detects modification; shuffle and spill files with
+AES-CTR, the only mode Spark has, which does not. The state directory and the output stay plain
+files, and Kafka connections use the TLS settings of their own clients.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from roost.errors import ConfigError
 
@@ -26,72 +26,47 @@ REQUIRED = {
     "spark.network.crypto.cipher": "AES/GCM/NoPadding",
     # The first version of the handshake derives its keys without binding them to the handshake.
     "spark.network.crypto.authEngineVersion": "2",
-    # Who fails the handshake must not be asked again in a way that does not encrypt.
+    # A peer that fails the handshake must not fall back to an unencrypted connection.
     "spark.network.crypto.saslFallback": "false",
     "spark.io.encryption.enabled": "true",
 }
 
-# As Spark's own rule for what it hides in its pages and logs.
+# The pattern by which Spark redacts values in its pages and logs.
 _CONFIDENTIAL = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
 def confidential(key: str) -> bool:
-    """Whether a setting's value is not for the eyes of other users of the host."""
+    """Return whether the setting holds a secret."""
     return _CONFIDENTIAL.search(key) is not None
 
 
-def draw_secret() -> str:
-    """Draw a new secret."""
-    return secrets.token_hex(SECRET_BYTES)
+def encryption_settings(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of an encrypted session; rejects contradicting user settings, ``given``.
 
-
-def encryption_settings(
-    master: str, given: Mapping[str, str], draw: Callable[[], str] = draw_secret
-) -> dict[str, str]:
-    """List the settings of an encrypted session.
-
-    Parameters
-    ----------
-    master
-        Spark master. Alone on a host, on YARN and on Kubernetes, Spark draws its own secret; a
-        standalone cluster has one, which only its owner can give.
-    given
-        The user's Spark settings.
-    draw
-        Where a secret comes from.
-
-    Raises
-    ------
-    ConfigError
-        If the user's settings say otherwise.
+    In local mode, on YARN and on Kubernetes, Spark creates its own secret. A standalone cluster
+    has one that only its owner can provide.
     """
     for key, value in REQUIRED.items():
-        if key in given and not _same(given[key], value):
-            takes = f"{value} where engine.encrypt is true"
-            raise ConfigError(f"engine.spark.{key}", given[key], takes)
+        if key in given and not _equal(given[key], value):
+            accepted = f"{value} where engine.encrypt is true"
+            raise ConfigError(f"engine.spark.{key}", given[key], accepted)
     settings = dict(REQUIRED)
     if master.startswith("local-cluster") and SECRET not in given:
-        settings[SECRET] = draw()
+        settings[SECRET] = secrets.token_hex(SECRET_BYTES)
     return settings
 
 
 def check_encrypted(settings: Mapping[str, str]) -> None:
-    """Refuse a session that does not encrypt; ``settings`` are those it was started with.
-
-    Raises
-    ------
-    ConfigError
-        With the settings that it lacks.
-    """
-    lacking = [
+    """Raise :class:`ConfigError` unless a session started with these settings encrypts."""
+    missing = [
         f"{key}={value}"
         for key, value in REQUIRED.items()
-        if not _same(settings.get(key, ""), value)
+        if not _equal(settings.get(key, ""), value)
     ]
-    if lacking:
-        takes = f"a Spark session that was started with {', '.join(lacking)}"
-        raise ConfigError("engine.encrypt", True, takes)
+    if missing:
+        accepted = f"a Spark session that was started with {', '.join(missing)}"
+        raise ConfigError("engine.encrypt", True, accepted)
 
 
-def _same(found: str, wanted: str) -> bool:
-    return str(found).strip().lower() == wanted.lower()
+def _equal(found: str, required: str) -> bool:
+    return str(found).strip().lower() == required.lower()

@@ -1,11 +1,10 @@
 """Points from a Kafka topic, through Spark's connector: a message is one point as a JSON object.
 
-Problem: Spark keeps the offsets of the stream, but bounds and costs are learnt from a sample
-before the stream begins. Idea: the topic is read twice, first a part of what it holds already as
-an ordinary batch.
+Spark tracks the offsets of the stream. Bounds and costs are estimated before the stream starts,
+from a sample that an ordinary batch query reads from the topic.
 
-It does not read keys, headers or other formats: for those, make a streaming DataFrame of them and
-give it to :meth:`roost.Pipeline.start`.
+Message keys, headers and other formats are not read: pass a streaming DataFrame that decodes them
+to :meth:`roost.Pipeline.start`.
 """
 
 from __future__ import annotations
@@ -22,50 +21,40 @@ from roost.model.columns import convert
 from roost.stages.json_lines import read_json_messages
 
 VALUE = "value"
-ANSWER_S = 10.0
-SAMPLE_MESSAGES = 50_000  # of any size, through the driver's heap
-# Small messages: the connector's own limits (500 and 1 MiB) make it ask the broker too often.
+CONNECT_TIMEOUT_S = 10.0
+SAMPLE_MESSAGES = 50_000  # all pass through the driver's heap
+# The connector's defaults (500 records, 1 MiB) cause too many fetches of small messages.
 FETCH = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": "8388608"}
 
 
 def check_brokers(brokers: str) -> None:
-    """Make sure that one of the brokers is there: Spark would go on asking for minutes."""
-    told = ""
+    """Check that a broker is reachable; Spark itself retries for minutes."""
+    failure = ""
     for broker in brokers.split(","):
         host, _, port = broker.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         except OSError as error:
-            told = f"{broker}: {error}"
+            failure = f"{broker}: {error}"
         else:
             return
-    raise SourceError(f"no Kafka broker answers, {told}")
+    raise SourceError(f"no Kafka broker is reachable: {failure}")
 
 
 def check_connector(spark: SparkSession) -> None:
-    """Make sure that a session has the connector, before a stream or a sink is built on it."""
-    options = {"kafka.bootstrap.servers": "unasked:0", "subscribe": "unasked"}
+    """Raise :class:`SourceError` unless the session has the Kafka connector."""
+    options = {"kafka.bootstrap.servers": "unused:0", "subscribe": "unused"}
     try:
         spark.read.format("kafka").options(**options).load()
     except AnalysisException as error:
         raise SourceError(
-            "this Spark session has no Kafka connector: let Roost make the session, or start it "
-            "with the connector among its spark.jars"
+            "this Spark session has no Kafka connector: let Roost create the session, or add the "
+            "connector to its spark.jars"
         ) from error
 
 
 class Topic:
-    """A topic of points.
-
-    Parameters
-    ----------
-    spark
-        A session with the connector.
-    brokers
-        Brokers to ask first, ``host:port`` with commas between.
-    name
-        Name of the topic.
-    """
+    """A topic of points; ``brokers`` are the bootstrap servers, ``host:port,…``."""
 
     def __init__(self, spark: SparkSession, brokers: str, name: str) -> None:
         check_connector(spark)
@@ -80,13 +69,13 @@ class Topic:
         }
 
     def stream(self, batch_rows: int) -> DataFrame:
-        """Values of all messages, so many a batch; messages that are gone end the stream."""
+        """Stream the message values, ``batch_rows`` per batch; fails if messages were deleted."""
         limits = {"maxOffsetsPerTrigger": str(batch_rows), "failOnDataLoss": "true"}
         reader = self._spark.readStream.format("kafka").options(**self._options, **limits)
         return reader.load().select(VALUE)
 
     def sample(self, columns: list[str]) -> pa.Table:
-        """Numbers of some messages that are there already; what is no number is null."""
+        """Read numeric columns of existing messages; values that are not numbers are null."""
         reader = self._spark.read.format("kafka").options(**self._options)
         try:
             values = reader.load().select(VALUE).limit(SAMPLE_MESSAGES).toArrow()[VALUE]
@@ -102,7 +91,7 @@ class Topic:
         return pa.table(numbers)
 
     def unreadable(self, error: Exception) -> SourceError:
-        """Say why the topic cannot be read: the last cause that Spark names."""
+        """Return an error with the root cause that Spark reports."""
         lines = str(error).strip().splitlines() or [type(error).__name__]
         causes = [line for line in lines if line.startswith("Caused by: ")]
         cause = causes[-1].removeprefix("Caused by: ") if causes else lines[0]

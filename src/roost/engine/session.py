@@ -1,7 +1,6 @@
-"""A Spark session with the settings that Roost was measured with.
+"""A Spark session with the settings that Roost's benchmarks use.
 
-Every setting can be overridden by ``engine.spark`` in the configuration. See ``docs/design`` for
-what each one buys.
+``engine.spark`` in the configuration overrides each of them; ``docs/design`` has the measurements.
 """
 
 from __future__ import annotations
@@ -12,23 +11,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from roost.engine.encryption import (
-    SECRET,
-    check_encrypted,
-    confidential,
-    encryption_settings,
-)
+from roost.engine.encryption import SECRET, check_encrypted, confidential, encryption_settings
 from roost.engine.kafka_jars import kafka_settings
 from roost.errors import ConfigError, RoostError
 
 JAVA_MIN = 17
-
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 SETTINGS = {
@@ -42,25 +36,25 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.python.unix.domain.socket.enabled": "true",
-    # Loads numpy, numba and the kernel once, before workers are forked from it.
+    # Loads numpy, numba and the kernels once, before it forks workers.
     "spark.python.daemon.module": "roost.engine.daemon",
-    # Blocks are dense binary columns: compressing them costs more than it saves on one host.
+    # Blocks are dense binary columns: compression costs more than it saves on one host.
     "spark.shuffle.compress": "false",
-    # A driver heap that leaves memory to Python; matches never pass through the JVM.
+    # Leaves memory to Python: matches never pass through the JVM.
     "spark.driver.memory": "512m",
-    # Any executor may die in a batch; the batch is repeated from its intent.
+    # Tasks are idempotent: retry those of a lost executor.
     "spark.task.maxFailures": "4",
     "spark.driver.host": "127.0.0.1",
 }
 
 
 def java_home() -> str | None:
-    """Java that bootstrap found, or the one on the path; None leaves it to Spark."""
+    """Return ``JAVA_HOME`` from the environment or from ``script/bootstrap``, if either set it."""
     if os.environ.get("JAVA_HOME"):
         return os.environ["JAVA_HOME"]
-    noted = Path(sys.prefix) / "roost-env.sh"
-    if noted.exists():
-        for line in noted.read_text(encoding="utf-8").splitlines():
+    environment = Path(sys.prefix) / "roost-env.sh"
+    if environment.exists():
+        for line in environment.read_text(encoding="utf-8").splitlines():
             name, _, value = line.removeprefix("export ").partition("=")
             if name == "JAVA_HOME":
                 return value.strip("'\"")
@@ -68,13 +62,7 @@ def java_home() -> str | None:
 
 
 def check_java() -> str:
-    """Find the command that runs Java.
-
-    Raises
-    ------
-    RoostError
-        If there is none, or one too old: in one sentence, before Spark says it in fifty lines.
-    """
+    """Return the command that runs Java; raise :class:`RoostError` if it is missing or too old."""
     home = java_home()
     if home is not None:
         os.environ["JAVA_HOME"] = home
@@ -96,48 +84,30 @@ def make_session(
     kafka: bool = False,
     encrypt: bool = False,
 ) -> SparkSession:
-    """Start, or find, the Spark session.
+    """Return the active Spark session, or start one.
 
-    Parameters
-    ----------
-    master
-        Spark master; all local cores unless told otherwise.
-    settings
-        Settings that replace Roost's own.
-    kafka
-        Whether the Kafka connector is needed: fetched from Maven Central on first use, unless
-        the settings name jars.
-    encrypt
-        Whether processes authenticate each other and encrypt what they send and spill.
-
-    Raises
-    ------
-    ConfigError
-        If it is to encrypt and the settings, the cluster or a session that is already there
-        do not let it.
+    ``settings`` override Roost's own. ``kafka`` adds the Kafka connector, fetched from Maven
+    Central on first use unless the settings name jars. ``encrypt`` authenticates processes and
+    encrypts network traffic and spilled data; raises :class:`ConfigError` if the settings, the
+    cluster or an active session prevent it.
     """
-    master = master or "local[*]"
-    encryption = encryption_settings(master, settings or {}) if encrypt else {}
+    master, settings = master or "local[*]", settings or {}
+    encryption = encryption_settings(master, settings) if encrypt else {}
     java = check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # One pool of memory for each of the JVM's many threads would hold on to too much of it.
+    # By default, each of the JVM's many threads may hold a malloc arena of its own.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    chosen = dict(SETTINGS)
-    if kafka:
-        chosen.update(kafka_settings(settings or {}, java))
-    chosen.update(settings or {})
-    chosen.update(encryption)
+    connector = kafka_settings(settings, java) if kafka else {}
+    chosen: dict[str, Any] = {**SETTINGS, **connector, **settings, **encryption}
     _start_java(master, chosen)
-    builder = SparkSession.builder.appName("roost").master(master)
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
+    builder = SparkSession.builder.appName("roost").master(master).config(map=chosen)
     try:
         session = builder.getOrCreate()
     except (Py4JJavaError, IllegalArgumentException) as error:
         if encrypt and SECRET in str(error):
-            takes = f"the cluster's own {SECRET}, in engine.spark or in spark-defaults.conf"
-            raise ConfigError("engine.encrypt", True, takes) from None
+            accepted = f"the cluster's own {SECRET}, in engine.spark or in spark-defaults.conf"
+            raise ConfigError("engine.encrypt", True, accepted) from None
         raise
     if encrypt:
         check_session(session)
@@ -145,17 +115,17 @@ def make_session(
 
 
 def check_session(session: SparkSession) -> None:
-    """Refuse a session that does not encrypt."""
+    """Raise :class:`ConfigError` unless the session encrypts."""
     check_encrypted(dict(session.sparkContext.getConf().getAll()))
 
 
 def _start_java(master: str, settings: Mapping[str, str]) -> None:
-    """Start Java before it is told any secret.
+    """Start the JVM without the settings that hold secrets.
 
-    Spark's Python side starts it with all settings on its command line, which every user of the
-    host can read. What is set once it runs goes through its own, authenticated connection.
+    PySpark puts all settings on the JVM's command line, which every user of the host can read.
+    Settings made once the JVM runs pass through its authenticated connection.
     """
     shown = {key: value for key, value in settings.items() if not confidential(key)}
     if len(shown) < len(settings):
         conf = SparkConf(loadDefaults=False).setMaster(master).setAll(list(shown.items()))
-        SparkContext._ensure_initialized(conf=conf)  # does nothing where Java runs already
+        SparkContext._ensure_initialized(conf=conf)  # does nothing if the JVM runs already

@@ -1,14 +1,12 @@
-"""Questions about the window, answered by Spark jobs, or at once where they are small.
+"""Snapshot queries: ad-hoc queries on the window, run as Spark jobs or, if small, in this process.
 
-A question is cut into parts (:mod:`roost.window.snapshot`), the parts are dealt to a few tasks, and
-what the tasks bring back is merged. To run even one task takes Spark tens of milliseconds, many
-times as long as to look into a few zones of a few mapped files. So a question about few points is
-answered by the process that asks it, in the same way.
+A query becomes scans of segment files (:mod:`roost.window.snapshot`), which are distributed over a
+few tasks, and the tasks' results are merged. A Spark task costs tens of milliseconds, many times the
+scan of a few zones of mapped files, so a query that reads few points runs in the calling process.
 
-The files of the batch that the answer is about are held until it is there, so a question may be
-asked while the stream runs, from another thread or another process. A large answer does not pass
-through the driver: tasks leave it in files beside the state, which are read by whoever reads the
-DataFrame, and deleted when the pipeline is closed.
+A lease pins the files of the queried batch, so queries may run beside the stream, in other threads
+or processes. Large results do not pass through the driver: tasks write them to files in the state
+directory, which the DataFrame reads and :meth:`Snapshots.close` deletes.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,41 +49,33 @@ from roost.window.snapshot import (
     plan_scans,
     run_scans,
 )
-from roost.window.view import WindowFiles, WindowView, lease_view, read_view, window_files
+from roost.window.view import WindowFiles, WindowView, lease_view, window_files
 
 POINTS_PER_TASK = 500_000
 POINTS_HERE = 200_000
-ANSWER_BYTES_MAX = 1 << 20  # of a task's answer; a larger one is left in a file
-QUESTION = "roost.question"
-ANSWERS_KEPT_S = 86_400.0  # after the last one, for a process that died
-LARGE_KEPT = 16  # large answers of DataFrames
-ROW_NUMBER = "point_id"  # what points are called by where their source has no identifiers
+RESULT_BYTES_MAX = 1 << 20  # of one task; a larger result is written to a file
+PROPERTY = "roost.snapshot"
+RESULTS_KEPT_S = 86_400.0  # of processes that did not close
+LARGE_KEPT = 16  # large results of DataFrames
+ROW_NUMBER = "point_id"  # column of identifiers if the source has none
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a question came to.
+class SnapshotResult:
+    """Points, or one row of aggregates, of the window after batch ``batch_id``.
 
-    Parameters
-    ----------
-    batch_id
-        The batch of which it is true: the window was that of this batch.
-    table
-        Points, or one row of aggregates; large parts are mapped, not read.
-    parts
-        Segment files that were looked into.
+    Large tables are memory-mapped.
     """
 
     batch_id: int
     table: pa.Table
-    parts: int
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a task must know of a question."""
+class _Job:
+    """A snapshot query with what its tasks need; ``groups`` has the scans of each task."""
 
-    question: SnapshotQuery
+    query: SnapshotQuery
     columns: Columns
     batch_id: int
     folder: str
@@ -95,31 +85,30 @@ class _Asked:
     for_spark: bool
     groups: tuple[tuple[SegmentScan, ...], ...]
 
-    def answer(self, task: int, cache: WorkerCache) -> Iterator[State | bytes | str]:
-        """Answer from the parts of one task."""
+    def run(self, task: int, cache: WorkerCache) -> Iterator[State | bytes | str]:
+        """Yield the result of a task, or the path of its file."""
         files = WindowFiles(self.window, cache)
         files.retain(self.retained)
-        answer = run_scans(self.question, self.columns, self.groups[task], files)
-        if isinstance(answer, State):
-            yield answer
-        elif self.question.nearest is None and answer.nbytes > self.inline_max:
-            yield self._leave(answer)
+        result = run_scans(self.query, self.columns, self.groups[task], files)
+        if isinstance(result, State):
+            yield result
+        elif self.query.nearest is None and result.nbytes > self.inline_max:
+            yield self._write(result)
         else:
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, answer.schema) as writer:
-                writer.write_table(answer)
+            with pa.ipc.new_stream(sink, result.schema) as writer:
+                writer.write_table(result)
             yield sink.getvalue().to_pybytes()
 
-    def _leave(self, answer: pa.Table) -> str:
+    def _write(self, result: pa.Table) -> str:
         folder = Path(self.folder)
         private_folder(folder.parent)
         private_folder(folder)
-        table = add_batch(answer, self.columns, self.batch_id)
-        if self.for_spark:  # which does not read Arrow's own files
-            table = _spark_types(table)
+        table = add_batch(result, self.columns, self.batch_id)
+        if self.for_spark:  # Spark does not read Arrow files
             path = private_file(folder / f"{uuid.uuid4().hex}.parquet")
-            # Who reads this reads it once: a dictionary would take longer than it saves.
-            pq.write_table(table, path, compression="lz4", use_dictionary=False)
+            # The file is read once: a dictionary costs more than it saves.
+            pq.write_table(_spark_types(table), path, compression="lz4", use_dictionary=False)
             return str(path)
         path = private_file(folder / f"{uuid.uuid4().hex}.arrow")
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -128,16 +117,10 @@ class _Asked:
 
 
 class Snapshots:
-    """Answers questions about the window of a state directory.
+    """Runs snapshot queries on the window of a state directory; threads may share it.
 
-    Parameters
-    ----------
-    folder
-        The state directory; whoever runs the stream may be another process.
-    spark
-        Session that runs the jobs.
-    points_here
-        Questions that are likely to look at fewer points are answered without a job.
+    The stream may run in another process. Queries that are likely to read fewer than
+    ``points_here`` points run without a job.
     """
 
     def __init__(self, folder: Path, spark: SparkSession, points_here: int = POINTS_HERE) -> None:
@@ -152,57 +135,78 @@ class Snapshots:
         self._cores = spark.sparkContext.defaultParallelism
         self._jobs: dict[int, RDD[State | bytes | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
-        answers = self._store.folder / "answers"
-        self._answers = answers / uuid.uuid4().hex
-        for path in answers.iterdir() if answers.exists() else ():
-            if path.stat().st_mtime < time.time() - ANSWERS_KEPT_S:
+        results = self._store.folder / "answers"
+        self._results = results / uuid.uuid4().hex
+        for path in results.iterdir() if results.exists() else ():
+            if path.stat().st_mtime < time.time() - RESULTS_KEPT_S:
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Release the state, and delete large answers."""
+        """Close the state directory and delete large results."""
         self._store.close()
-        shutil.rmtree(self._answers, ignore_errors=True)
+        shutil.rmtree(self._results, ignore_errors=True)
 
-    def ask(self, question: SnapshotQuery) -> Answer:
-        """Answer a question about the window of the newest batch, as Arrow tables.
+    def run(self, query: SnapshotQuery) -> SnapshotResult:
+        """Query the window of the newest batch.
 
-        Raises
-        ------
-        RequestError, ConfigError
-            If the question makes no sense.
-        StateError
-            If there is no window.
+        Raises :class:`RequestError` or :class:`ConfigError` for an invalid query, and
+        :class:`StateError` if there is no window.
         """
-        batch_id, small, files, parts = self._ask(question, for_spark=False)
+        batch_id, small, files = self._run(query, for_spark=False)
         large = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in files]
         for path in files:
-            Path(path).unlink()  # what is mapped stays as long as somebody has it
-        return Answer(batch_id, pa.concat_tables([small, *large]), parts)
+            Path(path).unlink()  # the mapping keeps the data
+        return SnapshotResult(batch_id, pa.concat_tables([small, *large]))
 
-    def _ask(
-        self, question: SnapshotQuery, *, for_spark: bool
-    ) -> tuple[int, pa.Table, list[str], int]:
+    def frame(self, query: SnapshotQuery) -> DataFrame:
+        """Query the window of the newest batch; returns a DataFrame.
+
+        The column ``at_batch`` and its metadata hold the number of the batch. Only the newest large
+        results can still be read.
+        """
+        batch_id, small, files = self._run(query, for_spark=True)
+        frame = self._spark.createDataFrame(_spark_types(small))
+        if files:
+            frame = frame.union(self._spark.read.parquet(*files))
+            self._delete_old(files)
+        return frame.withMetadata(small.column_names[0], {"batch_id": batch_id})
+
+    def _run(self, query: SnapshotQuery, *, for_spark: bool) -> tuple[int, pa.Table, list[str]]:
+        """Return the batch, the merged small results and the files of the large ones."""
         with self._pinned() as view:
             batch_id = view.batch_id
             if batch_id is None:
-                raise StateError(f"the window in {self._store.folder} is of no batch yet")
+                raise StateError(f"the window in {self._store.folder} has no batch yet")
             with self._lock:
                 rules, columns = self._schema(view)
-            check_snapshot(question, rules)
-            files = window_files(self._store)
-            parts = plan_scans(view, WindowFiles(files, self._cache), rules.space, question)
-            where = str(self._answers)
-            limits = (where, ANSWER_BYTES_MAX, files, view.batch_ids)
-            groups = self._dealt(parts)
-            asked = _Asked(question, columns, batch_id, *limits, for_spark, groups)
-            answers = self._run(asked)
-        small = [_read(answer) for answer in answers if not isinstance(answer, str)]
-        large = [answer for answer in answers if isinstance(answer, str)]
-        return batch_id, merge_results(question, columns, small, batch_id), large, len(parts)
+            check_snapshot(query, rules)
+            window = window_files(self._store)
+            scans = plan_scans(view, WindowFiles(window, self._cache), rules.space, query)
+            points = sum(scan.likely for scan in scans)
+            tasks = min(self._cores, 1 + points // POINTS_PER_TASK)
+            job = _Job(
+                query,
+                columns,
+                batch_id,
+                str(self._results),
+                RESULT_BYTES_MAX,
+                window,
+                view.batch_ids,
+                for_spark,
+                tuple(map(tuple, deal(scans, tasks, lambda scan: scan.likely))),
+            )
+            results = self._run_job(job, points)
+        small = [
+            pa.ipc.open_stream(result).read_all() if isinstance(result, bytes) else result
+            for result in results
+            if not isinstance(result, str)
+        ]
+        large = [result for result in results if isinstance(result, str)]
+        return batch_id, merge_results(query, columns, small, batch_id), large
 
     @contextmanager
     def _pinned(self) -> Iterator[WindowView]:
-        """Pin the window; several threads may ask, but one connection is for one at a time."""
+        """Pin the window; the lock serialises the use of the store's connection."""
         with self._lock:
             pin, view = lease_view(self._store)
         try:
@@ -211,26 +215,8 @@ class Snapshots:
             with self._lock:
                 self._store.leases.release(pin)
 
-    def view(self) -> WindowView:
-        """Return the window of the newest batch: its batches, files and extent."""
-        with self._lock:
-            return read_view(self._store)
-
-    def frame(self, question: SnapshotQuery) -> DataFrame:
-        """Answer a question as a DataFrame.
-
-        Column ``at_batch`` has the batch of which the answer is true. Where there is no row to say
-        so, the column's metadata does. Only the newest large answers can still be read.
-        """
-        batch_id, small, files, _ = self._ask(question, for_spark=True)
-        frame = self._spark.createDataFrame(_spark_types(small))
-        if files:
-            frame = frame.union(self._spark.read.parquet(*files))
-            self._forget(files)
-        return frame.withMetadata(small.column_names[0], {"batch_id": batch_id})
-
-    def _forget(self, files: list[str]) -> None:
-        """Delete the oldest large answers: somebody who asks without end would fill the disk."""
+    def _delete_old(self, files: list[str]) -> None:
+        """Delete the oldest large results, which otherwise fill the disk."""
         with self._lock:
             self._large.append(files)
             old = self._large[:-LARGE_KEPT]
@@ -249,59 +235,32 @@ class Snapshots:
             self._known = rules, Columns(*names, *types, view.attributes)
         return self._known
 
-    def _dealt(self, parts: Sequence[SegmentScan]) -> tuple[tuple[SegmentScan, ...], ...]:
-        tasks = min(self._cores, 1 + sum(part.likely for part in parts) // POINTS_PER_TASK)
-        return tuple(tuple(group) for group in deal(parts, tasks, lambda part: part.likely))
-
-    def _run(self, asked: _Asked) -> list[State | bytes | str]:
-        tasks = len(asked.groups)
-        points = sum(part.likely for group in asked.groups for part in group)
+    def _run_job(self, job: _Job, points: int) -> list[State | bytes | str]:
+        tasks = len(job.groups)
         if not tasks or points < self._points_here:
-            return [answer for task in range(tasks) for answer in asked.answer(task, self._cache)]
+            return [result for task in range(tasks) for result in job.run(task, self._cache)]
         context = self._spark.sparkContext
         if tasks not in self._jobs:
             numbers = context.parallelize(range(tasks), tasks)
-            self._jobs[tasks] = numbers.mapPartitionsWithIndex(_answer_task)
-        text = base64.b64encode(pickle.dumps(asked)).decode()
-        context.setLocalProperty(QUESTION, text)
+            self._jobs[tasks] = numbers.mapPartitionsWithIndex(_run_task)
+        context.setLocalProperty(PROPERTY, base64.b64encode(pickle.dumps(job)).decode())
         try:
             return self._jobs[tasks].collect()
         finally:
-            context.setLocalProperty(QUESTION, "")
+            context.setLocalProperty(PROPERTY, "")
 
 
-def _answer_task(task: int, nothing: Iterable[int]) -> Iterator[State | bytes | str]:
-    """Read the question from the task's properties.
+def _run_task(task: int, nothing: Iterable[int]) -> Iterator[State | bytes | str]:
+    """Run the job in the task's properties.
 
-    A question that was put into the function would need a new RDD, which takes as long to set up
-    as a small question takes to answer.
+    A job in the function's closure would need a new RDD, which costs as much as a small query.
     """
     context = TaskContext.get()
     assert context is not None
-    text = context.getLocalProperty(QUESTION)
+    text = context.getLocalProperty(PROPERTY)
     assert text is not None
-    asked: _Asked = pickle.loads(base64.b64decode(text))
-    return asked.answer(task, CACHE)
-
-
-def _read(answer: State | bytes) -> State | pa.Table:
-    if isinstance(answer, State):
-        return answer
-    return pa.ipc.open_stream(pa.py_buffer(answer)).read_all()
-
-
-def _spark_types(table: pa.Table) -> pa.Table:
-    """Cast columns of types that Spark does not have to the next larger one that it has."""
-    fields = [field.with_type(_spark_type(field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields), safe=False)
-
-
-def _spark_type(kind: pa.DataType) -> pa.DataType:
-    if kind in _SPARK_TYPES:
-        return _SPARK_TYPES[kind]
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    return kind
+    job: _Job = pickle.loads(base64.b64decode(text))
+    return job.run(task, CACHE)
 
 
 _SPARK_TYPES = {
@@ -312,3 +271,14 @@ _SPARK_TYPES = {
     pa.float16(): pa.float32(),
     pa.date64(): pa.date32(),
 }
+
+
+def _spark_types(table: pa.Table) -> pa.Table:
+    """Cast columns of types that Spark lacks to the next larger type that it has."""
+    fields = []
+    for field in table.schema:
+        kind = _SPARK_TYPES.get(field.type, field.type)
+        if pa.types.is_timestamp(kind):
+            kind = pa.timestamp("us", kind.tz)
+        fields.append(field.with_type(kind))
+    return table.cast(pa.schema(fields), safe=False)

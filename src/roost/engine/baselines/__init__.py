@@ -1,1 +1,1 @@
-"""What a Spark user would write without Roost: the yardsticks that need Spark."""
+"""Baselines of the benchmarks that run on Spark."""

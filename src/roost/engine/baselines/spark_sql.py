@@ -1,29 +1,27 @@
-"""Spark SQL alone: the equi-join on grid cells that a Spark user writes by hand, written well.
+"""Baseline: a spatial join in Spark SQL as an equi-join on grid cells, tuned.
 
-Spark has no spatial join, so space becomes an equality: a query is exploded to the grid cells it
-touches, a point has one cell, and the range predicate decides. What made it fast, each measured
-on a million boxes:
+Spark has no spatial join. A query is exploded to the grid cells it touches, a point has one cell,
+and a range predicate filters the joined rows. Tuning, each measured on a million boxes:
 
-- The boxes of a cell lie in one row as an array. A point then meets one row of the query side, and
-  ``inline`` walks the array in generated code; a row per box and cell took half as long again.
-- The query side is partitioned and sorted by cell and cached so, once. A sort-merge join uses it as
-  it lies, and only the points are shuffled and sorted. Broadcasting the arrays meant to build and
-  ship the hash table in each job, seconds for a million boxes; a shuffled hash join likewise.
-- Three cells to a box side: a tenth less work than with two. Four saved another fifth, for
-  25 entries a box instead of 16 and twice the time to load.
-- Adaptive execution off: it had nothing to decide here and put a barrier in the way.
+- The boxes of a cell are one row with an array, which ``inline`` expands in generated code; one row
+  per box and cell was slower by half.
+- The query side is partitioned and sorted by cell and cached once, so that the sort-merge join
+  shuffles and sorts only the points. A broadcast or shuffled hash join rebuilds its hash table in
+  each job, which takes seconds for a million boxes.
+- Three cells per box side do a tenth less work than two. Four save another fifth, for 25 entries
+  per box instead of 16 and twice the loading time.
+- Adaptive execution is off: it had no decision to make and added a barrier.
 
-Polygons are cut the same way. A cell inside a polygon needs no test. A cell on its border carries
-the edges that a ray from the cell to the right can meet, and a crossing-number expression over them
-decides; a point on an edge is inside. All of it is SQL expressions, no Python in the path.
+A cell inside a polygon needs no test. A cell on a polygon's border carries the edges that a ray
+from the cell to the right can meet, for a crossing-number expression; a point on an edge is inside.
+All of it is SQL expressions, without Python.
 
-The rate includes reading the points; loading the queries comes before. What this cannot do is
-change its queries without loading them anew.
+The measured rate includes reading the points, not loading the queries. Queries cannot change
+without loading them all again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,18 +37,19 @@ BOX_CELLS_PER_SIDE = 3
 POLYGON_CELLS_PER_SIDE = 32
 PARTITIONS_PER_CORE = 4
 ROW_STRIDE = 1 << 22
+EDGE = ("ax", "ay", "bx", "by")
 
 BOX_MATCH = "lon >= x0 AND lon <= x1 AND lat >= y0 AND lat <= y1"
-# Sign of the turn from edge a-b to the point, kept as one expression to be shared by both uses.
+# Sign of the turn from edge a-b to the point.
 TURN = "((e.bx - e.ax) * (lat - e.ay) - (e.by - e.ay) * (lon - e.ax))"
 ON_EDGE = (
     f"({TURN} = 0 AND lon BETWEEN least(e.ax, e.bx) AND greatest(e.ax, e.bx)"
     " AND lat BETWEEN least(e.ay, e.by) AND greatest(e.ay, e.by))"
 )
-# An edge is crossed by the ray to the right when it spans the point's height, its lower end
-# counted in, and the point lies to its left.
+# The ray to the right crosses an edge that spans the point's height, lower end included, and has
+# the point on its left.
 CROSSED = f"((e.ay > lat) <> (e.by > lat) AND ({TURN} > 0) = (e.by > e.ay))"
-# A border hit is made to outweigh and to survive all crossings: negative stays negative.
+# A point on an edge sets -1, which further crossings do not change.
 POLYGON_MATCH = (
     "edges IS NULL OR abs(aggregate(edges, 0, (n, e) -> "
     f"CASE WHEN n < 0 OR {ON_EDGE} THEN -1 WHEN {CROSSED} THEN n + 1 ELSE n END)) % 2 = 1"
@@ -65,22 +64,22 @@ class CellGrid:
     height: float
 
     def cell_sql(self, x: str, y: str) -> str:
-        """Return the SQL of the cell number of a place."""
+        """Return SQL for the cell number of a point."""
         return f"({self.row_sql(y)} * {ROW_STRIDE} + {self.column_sql(x)})"
 
     def column_sql(self, x: str) -> str:
-        """Return the SQL of the column of an x."""
+        """Return SQL for the grid column of an x."""
         return f"CAST(floor({x} / {self.width!r}D) AS BIGINT)"
 
     def row_sql(self, y: str) -> str:
-        """Return the SQL of the row of a y."""
+        """Return SQL for the grid row of a y."""
         return f"CAST(floor({y} / {self.height!r}D) AS BIGINT)"
 
 
-def session(cores: int, memory: str = "10g") -> SparkSession:
-    """Start Spark as this join likes it."""
-    settings = {
-        "spark.driver.memory": memory,
+def session(cores: int) -> SparkSession:
+    """Start Spark with the settings of this join."""
+    settings: dict[str, Any] = {
+        "spark.driver.memory": "10g",
         "spark.driver.maxResultSize": "0",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -93,26 +92,15 @@ def session(cores: int, memory: str = "10g") -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("spark-sql-cells")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return builder.config(map=settings).getOrCreate()
 
 
 class CellJoin:
-    """Queries in cells, ready to be joined with files of points.
+    """Loaded queries, to be joined with files of points.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    queries_path
-        Parquet with ``query_id`` and ``x0, y0, x1, y1`` or ``wkt``.
-    kind
-        Which of the two.
-    side_x, side_y
-        Sides of a typical query; the cells are a part of them.
-    scratch
-        Folder for what the polygons are cut into.
+    The Parquet file of queries has ``query_id`` and ``x0, y0, x1, y1`` (boxes) or ``wkt``
+    (polygons). Cells are a fraction of a typical query with sides ``side_x`` and ``side_y``. The
+    pieces of polygons are written to the folder ``scratch``.
     """
 
     def __init__(
@@ -167,8 +155,8 @@ class CellJoin:
             "lat",
             f"{self._grid.cell_sql('lon', 'lat')} AS cell",
         )
-        met = points.join(self._queries.hint("merge"), "cell")
-        candidates = met.selectExpr("point_id", "event_time", "lon", "lat", "inline(queries)")
+        joined = points.join(self._queries.hint("merge"), "cell")
+        candidates = joined.selectExpr("point_id", "event_time", "lon", "lat", "inline(queries)")
         test = BOX_MATCH if self._kind == "boxes" else POLYGON_MATCH
         return candidates.where(test).select("query_id", "point_id", "event_time")
 
@@ -182,19 +170,16 @@ class CellJoin:
 
 
 def polygon_pieces(queries_path: str, grid: CellGrid) -> pa.Table:
-    """Cut polygons into the cells they touch.
+    """Return a row per polygon and touched cell: ``cell, query_id, edges``.
 
-    Returns
-    -------
-    A row per polygon and touched cell: ``cell, query_id`` and ``edges``, which is null where the
-    cell lies inside the polygon.
+    ``edges`` is null if the cell lies inside the polygon.
     """
     table = pq.read_table(queries_path, columns=["query_id", "wkt"])
     shapes = shapely.from_wkt(table["wkt"].to_numpy(zero_copy_only=False))
     rows: list[dict[str, Any]] = []
     for query_id, shape in zip(table["query_id"].to_pylist(), shapes, strict=True):
         rows.extend(_pieces_of(query_id, shape, grid))
-    edge = pa.struct([(name, pa.float64()) for name in ("ax", "ay", "bx", "by")])
+    edge = pa.struct([(name, pa.float64()) for name in EDGE])
     schema = pa.schema([("cell", pa.int64()), ("query_id", pa.int64()), ("edges", pa.list_(edge))])
     return pa.Table.from_pylist(rows, schema=schema)
 
@@ -213,7 +198,7 @@ def _pieces_of(query_id: int, shape: shapely.Geometry, grid: CellGrid) -> list[d
     columns = np.arange(np.floor(x0 / grid.width), np.floor(x1 / grid.width) + 1)
     shapely.prepare(shape)
     rows: list[dict[str, Any]] = []
-    # Half a cell of margin: rounding may put a point a hair outside of the cell it is given.
+    # Half a cell of margin: rounding may assign a point to a cell that it lies just outside of.
     margin_x, margin_y = grid.width / 2, grid.height / 2
     for row in np.arange(np.floor(y0 / grid.height), np.floor(y1 / grid.height) + 1):
         bottom, top = row * grid.height - margin_y, (row + 1) * grid.height + margin_y
@@ -223,11 +208,10 @@ def _pieces_of(query_id: int, shape: shapely.Geometry, grid: CellGrid) -> list[d
         touched = shapely.intersects(shape, cells)
         near = (low <= top) & (high >= bottom)
         for at in np.flatnonzero(touched):
-            kept = None if inside[at] else _as_rows(edges[near & (right >= left[at])])
+            met = None
+            if not inside[at]:
+                chosen = edges[near & (right >= left[at])].tolist()
+                met = [dict(zip(EDGE, edge, strict=True)) for edge in chosen]
             cell = int(row) * ROW_STRIDE + int(columns[at])
-            rows.append({"cell": cell, "query_id": query_id, "edges": kept})
+            rows.append({"cell": cell, "query_id": query_id, "edges": met})
     return rows
-
-
-def _as_rows(edges: np.ndarray[Any, np.dtype[np.float64]]) -> Sequence[dict[str, float]]:
-    return [{"ax": ax, "ay": ay, "bx": bx, "by": by} for ax, ay, bx, by in edges.tolist()]
