@@ -2,8 +2,8 @@
 
 Spark runs a stage again when the blocks that it wrote are gone. Tasks that already have theirs
 retain what they read in the old order; the others read in the new one. So the machine of a point
-must not depend on the place of the point in its block. By default Spark compares the blocks of both
-attempts and fails the job, which then has to run again as a whole.
+must not depend on the place of the point in its block. If Spark takes the rows of a stage for
+indeterminate, it fails the job, which then has to run again as a whole.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ pytestmark = pytest.mark.spark
 
 MACHINES = 6
 POLL_S = 0.005
-CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum"
-COMPARED = (f"{CHECKSUMS}.enabled", f"{CHECKSUMS}.enableFullRetryOnMismatch")
-"""Settings by which Spark compares the blocks of a repeated task."""
+SORTED = "spark.sql.execution.sortBeforeRepartition"
+"""Setting without which the output of ``repartition`` depends on the order of its input."""
 
 
 def shared_plan(columns: int, rows: int) -> Plan:
@@ -141,20 +140,17 @@ def in_any_order(notes: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     yield from table.to_batches()
 
 
-@pytest.fixture(params=[True, False], ids=["compared", "not compared"])
-def compared(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether Spark compares the blocks of a repeated task with those that are lost."""
-    before = {key: spark.conf.get(key) for key in COMPARED}
-    assert set(before.values()) == {"true"}
-    for key in COMPARED:
-        spark.conf.set(key, str(request.param).lower())
+@pytest.fixture(params=[False, True], ids=["determinate", "indeterminate"])
+def indeterminate(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Return whether Spark takes the rows of the stream for indeterminate."""
+    assert spark.conf.get(SORTED) == "true"
+    spark.conf.set(SORTED, str(not request.param).lower())
     yield request.param
-    for key, value in before.items():
-        spark.conf.set(key, value)
+    spark.conf.set(SORTED, "true")
 
 
 def test_rows_in_another_order(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: bool
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indeterminate: bool
 ) -> None:
     case = random_case(91, 600, 60, text_ids=True)
     write_files(case, tmp_path / "points", files=2)
@@ -172,8 +168,13 @@ def test_rows_in_another_order(
         },
     )
     plan = shared_plan(*config.space.grid)
+    partitions = 2 if indeterminate else 1  # of each batch
     frame = stream(spark, tmp_path / "points")
+    if indeterminate:
+        frame = frame.repartition(partitions)
     mixed = frame.mapInArrow(partial(in_any_order, str(orders)), frame.schema)
+    if indeterminate:
+        mixed = mixed.repartition(partitions)
     with Pipeline(config, spark=spark) as pipeline:
         pipeline.store.record(Fact(PLANS, 0, {**plan.to_json(), "strategy": "uniform"}))
         pipeline.start(mixed).awaitTermination()
@@ -184,11 +185,11 @@ def test_rows_in_another_order(
         built = Counter(path.name.split("-")[1] for path in (notes / str(number)).glob("built-*"))
         assert set(built) == {str(machine) for machine in range(MACHINES)}
         # The machine that was done runs again if the job does, and only then.
-        assert (built[(notes / str(number) / "lost").read_text()] > 1) == compared
+        assert (built[(notes / str(number) / "lost").read_text()] > 1) == indeterminate
     read = [path.read_text() for path in orders.iterdir()]
-    # Each file was read again, in another order.
-    assert len(set(read)) == len(read) >= 4
-    assert len({frozenset(keys.split()) for keys in read}) == 2
+    # Each partition was read again, in another order.
+    assert len(set(read)) == len(read) >= 4 * partitions
+    assert len({frozenset(keys.split()) for keys in read}) == 2 * partitions
     assert result.matches == expected(case)
     check_figures(result, len(case.points))
     assert sorted(windowed) == sorted(point["id"] for point in case.points)

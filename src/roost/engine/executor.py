@@ -1,22 +1,22 @@
 """Batches as Spark jobs: one job per batch, one Spark stage per level.
 
-Slices go through the RDD API: such a job needs no query planning and no extra copy, which takes a
-third of the time of the same job as a DataFrame. A streaming DataFrame stays a DataFrame: its rows
-are decoded in ``mapInArrow`` and its blocks shuffled by ``repartitionById``. Both run the same task
-code, :func:`roost.runtime.part.run_part`.
+Jobs use the RDD API, which needs no query planning and no extra copy. Only the first level of a
+streaming DataFrame differs: ``mapInArrow`` runs it on the DataFrame's rows. The items between two
+levels are frames (:mod:`roost.engine.worker`) that the JVM shuffles without decoding them.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkContext
+from pyspark import RDD, SparkContext
+from pyspark.core.rdd import PipelinedRDD
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 
 from roost.engine import worker
@@ -27,9 +27,9 @@ from roost.storage.cache import WorkerCache
 
 Value = TypeVar("Value")
 
-JOB_ATTEMPTS = 4  # as many as Spark makes of a task
+JOB_ATTEMPTS = 4  # Spark's default for tasks
 INDETERMINATE = "indeterminate"
-"""Part of the message of a job that failed because a repeated task wrote other blocks."""
+"""Part of the message of a job that Spark fails because a repeated task may differ."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,14 @@ class FrameInputs:
         return self, tuple(range(partitions))
 
 
-def _same(part: int) -> int:
-    return part
-
-
 class SparkExecutor:
-    """Runs batches on a Spark context.
-
-    Parameters
-    ----------
-    context
-        Where tasks run.
-    """
+    """Runs batches on a Spark context."""
 
     rows_per_task = 4096
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
+        self._jvm: Any = context._jvm
         self._background = ThreadPoolExecutor(1, "roost-job")
 
     @property
@@ -75,47 +66,49 @@ class SparkExecutor:
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
-        """Run a batch; returns one report per stage and machine."""
-        if isinstance(inputs, SliceInputs):
-            return collected(chain, self._run_slices(inputs, chain, tasks))
-        return collected(chain, self._run_frame(inputs, chain, tasks))
+        """Run a batch; returns one report per stage and machine.
 
-    def _run_slices(
-        self, inputs: SliceInputs, chain: Chain, tasks: Mapping[str, Task]
-    ) -> list[Report]:
-        groups = self._context.parallelize(inputs.groups, len(inputs.groups))
-        items = groups.mapPartitionsWithIndex(partial(worker.run_slices, chain, tasks))
-        for level in range(1, chain.levels):
-            placed = items.partitionBy(len(chain.parts(level)), _same)
-            run = partial(worker.run_items, chain, tasks, level)
-            items = placed.mapPartitionsWithIndex(run)
-        return [item for _, item in items.collect() if isinstance(item, Report)]
-
-    def _run_frame(
-        self, inputs: FrameInputs, chain: Chain, tasks: Mapping[str, Task]
-    ) -> list[Report]:
-        """Run a batch of a DataFrame, again if blocks of the exchange are lost in mid-batch.
-
-        Spark compares what a repeated task writes with what it wrote before. That differs, if only
-        in the times of the reports, and Spark fails the job where other tasks are done already.
+        If Spark loses blocks of a DataFrame that it takes for indeterminate, the job fails and
+        runs again.
         """
         for _ in range(JOB_ATTEMPTS - 1):
             try:
-                return self._run_frame_once(inputs, chain, tasks)
+                return collected(chain, self._run(inputs, chain, tasks))
             except Py4JJavaError as error:
                 if INDETERMINATE not in str(error.java_exception.getMessage()):
                     raise
-        return self._run_frame_once(inputs, chain, tasks)
+        return collected(chain, self._run(inputs, chain, tasks))
 
-    def _run_frame_once(
-        self, inputs: FrameInputs, chain: Chain, tasks: Mapping[str, Task]
-    ) -> list[Report]:
-        items = inputs.frame.mapInArrow(partial(worker.run_rows, chain, tasks), worker.ROUTED)
+    def _run(self, inputs: Any, chain: Chain, tasks: Mapping[str, Task]) -> list[Report]:
+        if isinstance(inputs, SliceInputs):
+            groups = self._context.parallelize(inputs.groups, len(inputs.groups))
+            pairs = self._pairs(groups, partial(worker.run_slices, chain, tasks))
+        else:
+            pairs = self._frame_pairs(inputs.frame, partial(worker.run_rows, chain, tasks))
         for level in range(1, chain.levels):
-            placed = items.repartitionById(len(chain.parts(level)), "part")
-            run = partial(worker.run_packed, chain, tasks, level)
-            items = placed.mapInArrow(run, worker.ROUTED)
-        return [pickle.loads(row["item"]) for row in items.collect()]
+            parts = len(chain.parts(level))
+            placed = pairs.partitionBy(self._jvm.PythonPartitioner(parts, 0))
+            run = partial(worker.run_items, chain, tasks, level)
+            pairs = self._pairs(self._items(placed), run)
+        return self._items(pairs).collect()
+
+    def _pairs(self, inputs: RDD[Any], run: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> Any:
+        """Run a function on each partition; returns its frames as a JavaPairRDD."""
+        frames = cast("PipelinedRDD[Any, bytes]", inputs.mapPartitionsWithIndex(run))
+        frames._bypass_serializer = True
+        return self._jvm.PairwiseRDD(frames._jrdd.rdd()).asJavaPairRDD()
+
+    def _frame_pairs(self, frame: DataFrame, run: Callable[[Iterator[Any]], Iterator[Any]]) -> Any:
+        """Run a function on each partition of a DataFrame; returns its rows as a JavaPairRDD."""
+        encoders = self._jvm.org.apache.spark.sql.Encoders
+        pair = encoders.tuple(encoders.LONG(), encoders.BINARY())
+        rows = getattr(frame.mapInArrow(run, worker.ROUTED)._jdf, "as")(pair).rdd()
+        tag = self._jvm.scala.reflect.ClassTag.AnyRef()
+        return self._jvm.org.apache.spark.api.java.JavaPairRDD.fromRDD(rows, tag, tag)
+
+    def _items(self, pairs: Any) -> RDD[Any]:
+        """Return the unpickled values of a JavaPairRDD."""
+        return RDD(self._jvm.PythonRDD.valueOfPair(pairs), self._context, CPickleSerializer())
 
     def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
         """Run a function on every item, each in a task of its own."""

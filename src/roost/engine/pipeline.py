@@ -7,8 +7,7 @@ DataFrame (:meth:`Pipeline.start`), and runs snapshot queries on the window.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -26,7 +25,6 @@ from roost.errors import SourceError
 from roost.model.choices import Strategy
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
-from roost.queries.guard_state import GuardState
 from roost.queries.log import QueryLog, kafka_address, open_log
 from roost.runtime.loop import Sink
 from roost.runtime.pipeline import BasePipeline
@@ -37,7 +35,7 @@ from roost.window.snapshot import SnapshotQuery
 
 
 class _StoppedError(Exception):
-    """A batch that Spark began after the pipeline was stopped."""
+    """Rejects a batch that Spark starts after the pipeline was stopped."""
 
 
 class Pipeline(BasePipeline):
@@ -48,7 +46,7 @@ class Pipeline(BasePipeline):
     config
         Settings of the run.
     spark
-        Session to use; made from the configuration if there is none.
+        Session to use; created from the configuration by default.
     **hooks
         Source, sinks, callbacks, clock and seed: see
         :class:`roost.runtime.pipeline.BasePipeline`.
@@ -56,7 +54,7 @@ class Pipeline(BasePipeline):
     Examples
     --------
     >>> from roost import Box, Pipeline, Query, RunConfig
-    >>> config = RunConfig(points="points.parquet", available_now=True)  # doctest: +SKIP
+    >>> config = RunConfig(points={"path": "points.parquet"})
     >>> with Pipeline(config) as pipeline:  # doctest: +SKIP
     ...     pipeline.request(Query("centre", Box(-74.0, 40.7, -73.9, 40.8)))
     ...     report = pipeline.run()
@@ -75,44 +73,39 @@ class Pipeline(BasePipeline):
         self._snapshots: Snapshots | None = None
         self._request_logs: list[QueryLog] = []
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Release the state directory; a session that was passed in stays open."""
+    def __exit__(self, *error: Any) -> None:
+        """Close the state directory; the Spark session stays open."""
         if self._snapshots is not None:
             self._snapshots.close()
         for log in self._request_logs:
             log.close()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
 
     @property
     def spark(self) -> SparkSession:
         """The Spark session, started when first needed."""
         if self._spark is None:
-            kafka = self.config.out.sink == "kafka" or (self.config.points.path or "").startswith(
-                "kafka:"
-            )
+            engine = self.config.engine
+            kafka = self.config.out.sink == "kafka" or self._reads_kafka
             self._spark = make_session(
-                self.config.engine.master,
-                self.config.engine.spark,
-                kafka=kafka,
-                encrypt=self.config.engine.encrypt,
+                engine.master, engine.spark, kafka=kafka, encrypt=engine.encrypt
             )
         return self._spark
 
     @property
+    def _reads_kafka(self) -> bool:
+        return (self.config.points.path or "").startswith("kafka:")
+
+    @property
     def executor(self) -> SparkExecutor:
-        """What runs the tasks."""
+        """Runs the tasks."""
         if self._executor is None:
             self._executor = SparkExecutor(self.spark.sparkContext)
         return self._executor
 
     @property
     def default_strategy(self) -> Strategy:
-        """Strategy of a run that names none."""
+        """Strategy of a run whose settings name none."""
         return default_strategy(self.spark.sparkContext.master or "")
 
     def snapshot(
@@ -125,28 +118,27 @@ class Pipeline(BasePipeline):
         aggregate: str | None = None,
         nearest: int | None = None,
     ) -> DataFrame:
-        """Ask about the window as it is now; may be called while the stream runs.
+        """Query the current window; may be called while the stream runs.
 
         Parameters
         ----------
         shape
-            Where to look; None looks everywhere.
+            Only points in this shape.
         where
             Condition on the attributes, as in queries.
         since, until
             Only points whose event time is in ``[since, until)``.
         aggregate
-            Aggregates of the points, instead of the points, such as ``count, avg(fare)``.
+            Return aggregates of the points, such as ``count, avg(fare)``, instead of the points.
         nearest
-            Only so many points, nearest to the centre of the shape, which then is a circle; with
-            an infinite radius wherever they are.
+            Only so many points, nearest to the centre of the shape, which must be a circle; its
+            radius may be infinite.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            Points with all columns that the window keeps, or one row of aggregates. The column
-            ``at_batch`` has the batch of which the answer is true; so has its metadata, where
-            there is no row.
+            Points with all columns that the window stores, or one row of aggregates. The column
+            ``at_batch`` and its metadata hold the number of the batch whose window was read.
         """
         spec = None if aggregate is None else parse_aggregates(aggregate)
         question = SnapshotQuery(shape, where, since, until, spec, nearest)
@@ -161,14 +153,8 @@ class Pipeline(BasePipeline):
             return self._snapshots
 
     def run(self) -> dict[str, Any]:
-        """Replay the configured points until they end (or without end) and report.
-
-        Raises
-        ------
-        StateError
-            If another run uses the state directory; nothing has been changed then.
-        """
-        if not (self.config.points.path or "").startswith("kafka:"):
+        """Replay the configured points until they end or :meth:`stop`; returns the report."""
+        if not self._reads_kafka:
             return super().run()
         self._take_lock()
         self._run_kafka()
@@ -177,12 +163,8 @@ class Pipeline(BasePipeline):
     def start(self, frame: DataFrame, *, json_column: str | None = None) -> StreamingQuery:
         """Run on a streaming DataFrame; returns Spark's handle of the query.
 
-        Parameters
-        ----------
-        frame
-            A streaming DataFrame with the named x, y, time and id columns.
-        json_column
-            Column that holds each point as JSON text instead.
+        The DataFrame has the x, y, time and id columns that the settings name, or
+        ``json_column`` with each point as JSON text.
         """
         return self._start(frame, json_column, None)
 
@@ -203,49 +185,42 @@ class Pipeline(BasePipeline):
         def each(batch: DataFrame, batch_id: int) -> None:
             with self._busy:
                 if self._stopping:
-                    raise _StoppedError  # returning would tell Spark that the batch is done
+                    raise _StoppedError  # after a return, Spark would record the batch as done
                 try:
                     self._on_batch(loop.run(batch_id, {}, FrameInputs(batch)))
                 except BaseException as error:
                     self._failure = error
                     raise
 
-        writer = frame.writeStream.foreachBatch(each).option(
-            "checkpointLocation", str(private_folder(self.store.folder / "checkpoint"))
-        )
-        if self.config.engine.available_now:
-            writer = writer.trigger(availableNow=True)
-        return writer.start()
+        return self._started(frame, each, "checkpoint")
 
     def take_requests(self, frame: DataFrame, *, name: str = "requests") -> StreamingQuery:
-        """Take requests from a streaming DataFrame; returns Spark's handle of the query.
+        """Read requests from a streaming DataFrame; returns Spark's handle of the query.
 
-        Parameters
-        ----------
-        frame
-            A streaming DataFrame with the columns of requests: ``op``, ``query_id``, ``user_id``
-            and those of shapes.
-        name
-            Of the stream; each has a checkpoint of its own.
+        The DataFrame has the columns of requests: ``op``, ``query_id``, ``user_id`` and those of
+        shapes. Each stream of requests needs its own ``name``, which names its checkpoint.
         """
         missing = {"op", "query_id", "user_id"} - set(frame.columns)
         if missing:
             raise SourceError(f"requests without the columns {', '.join(sorted(missing))}")
-        # A connection of its own: what is not committed yet must not be seen by a batch.
+        # A separate connection: batches must not see requests before they are committed.
         log = open_log(self.config.queries.log, self.config.out.state_dir)
 
-        def guard() -> GuardState | None:
-            return None if self._loop is None else self._loop.guard
-
         def each(batch: DataFrame, batch_id: int) -> None:
-            append_batch(batch, log, guard(), f"{name}:{batch_id}")
+            guard = None if self._loop is None else self._loop.guard
+            append_batch(batch, log, guard, f"{name}:{batch_id}")
 
-        writer = frame.writeStream.foreachBatch(each).option(
-            "checkpointLocation", str(private_folder(self.store.folder / f"{CHECKPOINTS}{name}"))
-        )
+        self._request_logs.append(log)
+        return self._started(frame, each, f"{CHECKPOINTS}{name}")
+
+    def _started(
+        self, frame: DataFrame, each: Callable[[DataFrame, int], None], checkpoint: str
+    ) -> StreamingQuery:
+        """Start a query that calls ``each`` for every micro-batch."""
+        folder = private_folder(self.store.folder / checkpoint)
+        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(folder))
         if self.config.engine.available_now:
             writer = writer.trigger(availableNow=True)
-        self._request_logs.append(log)
         return writer.start()
 
     def _run_kafka(self) -> None:
@@ -266,7 +241,7 @@ class Pipeline(BasePipeline):
             query.stop()
 
     def _configured_sinks(self) -> Sequence[Sink]:
-        """Return the sink that the configuration names, unless it is Roost's own Parquet."""
+        """Return the configured sink, unless it is Parquet, which the batch loop writes."""
         if self.config.out.sink == "console":
             return [ConsoleSink()]
         if self.config.out.sink == "kafka":
