@@ -7,10 +7,13 @@ levels are frames (:mod:`roost.engine.worker`) that the JVM shuffles without dec
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -56,7 +59,44 @@ class SparkExecutor:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         self._jvm: Any = context._jvm
+        self._tag = f"roost-{uuid.uuid4().hex}"
         self._background = ThreadPoolExecutor(1, "roost-job")
+
+    def close(self) -> None:
+        """Cancel running jobs: their tasks must not write files after the run has ended."""
+        self._cancel()
+        self._background.shutdown()
+
+    def _cancel(self) -> None:
+        """Cancel running jobs, from a thread that has its own connection to the JVM.
+
+        An exception in a call to the JVM leaves the connection of the calling thread in use.
+        """
+        if self._context._jsc is not None:  # else the context is stopped
+            cancel = Thread(target=self._context.cancelJobsWithTag, args=(self._tag,))
+            cancel.start()
+            cancel.join()
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        """Tag the jobs of this thread, and cancel them if the driver stops waiting for them.
+
+        Job groups are not used: a streaming query sets its own.
+        """
+        self._context.addJobTag(self._tag)
+        self._context.setInterruptOnCancel(True)
+        ended = False
+        try:
+            yield
+            ended = True
+        except Py4JJavaError:
+            ended = True  # Spark has cancelled the other tasks of a job that failed
+            raise
+        finally:
+            if ended:
+                self._context.removeJobTag(self._tag)
+            else:
+                self._cancel()
 
     @property
     def slots(self) -> int:
@@ -71,13 +111,14 @@ class SparkExecutor:
         If Spark loses blocks of a DataFrame that it takes for indeterminate, the job fails and
         runs again.
         """
-        for _ in range(JOB_ATTEMPTS - 1):
-            try:
-                return collected(chain, self._run(inputs, chain, tasks))
-            except Py4JJavaError as error:
-                if INDETERMINATE not in str(error.java_exception.getMessage()):
-                    raise
-        return collected(chain, self._run(inputs, chain, tasks))
+        with self._tagged():
+            for _ in range(JOB_ATTEMPTS - 1):
+                try:
+                    return collected(chain, self._run(inputs, chain, tasks))
+                except Py4JJavaError as error:
+                    if INDETERMINATE not in str(error.java_exception.getMessage()):
+                        raise
+            return collected(chain, self._run(inputs, chain, tasks))
 
     def _run(self, inputs: Any, chain: Chain, tasks: Mapping[str, Task]) -> list[Report]:
         if isinstance(inputs, SliceInputs):
@@ -113,7 +154,8 @@ class SparkExecutor:
     def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
         """Run a function on every item, each in a task of its own."""
         run = partial(worker.run_call, call)
-        return self._context.parallelize(items, len(items)).mapPartitions(run).collect()
+        with self._tagged():
+            return self._context.parallelize(items, len(items)).mapPartitions(run).collect()
 
     def submit(
         self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]

@@ -74,7 +74,9 @@ class Pipeline(BasePipeline):
         self._request_logs: list[QueryLog] = []
 
     def __exit__(self, *error: Any) -> None:
-        """Close the state directory; the Spark session stays open."""
+        """Cancel running jobs and close the state directory; the Spark session stays open."""
+        if self._executor is not None:
+            self._executor.close()
         if self._snapshots is not None:
             self._snapshots.close()
         for log in self._request_logs:

@@ -1,0 +1,71 @@
+"""Tasks do not outlive the run that started them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from pyspark.sql import SparkSession
+
+from roost.engine.executor import SparkExecutor
+from roost.storage.cache import WorkerCache
+
+pytestmark = pytest.mark.spark
+
+TASK_S = 6.0
+"""Longer than Spark waits for a cancelled Python worker (``spark.python.task.killTimeout``)."""
+
+
+class Interrupted(BaseException):
+    """Raised in the driver while it waits for tasks, as Ctrl-C would be."""
+
+
+def write_late(folder: Path, name: str, cache: WorkerCache) -> None:
+    """Write a file at the start of a task, and another at its end."""
+    (folder / f"{name}-started").touch()
+    time.sleep(TASK_S)
+    (folder / f"{name}-written").touch()
+
+
+def wait_for(path: Path) -> None:
+    limit = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def executor(spark: SparkSession) -> Iterator[SparkExecutor]:
+    executor = SparkExecutor(spark.sparkContext)
+    yield executor
+    executor.close()
+
+
+def test_tasks_of_an_abandoned_run_write_no_file(executor: SparkExecutor, tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if (tmp_path / "batch-started").exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise Interrupted
+
+    background = executor.submit(partial(write_late, tmp_path), ["background"])
+    wait_for(tmp_path / "background-started")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(Interrupted):
+            executor.map(partial(write_late, tmp_path), ["batch"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    executor.close()
+    assert background.exception(timeout=60) is not None
+    time.sleep(TASK_S)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "background-started",
+        "batch-started",
+    ]
