@@ -101,8 +101,8 @@ class Run:
         epoch = records.last_epoch(self.pipeline.store) or 0
         if self._epoch is None:
             self._epoch = epoch
-        wanted, _, staged = (self.spec.kill or "").partition("+")
-        if epoch > self._epoch and step == wanted:
+        chosen, _, staged = (self.spec.kill or "").partition("+")
+        if epoch > self._epoch and step == chosen:
             if staged:
                 threading.Thread(target=self._kill_when_staged, daemon=True).start()
             else:

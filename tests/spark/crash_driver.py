@@ -115,8 +115,8 @@ class Run:
             threading.Thread(target=self._kill_executor, daemon=True).start()
         if self.spec.kill is None or self.spec.kill[0] != batch_id:
             return
-        wanted, _, moment = self.spec.kill[1].partition("+")
-        if wanted != step:
+        chosen, _, moment = self.spec.kill[1].partition("+")
+        if chosen != step:
             return
         if not moment:
             self._kill()

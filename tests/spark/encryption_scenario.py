@@ -68,35 +68,35 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
     """Run, and search the shuffle files of each batch."""
     shuffled: list[bool] = []
 
-    def look(step: str, batch_id: int) -> None:
+    def search(step: str, batch_id: int) -> None:
         if step == "after":
             files = [path.read_bytes() for path in local.rglob("shuffle_*.data")]
             assert files, "nothing was shuffled"
             shuffled.append(any(MARK.encode() in data for data in files))
 
-    with Pipeline(config, spark=spark, on_step=look) as pipeline:
+    with Pipeline(config, spark=spark, on_step=search) as pipeline:
         pipeline.request(Query("q", Box(10.0, 5.0, 40.0, 25.0)))
         report = pipeline.run()
-        asked = pipeline.snapshot(aggregate="count").collect()[0]["count"]
+        counted = pipeline.snapshot(aggregate="count").collect()[0]["count"]
         # With this limit every result is large, and stays in files until the pipeline is closed.
         pipeline.snapshots._points_here = 0
         with mock.patch("roost.engine.snapshot.RESULT_BYTES_MAX", 0):
             rows = pipeline.snapshot(Box(10.0, 5.0, 40.0, 25.0)).count()
-        answers = config.out.state_dir / "answers"
-        left = (answers, *answers.rglob("*"))
-        told = {
+        results = config.out.state_dir / "answers"
+        left = (results, *results.rglob("*"))
+        summary = {
             "matches": report["matches"],
-            "window": asked,
+            "window": counted,
             "found": rows,
-            "answers": sorted({oct(stat.S_IMODE(path.stat().st_mode)) for path in left}),
+            "results": sorted({oct(stat.S_IMODE(path.stat().st_mode)) for path in left}),
             "mark_in_shuffle": all(shuffled),
             "mark_anywhere": any(shuffled),
-            "stranger": ask_as_stranger(pipeline.spark),
+            "responds": responds_without_secret(pipeline.spark),
         }
-    return told
+    return summary
 
 
-def ask_as_stranger(spark: SparkSession) -> bool:
+def responds_without_secret(spark: SparkSession) -> bool:
     """Return whether Spark responds to a client without the secret that requests no blocks.
 
     The client speaks Spark's protocol: a frame is its length, a kind (3 request, 4 response) and,
@@ -109,17 +109,17 @@ def ask_as_stranger(spark: SparkSession) -> bool:
 
     none = struct.pack(">i", 0)
     body = b"\0" + text(spark.sparkContext.applicationId) + text("9") + none
-    asked = struct.pack(">bqi", 3, 1, len(body)) + body
+    request = struct.pack(">bqi", 3, 1, len(body)) + body
     executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     host, _, port = executors.head().hostPort().rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as stranger:
-        stranger.settimeout(10)
-        stranger.sendall(struct.pack(">q", len(asked) + 8) + asked)
+    with socket.create_connection((host, int(port)), 10) as client:
+        client.settimeout(10)
+        client.sendall(struct.pack(">q", len(request) + 8) + request)
         try:
-            answer = stranger.recv(9)
+            response = client.recv(9)
         except ConnectionError:
             return False
-    return len(answer) == 9 and answer[8] == 4
+    return len(response) == 9 and response[8] == 4
 
 
 def check_files(folder: Path, expected: list[str], umask: int) -> None:
@@ -170,14 +170,14 @@ def main(folder: Path, umask: int) -> None:
     )
     with Pipeline(config) as pipeline:
         spark = pipeline.spark
-    told = run(config, local, spark)
+    summary = run(config, local, spark)
     context = spark.sparkContext
     secret = context.getConf().get(SECRET)
     assert secret
-    told["settings"] = {k: v for k, v in context.getConf().getAll() if k != SECRET}
-    told["executors"] = context.parallelize(range(2), 2).map(executor_facts).collect()
-    told["secret_shown"] = secret in command_lines()
-    told["secret_kept"] = [
+    summary["settings"] = {k: v for k, v in context.getConf().getAll() if k != SECRET}
+    summary["executors"] = context.parallelize(range(2), 2).map(executor_facts).collect()
+    summary["secret_shown"] = secret in command_lines()
+    summary["secret_files"] = [
         str(path)
         for path in folder.rglob("*")
         if path.is_file() and secret.encode() in path.read_bytes()
@@ -186,8 +186,8 @@ def main(folder: Path, umask: int) -> None:
     try:
         make_session("spark://127.0.0.1:1", encrypt=True)
     except ConfigError as error:
-        told["standalone"] = str(error)
-    print(json.dumps(told))
+        summary["standalone"] = str(error)
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

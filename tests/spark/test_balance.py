@@ -63,7 +63,7 @@ class DriverKilled(BaseException):
     """Simulates a crash of the driver: the files stay as they are."""
 
 
-def die() -> None:
+def crash() -> None:
     raise DriverKilled
 
 
@@ -98,7 +98,7 @@ def run(
     steady: bool = True,
     upto: int | None = None,
     watched: bool = True,
-    kill: Callable[[], None] = die,
+    kill: Callable[[], None] = crash,
     **settings: Any,
 ) -> Ran:
     """Run on Spark and record every batch; ``steady`` computes busy times instead of measuring."""
@@ -305,8 +305,8 @@ def stream(
 
 def crowded(batches: int) -> Scenario:
     """All points in one corner, so that most machines have none at first."""
-    told = jumping(10, batches, rows=250, stay=batches, standing=90)
-    return replace(told, xy=np.random.default_rng(3).uniform(2.0, 22.0, told.xy.shape))
+    scenario = jumping(10, batches, rows=250, stay=batches, standing=90)
+    return replace(scenario, xy=np.random.default_rng(3).uniform(2.0, 22.0, scenario.xy.shape))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ class Chain:
         self._folder = folder
         self._tag = uuid.uuid4().hex
 
-    def live_query(self, spec: Spec) -> int:
+    def run(self, spec: Spec) -> int:
         path = spec.to_file(self._folder / "spec.json")
         # To files, not pipes: orphans of a killed driver would hold a pipe open.
         with (self._folder / "err.txt").open("w") as err:
@@ -391,7 +391,7 @@ def epochs_of(state: Path) -> Iterator[tuple[int, int, bool]]:
         yield body["batch_id"], body["epochs"]["space"], done is not None
 
 
-def check_death(state: Path, moment: str, known: int) -> int:
+def check_crash(state: Path, moment: str, known: int) -> int:
     """Check that the plan change is complete; returns the epoch to continue with."""
     changed = check_rounds(state)
     plans = check_history(state, MACHINES)
@@ -413,8 +413,8 @@ def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[s
     chain = Chain(folder)
     known = 0
     for moment in moments:
-        assert chain.live_query(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
-        known = check_death(state, moment, known)
+        assert chain.run(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
+        known = check_crash(state, moment, known)
     before = list(epochs_of(state))
     # The last run is in this process, which has a session already.
     ran = run(spark, spec)
@@ -451,15 +451,15 @@ def test_crash_at_every_plan_change(
     spec = spec_of(tmp_path, scenario, strategy)
     state = Path(spec.out) / "state"
     steps = ["end", "intent", "apply", "run", "commit"]
-    died = 0
+    crashes = 0
     while True:
         try:
-            run(spark, replace(spec, kill=steps[died % len(steps)]), watched=False)
+            run(spark, replace(spec, kill=steps[crashes % len(steps)]), watched=False)
             break
         except DriverKilled:
-            assert check_death(state, steps[died % len(steps)], died) == died + 1
-            died += 1
-    assert died >= 1
+            assert check_crash(state, steps[crashes % len(steps)], crashes) == crashes + 1
+            crashes += 1
+    assert crashes >= 1
     assert read_matches(Path(spec.out)) == truth.all_matches
     check_history(state, MACHINES)
 

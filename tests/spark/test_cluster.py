@@ -102,17 +102,17 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path) -> None:
         for strategy, batches in (("uniform", (0,)), ("replicated", (0, 1)))
     ]
     chain = Chain(tmp_path, SPARK_HOME=str(spark_home(tmp_path / "home")))
-    done = chain.life(*specs)
+    done = chain.run(*specs)
     assert done.returncode == 0, done.stderr[-3000:]
     lost_before = 0
     for spec, line in zip(specs, done.stdout.splitlines(), strict=True):
-        told = json.loads(line)
-        assert len(told["killed"]) == len(spec.kill_executors)
-        assert told["lost_tasks"] > lost_before, "no executor died at work"
-        lost_before = told["lost_tasks"]
+        summary = json.loads(line)
+        assert len(summary["killed"]) == len(spec.kill_executors)
+        assert summary["lost_tasks"] > lost_before, "no executor was killed at work"
+        lost_before = summary["lost_tasks"]
         out = Path(spec.out)
         assert np.array_equal(matches_in(out / "matches"), expected)
-        assert told["report"]["matches"] == expected.size
+        assert summary["report"]["matches"] == expected.size
         dead = read_folder(out / "dead")
         assert sorted(row["position"] for row in dead) == list(range(0, POINTS, 5_000))
     assert chain.orphans() == []
@@ -131,21 +131,21 @@ def test_an_encrypted_cluster_returns_the_same_matches_and_leaks_nothing(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["matches"] == told["found"] == len(expected)
-    assert told["window"] == scenario.POINTS
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["matches"] == summary["found"] == len(expected)
+    assert summary["window"] == scenario.POINTS
     scenario.check_files(tmp_path, expected, 0o000)
 
-    assert told["answers"] == ["0o600", "0o700"]
-    assert told["settings"].items() >= REQUIRED.items()
-    assert not told["mark_anywhere"]
-    assert not told["stranger"]
+    assert summary["results"] == ["0o600", "0o700"]
+    assert summary["settings"].items() >= REQUIRED.items()
+    assert not summary["mark_anywhere"]
+    assert not summary["responds"]
 
-    assert len(told["executors"]) == 2
+    assert len(summary["executors"]) == 2
     on_the_line = {key: value for key, value in REQUIRED.items() if "io.encryption" not in key}
-    for knows_secret, command in told["executors"]:
+    for knows_secret, command in summary["executors"]:
         assert knows_secret
         assert all(f"-D{key}={value}" in command for key, value in on_the_line.items())
-    assert not told["secret_shown"]
-    assert told["secret_kept"] == []
-    assert "the cluster's own spark.authenticate.secret" in told["standalone"]
+    assert not summary["secret_shown"]
+    assert summary["secret_files"] == []
+    assert "the cluster's own spark.authenticate.secret" in summary["standalone"]

@@ -182,7 +182,7 @@ class Chain:
         self._tag = uuid.uuid4().hex
         self._environment = {**environment, TAG: self._tag}
 
-    def life(self, *specs: Spec) -> subprocess.CompletedProcess[str]:
+    def run(self, *specs: Spec) -> subprocess.CompletedProcess[str]:
         paths = [
             spec.to_file(self._folder / f"spec-{number}.json") for number, spec in enumerate(specs)
         ]
@@ -202,10 +202,10 @@ class Chain:
             done.args, done.returncode, said.read_text(), complained.read_text()
         )
 
-    def die(self, spec: Spec, kills: Sequence[Kill]) -> None:
+    def kill(self, spec: Spec, kills: Sequence[Kill]) -> None:
         """Run one process for each moment, killed at that moment."""
         for kill in kills:
-            done = self.life(replace(spec, kill=kill))
+            done = self.run(replace(spec, kill=kill))
             assert done.returncode == -signal.SIGKILL, f"at {kill}: {done.stderr[-3000:]}"
 
     def orphans(self) -> list[psutil.Process]:
@@ -225,12 +225,12 @@ def undisturbed(spark: SparkSession, folder: Path, strategy: str, *, streaming: 
     return left
 
 
-class Died(BaseException):
+class Crash(BaseException):
     """Simulates a crash of the driver: the files stay as they are."""
 
 
-def die() -> None:
-    raise Died
+def crash() -> None:
+    raise Crash
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_crash_at_every_step_of_every_batch(
     for number, kills in enumerate(chains):
         rough = scenario(tmp_path / f"rough-{number}", strategy)
         for kill in kills:
-            with pytest.raises(Died):
-                Run(replace(rough.spec, kill=kill), die).go(spark)
-        check_left(rough, calm, Run(rough.spec, die).go(spark))
+            with pytest.raises(Crash):
+                Run(replace(rough.spec, kill=kill), crash).go(spark)
+        check_left(rough, calm, Run(rough.spec, crash).go(spark))
 
 
 def check_left(rough: Scenario, calm: Left, report: dict[str, Any]) -> None:
@@ -274,9 +274,9 @@ def sweep(
     calm = undisturbed(spark, folder / "calm", strategy, streaming=streaming)
     rough = scenario(folder / "rough", strategy, streaming=streaming)
     chain = Chain(folder / "rough")
-    chain.die(rough.spec, kills)
+    chain.kill(rough.spec, kills)
     # The last run is in this process, which has a session already.
-    check_left(rough, calm, Run(rough.spec, die).go(spark))
+    check_left(rough, calm, Run(rough.spec, crash).go(spark))
     assert chain.orphans() == []
 
 

@@ -33,12 +33,12 @@ def test_without_encryption_traffic_and_files_are_readable(
 ) -> None:
     expected = scenario.expected(*scenario.make_points(tmp_path / "points.parquet"))
     local = Path(spark.sparkContext.getConf().get("spark.local.dir") or "")
-    told = scenario.run(scenario.config_of(tmp_path), local, spark)
-    assert told["matches"] == told["found"] == len(expected) > 1_000
-    assert told["window"] == scenario.POINTS
-    assert told["answers"] == ["0o600", "0o700"]
-    assert told["mark_in_shuffle"]
-    assert told["stranger"]
+    summary = scenario.run(scenario.config_of(tmp_path), local, spark)
+    assert summary["matches"] == summary["found"] == len(expected) > 1_000
+    assert summary["window"] == scenario.POINTS
+    assert summary["results"] == ["0o600", "0o700"]
+    assert summary["mark_in_shuffle"]
+    assert summary["responds"]
     scenario.check_files(tmp_path, expected, 0o022)
 
 

@@ -71,11 +71,11 @@ class Maven:
 
     def __init__(self, *has: str) -> None:
         self.has = has
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def run_ivy(self, scratch: Path, module: str, java: str) -> None:
         [revision] = re.findall(r'name="spark-sql-kafka-0-10_2.13" rev="([^"]+)"', module)
-        self.asked.append(revision)
+        self.requested.append(revision)
         if revision not in self.has:
             raise kafka_jars._NotFoundError(f"Maven Central did not provide {revision}")
         (scratch / "jars").mkdir()
@@ -85,14 +85,18 @@ class Maven:
 
 
 @pytest.mark.parametrize(
-    ("has", "taken", "asked"),
+    ("has", "fetched", "requested"),
     [
         ([pyspark.__version__, "4.2.0"], pyspark.__version__, [pyspark.__version__]),
         (["4.2.0"], "4.2.0", [pyspark.__version__, "4.2.0"]),
     ],
 )
 def test_the_newest_working_connector_is_fetched_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: list[str], taken: str, asked: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    has: list[str],
+    fetched: str,
+    requested: list[str],
 ) -> None:
     maven = Maven(*has)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -100,8 +104,8 @@ def test_the_newest_working_connector_is_fetched_once(
     for _ in range(2):
         settings = kafka_jars.kafka_settings({"spark.ui.enabled": "true"}, "java")
         assert list(settings) == ["spark.jars"]
-        assert Path(settings["spark.jars"]).name == f"spark-sql-kafka-0-10_2.13-{taken}.jar"
-        assert maven.asked == asked
+        assert Path(settings["spark.jars"]).name == f"spark-sql-kafka-0-10_2.13-{fetched}.jar"
+        assert maven.requested == requested
 
 
 def test_a_missing_connector_is_an_error_with_a_remedy(
@@ -271,7 +275,7 @@ class Driver:
             with suppress(BrokenPipeError):
                 pipe.close()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("@"):
@@ -281,7 +285,7 @@ class Driver:
     def run(self, settings: dict[str, Any], *pauses: tuple[str, int]) -> None:
         self._send(json.dumps({"settings": settings, "pauses": pauses}))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._send("")
 
     def _send(self, line: str) -> None:
@@ -376,11 +380,11 @@ def streamed(
         settings |= {"out.sink": "kafka", "out.topic": sink}
         settings |= {"engine.strategy": strategy, "engine.machines": 3}
         lasting.run(settings)
-        reports[strategy] = lasting.hear()
+        reports[strategy] = lasting.receive()
     lasting.run(settings_of(broker, folder / "nowhere", points="nowhere", log="streamed-log"))
-    refused = lasting.hear()
+    missing = lasting.receive()
     dead = sorted([reason for _, reason in DEAD] + [reason for _, reason in FAULTS])
-    return Streamed(points, queries, dead, refused, reports, folder)
+    return Streamed(points, queries, dead, missing, reports, folder)
 
 
 QUERY_FIELDS = (
@@ -430,8 +434,8 @@ def test_a_sample_of_the_topic_balances_the_work(streamed: Streamed) -> None:
 
 def test_a_missing_topic_is_an_error(streamed: Streamed) -> None:
     assert list(streamed.nowhere) == ["error"]
-    told = r"SourceError: topic nowhere cannot be read: .*UnknownTopicOrPartition.*"
-    assert re.fullmatch(told, streamed.nowhere["error"])
+    message = r"SourceError: topic nowhere cannot be read: .*UnknownTopicOrPartition.*"
+    assert re.fullmatch(message, streamed.nowhere["error"])
 
 
 def test_a_killed_driver_leaves_every_match_once(
@@ -451,18 +455,18 @@ def test_a_killed_driver_leaves_every_match_once(
         produce(broker, f"{topic}-log", *as_json(queries[:40]))
     with Driver(tmp_path) as driver:
         driver.run(settings, ("intent", 1), ("apply", 1))
-        assert driver.hear() == ["intent", 1]
+        assert driver.receive() == ["intent", 1]
         produce(broker, f"{topic}-log", *as_json(queries[40:41]))
-        driver.go_on()
+        driver.resume()
         # The intent of the batch includes the new query, which is not applied yet.
-        assert driver.hear() == ["apply", 1]
+        assert driver.receive() == ["apply", 1]
     produce(broker, f"{topic}-log", *as_json(queries[41:]))
     with Driver(tmp_path) as driver:
         driver.run(settings, ("publish", 2))
         # Committed, but neither published nor in Spark's checkpoint.
-        assert driver.hear() == ["publish", 2]
+        assert driver.receive() == ["publish", 2]
     lasting.run(settings)
-    assert lasting.hear().get("error") is None
+    assert lasting.receive().get("error") is None
     expect = []
     for batch, known in enumerate((40, 41, 42, 42, 42)):
         pairs = expected(points[batch * BATCH : (batch + 1) * BATCH], queries[:known])

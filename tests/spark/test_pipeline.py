@@ -298,8 +298,8 @@ def test_invalid_points_are_dead_letters_once(
         spark, case, tmp_path, **{"engine.strategy": strategy, "engine.batch_rows": 7}
     )
     check_case(case, result)
-    wanted = [(p["id"], str(p["expect"])) for p in case.points if p["expect"]]
-    assert result.refused("point") == wanted
+    rejected = [(p["id"], str(p["expect"])) for p in case.points if p["expect"]]
+    assert result.refused("point") == rejected
     by_row = {d["position"]: json.loads(d["record"]) for d in result.dead}
     assert by_row[5]["lat"] == 90.5 and by_row[5]["id"] == 5
     assert by_row[1]["lon"] == "nan"

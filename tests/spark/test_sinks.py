@@ -74,8 +74,8 @@ def test_every_sink_receives_the_published_matches(
     check_figures(result, len(case.points))
     assert called.rows() == framed.rows() == published(config)
     assert max(published(config).values()) == 1
-    for kept in (called, framed):
-        assert all(row[0] == batch_id for batch_id, rows in kept.calls for row in rows)
+    for received in (called, framed):
+        assert all(row[0] == batch_id for batch_id, rows in received.calls for row in rows)
     assert max(len(rows) for _, rows in called.calls) == 7
     assert [batch_id for batch_id, _ in framed.calls] == [0, 1, 2, 3]
 
@@ -104,11 +104,11 @@ def test_count_writes_no_matches_and_counts_them_all(
 
 
 def test_count_delivers_to_other_sinks(spark: SparkSession, case: Case, config: RunConfig) -> None:
-    kept = Received()
+    received = Received()
     counted = with_settings(config, {"out.sink": "count"})
-    with Pipeline(counted, spark=spark, sinks=[CallbackSink(kept.table)]) as pipeline:
+    with Pipeline(counted, spark=spark, sinks=[CallbackSink(received.table)]) as pipeline:
         pipeline.run()
-    assert sorted(row[1:] for row in kept.rows().elements()) == [m[:2] for m in expected(case)]
+    assert sorted(row[1:] for row in received.rows().elements()) == [m[:2] for m in expected(case)]
     assert published(config) == Counter()
 
 
@@ -134,7 +134,7 @@ def test_console_prints_the_first_matches(
     assert published(config) == Counter()
 
 
-class Died(BaseException):
+class Crash(BaseException):
     """Simulates a crash of the driver."""
 
 
@@ -146,11 +146,14 @@ def test_a_repeated_delivery_is_the_same(
     called, framed = Received(), Received()
     sinks = [CallbackSink(called.table, rows_max=1 << 20), ForeachBatchSink(spark, framed.frame)]
 
-    def die(name: str, batch_id: int) -> None:
+    def crash(name: str, batch_id: int) -> None:
         if (name, batch_id) == (step, 1):
-            raise Died
+            raise Crash
 
-    with Pipeline(config, spark=spark, sinks=sinks, on_step=die) as pipeline, pytest.raises(Died):
+    with (
+        Pipeline(config, spark=spark, sinks=sinks, on_step=crash) as pipeline,
+        pytest.raises(Crash),
+    ):
         pipeline.run()
     with Pipeline(config, spark=spark, sinks=sinks) as pipeline:
         result = outcome(config.out.dir, pipeline.run())
@@ -168,13 +171,13 @@ def test_a_repeated_delivery_is_the_same(
 def test_a_sink_that_fails_stops_the_run_and_loses_nothing(
     spark: SparkSession, case: Case, config: RunConfig
 ) -> None:
-    kept = Received()
+    received = Received()
     broken = [True]
 
     def take(batch_id: int, table: pa.Table) -> None:
         if broken[0] and batch_id == 2:
             raise OSError("the other side is gone")
-        kept.table(batch_id, table)
+        received.table(batch_id, table)
 
     with Pipeline(config, spark=spark, sinks=[CallbackSink(take)]) as pipeline:
         with pytest.raises(OSError, match="the other side is gone"):
@@ -183,7 +186,7 @@ def test_a_sink_that_fails_stops_the_run_and_loses_nothing(
     broken[0] = False
     with Pipeline(config, spark=spark, sinks=[CallbackSink(take)]) as pipeline:
         pipeline.run()
-    assert kept.rows() == published(config)
+    assert received.rows() == published(config)
     assert sorted(row[1:] for row in published(config).elements()) == [
         match[:2] for match in expected(case)
     ]

@@ -316,8 +316,8 @@ def test_speed_with_times_missing_at_the_start(spark: SparkSession, tmp_path: Pa
     config = config_for(case, tmp_path, **{"engine.machines": 2, "points.speed": 1.0})
 
     def bounded() -> Iterator[float]:
-        for look in range(2_000):
-            yield look * 1e-3
+        for reading in range(2_000):
+            yield reading * 1e-3
         raise AssertionError("the replay stands still")
 
     looks = bounded()
@@ -343,8 +343,8 @@ def test_the_generator_gives_the_same_rows_for_any_batch_size(
     lon, lat = (table[name].to_numpy() for name in ("lon", "lat"))
     europe = Box(-10.0, 35.0, 30.0, 60.0)
     inside = (lon >= europe.x0) & (lon <= europe.x1) & (lat >= europe.y0) & (lat <= europe.y1)
-    wanted = set(np.flatnonzero(inside).tolist())
-    assert 100 < len(wanted) < 10_000
+    inside_ids = set(np.flatnonzero(inside).tolist())
+    assert 100 < len(inside_ids) < 10_000
     for number, (strategy, machines, batch_rows) in enumerate(
         [(Strategy.REPLICATED, 2, 20_000), (Strategy.HISTORY, 5, 7_000)]
     ):
@@ -357,7 +357,7 @@ def test_the_generator_gives_the_same_rows_for_any_batch_size(
         with Pipeline(config, spark=spark) as pipeline:
             pipeline.request(Query("europe", europe))
             result = outcome(config.out.dir, pipeline.run())
-        assert {point for _, point, _ in result.matches} == wanted
+        assert {point for _, point, _ in result.matches} == inside_ids
         check_figures(result, 20_000)
         times = table["event_time"].cast(pa.int64()).to_pylist()
         assert all(times[point] == time for _, point, time in result.matches)

@@ -68,11 +68,11 @@ def check_outputs(scenario: WindowScenario, out: Path) -> None:
     late = [row for rows in dead.values() for row in rows if row["reason"] == "late"]
     assert sorted(json.loads(row["record"])["id"] for row in late) == scenario.late()
     for batch in range(BATCHES):
-        wanted = scenario.aggregates(batch)
+        expected = scenario.aggregates(batch)
         found = {(row["query_id"], row["name"]): row["number"] for row in aggregates[batch]}
         assert len(found) == len(aggregates[batch])
-        assert found.keys() == wanted.keys(), batch
-        for key, value in wanted.items():
+        assert found.keys() == expected.keys(), batch
+        for key, value in expected.items():
             assert found[key] == (None if value is None else pytest.approx(value)), (batch, key)
         near: dict[str, list[Any]] = defaultdict(list)
         for row in nearest[batch]:
@@ -106,7 +106,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "GlobalPolicy", Shuffling)
 
 
-def look(pipeline: Pipeline, scenario: WindowScenario, number: int) -> None:
+def check_snapshots(pipeline: Pipeline, scenario: WindowScenario, number: int) -> None:
     """Compare snapshot queries on the window with brute force."""
     window = [p for _, p in scenario.window(number)]
     found = pipeline.snapshot(Box(20, 10, 70, 80)).toArrow()
@@ -142,7 +142,7 @@ def run_scenario(
 
     def after(commit: Commit) -> None:
         scenario.prepare(folder, pipeline)
-        look(pipeline, scenario, commit.batch_id)
+        check_snapshots(pipeline, scenario, commit.batch_id)
 
     config = scenario.config(folder, **settings)
     with Pipeline(config, spark=spark, on_batch=after, on_step=on_step) as pipeline:
@@ -172,7 +172,7 @@ def test_a_run_with_a_window_equals_brute_force(
     check_outputs(scenario, tmp_path / "out")
 
 
-class Died(BaseException):
+class Crash(BaseException):
     """Simulates a crash of the driver: the files stay as they are."""
 
 
@@ -192,12 +192,12 @@ def test_no_point_is_lost_or_duplicated_by_moves_and_crashes(
     settings = {"engine.strategy": "global", "balance.round": 1.0}
     for number, step in enumerate(STEPS):
 
-        def die(now: str, batch_id: int, at: tuple[str, int] = (step, number)) -> None:
+        def crash(now: str, batch_id: int, at: tuple[str, int] = (step, number)) -> None:
             if (now, batch_id) == at:
-                raise Died
+                raise Crash
 
-        with pytest.raises(Died):
-            run_scenario(spark, scenario, tmp_path, die, **settings)
+        with pytest.raises(Crash):
+            run_scenario(spark, scenario, tmp_path, crash, **settings)
     report = run_scenario(spark, scenario, tmp_path, **settings)
     assert report["batches"] == BATCHES
     assert report["balance"]["plan_changes"] >= BATCHES // 2
@@ -229,12 +229,12 @@ def test_large_results_stay_in_files_until_the_pipeline_is_closed(
         frame = pipeline.snapshot()
         left = list((tmp_path / "out" / "state" / "answers").glob("*/*.parquet"))
         assert left
-        wanted = sorted(p["id"] for _, p in scenario.window(BATCHES - 1))
+        expected = sorted(p["id"] for _, p in scenario.window(BATCHES - 1))
         with closing(Snapshots(pipeline.store.folder, spark, points_here=0)) as jobs:
             by_tasks = jobs.run(SnapshotQuery())
-            assert sorted(by_tasks.table["id"].to_pylist()) == wanted
+            assert sorted(by_tasks.table["id"].to_pylist()) == expected
             assert not list(jobs._results.iterdir())  # mapped and deleted
-        assert sorted(row["id"] for row in frame.collect()) == wanted
+        assert sorted(row["id"] for row in frame.collect()) == expected
         assert frame.select("at_batch").distinct().collect() == [(BATCHES - 1,)]
     assert not any(path.exists() for path in left)
 
@@ -262,10 +262,10 @@ def test_threads_may_query_while_batches_are_committed(spark: SparkSession, tmp_
     def query() -> None:
         while not over.is_set():
             try:
-                answer = pipeline.snapshots.run(SnapshotQuery(aggregate=parse_aggregates("count")))
+                result = pipeline.snapshots.run(SnapshotQuery(aggregate=parse_aggregates("count")))
             except StateError:  # before the first batch
                 continue
-            seen.append((answer.batch_id, answer.table["count"][0].as_py()))
+            seen.append((result.batch_id, result.table["count"][0].as_py()))
 
     with (
         Pipeline(config, spark=spark, on_batch=feeder(scenario, tmp_path)) as pipeline,
@@ -323,10 +323,10 @@ def test_columns_of_every_type_are_returned(spark: SparkSession, tmp_path: Path)
         assert (near[0]["distance"], near[0]["distance_"]) == (5.0, pytest.approx(math.sqrt(2)))
         (row,) = pipeline.snapshot(aggregate="max(large), max(until), distinct(kind)").collect()
         assert (row["max(large)"], row["distinct(kind)"]) == (2**64 - 1, 2)
-    answers = rows_of(tmp_path / "out", "aggregates")[0]
-    told = {row["name"]: row["text"] or row["number"] for row in answers}
-    assert (told["count"], told["max(kind)"]) == (4.0, "v")
-    assert told["max(until)"].startswith("9999-12-")
+    results = rows_of(tmp_path / "out", "aggregates")[0]
+    values = {row["name"]: row["text"] or row["number"] for row in results}
+    assert (values["count"], values["max(kind)"]) == (4.0, "v")
+    assert values["max(until)"].startswith("9999-12-")
 
 
 def test_an_empty_result_has_its_batch(spark: SparkSession, tmp_path: Path) -> None:
@@ -360,14 +360,14 @@ def test_a_killed_run_continues_and_other_processes_may_query(
     run_scenario(spark, scenario, tmp_path, **{"engine.strategy": "swarm"})
     check_outputs(scenario, tmp_path / "out")
 
-    answer = tmp_path / "answer.parquet"
-    words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(answer)]
+    output = tmp_path / "result.parquet"
+    words = ["--box", "20,10,70,80", "--where", "fare > 20", "--out", str(output)]
     assert main(["snapshot", str(state), *words]) == 0
     assert f"as of batch {BATCHES - 1}" in capsys.readouterr().err
     window = [p for _, p in scenario.window(BATCHES - 1)]
     inside = [p for p in window if 20 <= p["x"] <= 70 and 10 <= p["y"] <= 80]
-    wanted = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)
-    assert sorted(pq.read_table(answer)["id"].to_pylist()) == wanted
+    expected = sorted(p["id"] for p in inside if p["fare"] is not None and p["fare"] > 20)
+    assert sorted(pq.read_table(output)["id"].to_pylist()) == expected
     assert main(["snapshot", str(state), "--at", "50,50", "--nearest", "2"]) == 0
     near = sorted(window, key=lambda p: (math.dist((50, 50), (p["x"], p["y"])), p["id"]))[:2]
     printed = capsys.readouterr().out
@@ -429,15 +429,15 @@ def test_a_streaming_dataframe_fills_the_window(spark: SparkSession, tmp_path: P
         .parquet(str(tmp_path / "points"))
     )
 
-    def die(step: str, batch_id: int) -> None:
+    def crash(step: str, batch_id: int) -> None:
         if (step, batch_id) == ("publish", 4):
-            raise RuntimeError("died")
+            raise RuntimeError("crashed")
 
-    with Pipeline(config, spark=spark, on_step=die) as pipeline:
+    with Pipeline(config, spark=spark, on_step=crash) as pipeline:
         pipeline.request(*scenario.requests[0])
         with pytest.raises(StreamingQueryException):
             pipeline.start(frame).awaitTermination(200)
     with Pipeline(config, spark=spark) as pipeline:
         assert pipeline.start(frame).awaitTermination(200)
-        look(pipeline, scenario, BATCHES - 1)
+        check_snapshots(pipeline, scenario, BATCHES - 1)
     check_outputs(scenario, tmp_path / "out")

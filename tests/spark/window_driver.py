@@ -17,7 +17,7 @@ from roost.engine.session import make_session
 
 
 def main(folder: Path, scenario: WindowScenario, step: str, batch_id: int) -> None:
-    def die(now: str, number: int) -> None:
+    def crash(now: str, number: int) -> None:
         if (now, number) == (step, batch_id):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -26,7 +26,7 @@ def main(folder: Path, scenario: WindowScenario, step: str, batch_id: int) -> No
         config,
         spark=make_session("local[2]", {}),
         on_batch=lambda commit: scenario.prepare(folder, pipeline),
-        on_step=die,
+        on_step=crash,
     ) as pipeline:
         scenario.prepare(folder, pipeline)
         pipeline.run()

@@ -90,8 +90,10 @@ class WindowScenario:
                 box = Box(x, y, x + rng.uniform(5, 60), y + rng.uniform(5, 60))
                 predicate = rng.choice([None, "fare > 20"])
                 expires = rng.choice([None, 70])
-                wanted = rng.choice(aggregates)
-                query = Query(name, box, predicate=predicate, expires_at=expires, aggregate=wanted)
+                aggregate = rng.choice(aggregates)
+                query = Query(
+                    name, box, predicate=predicate, expires_at=expires, aggregate=aggregate
+                )
             last = rng.choice([None, None, first + rng.randint(1, 5)])
             self.standing.append(Standing(query, first, last))
             self.requests.setdefault(first, []).append(query)
@@ -155,7 +157,7 @@ class WindowScenario:
 
     def accepted(self, upto: int) -> tuple[list[tuple[int, Record]], list[int]]:
         """Return the points that were in time, with their batches, and the ids of late points."""
-        taken: list[tuple[int, Record]] = []
+        in_time: list[tuple[int, Record]] = []
         late: list[int] = []
         reached: int | None = None
         for number in range(upto + 1):
@@ -164,23 +166,23 @@ class WindowScenario:
                 limit = reached - (self.length if self.lateness is None else self.lateness)
             fine = [p for p in self.batch(number) if limit is None or p["event_time"] >= limit]
             late += [p["id"] for p in self.batch(number) if p not in fine]
-            taken += [(number, p) for p in fine]
+            in_time += [(number, p) for p in fine]
             newest = max(p["event_time"] for p in fine)
             reached = newest if reached is None else max(reached, newest)
-        return taken, late
+        return in_time, late
 
     def late(self) -> list[int]:
         return sorted(self.accepted(BATCHES - 1)[1])
 
     def window(self, upto: int) -> list[tuple[int, Record]]:
-        taken, _ = self.accepted(upto)
+        in_time, _ = self.accepted(upto)
         if self.kind == "time":
-            now = max(p["event_time"] for _, p in taken)
+            now = max(p["event_time"] for _, p in in_time)
             if self.tumbling:
                 start = now // self.length * self.length
-                return [(b, p) for b, p in taken if p["event_time"] >= start]
-            return [(b, p) for b, p in taken if p["event_time"] > now - self.length]
-        ordered = sorted(taken, key=lambda bp: (bp[0], bp[1]["event_time"], bp[1]["id"]))
+                return [(b, p) for b, p in in_time if p["event_time"] >= start]
+            return [(b, p) for b, p in in_time if p["event_time"] > now - self.length]
+        ordered = sorted(in_time, key=lambda bp: (bp[0], bp[1]["event_time"], bp[1]["id"]))
         count = int(self.length)
         if self.tumbling:
             count = (len(ordered) - 1) % count + 1
@@ -199,8 +201,8 @@ class WindowScenario:
         ]
 
     def live(self, upto: int) -> list[Standing]:
-        taken, _ = self.accepted(upto)
-        now = max(p["event_time"] for _, p in taken)
+        in_time, _ = self.accepted(upto)
+        now = max(p["event_time"] for _, p in in_time)
         return [
             s
             for s in self.standing

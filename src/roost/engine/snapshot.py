@@ -1,8 +1,8 @@
 """Snapshot queries: ad-hoc queries on the window, run as Spark jobs or, if small, in this process.
 
 A query becomes scans of segment files (:mod:`roost.window.snapshot`), which are distributed over a
-few tasks, and the tasks' results are merged. A Spark task costs tens of milliseconds, many times the
-scan of a few zones of mapped files, so a query that reads few points runs in the calling process.
+few tasks, and the tasks' results are merged. A Spark task costs tens of milliseconds, many times
+the scan of a few zones of mapped files, so a query of few points runs in the calling process.
 
 A lease pins the files of the queried batch, so queries may run beside the stream, in other threads
 or processes. Large results do not pass through the driver: tasks write them to files in the state
