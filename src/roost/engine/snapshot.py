@@ -85,20 +85,14 @@ class _Job:
     for_spark: bool
     groups: tuple[tuple[SegmentScan, ...], ...]
 
-    def run(self, task: int, cache: WorkerCache) -> Iterator[State | bytes | str]:
-        """Yield the result of a task, or the path of its file."""
+    def run(self, task: int, cache: WorkerCache) -> State | pa.Table | str:
+        """Return the result of a task, or the path of its file."""
         files = WindowFiles(self.window, cache)
         files.retain(self.retained)
         result = run_scans(self.query, self.columns, self.groups[task], files)
-        if isinstance(result, State):
-            yield result
-        elif self.query.nearest is None and result.nbytes > self.inline_max:
-            yield self._write(result)
-        else:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, result.schema) as writer:
-                writer.write_table(result)
-            yield sink.getvalue().to_pybytes()
+        if isinstance(result, State) or self.query.nearest is not None:
+            return result
+        return self._write(result) if result.nbytes > self.inline_max else result
 
     def _write(self, result: pa.Table) -> str:
         folder = Path(self.folder)
@@ -133,7 +127,7 @@ class Snapshots:
         self._lock = threading.Lock()
         self._large: list[list[str]] = []
         self._cores = spark.sparkContext.defaultParallelism
-        self._jobs: dict[int, RDD[State | bytes | str]] = {}
+        self._jobs: dict[int, RDD[State | pa.Table | str]] = {}
         self._known: tuple[Rules, Columns] | None = None
         results = self._store.folder / "answers"
         self._results = results / uuid.uuid4().hex
@@ -196,11 +190,7 @@ class Snapshots:
                 tuple(map(tuple, deal(scans, tasks, lambda scan: scan.likely))),
             )
             results = self._run_job(job, points)
-        small = [
-            pa.ipc.open_stream(result).read_all() if isinstance(result, bytes) else result
-            for result in results
-            if not isinstance(result, str)
-        ]
+        small = [result for result in results if not isinstance(result, str)]
         large = [result for result in results if isinstance(result, str)]
         return batch_id, merge_results(query, columns, small, batch_id), large
 
@@ -235,10 +225,10 @@ class Snapshots:
             self._known = rules, Columns(*names, *types, view.attributes)
         return self._known
 
-    def _run_job(self, job: _Job, points: int) -> list[State | bytes | str]:
+    def _run_job(self, job: _Job, points: int) -> list[State | pa.Table | str]:
         tasks = len(job.groups)
         if not tasks or points < self._points_here:
-            return [result for task in range(tasks) for result in job.run(task, self._cache)]
+            return [job.run(task, self._cache) for task in range(tasks)]
         context = self._spark.sparkContext
         if tasks not in self._jobs:
             numbers = context.parallelize(range(tasks), tasks)
@@ -250,7 +240,7 @@ class Snapshots:
             context.setLocalProperty(PROPERTY, "")
 
 
-def _run_task(task: int, nothing: Iterable[int]) -> Iterator[State | bytes | str]:
+def _run_task(task: int, nothing: Iterable[int]) -> Iterator[State | pa.Table | str]:
     """Run the job in the task's properties.
 
     A job in the function's closure would need a new RDD, which costs as much as a small query.
@@ -260,7 +250,7 @@ def _run_task(task: int, nothing: Iterable[int]) -> Iterator[State | bytes | str
     text = context.getLocalProperty(PROPERTY)
     assert text is not None
     job: _Job = pickle.loads(base64.b64decode(text))
-    return job.run(task, CACHE)
+    yield job.run(task, CACHE)
 
 
 _SPARK_TYPES = {
