@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from roost.balance import Plan
@@ -20,9 +21,19 @@ from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
 from roost.runtime.jobs import JOBS, _Call
 from roost.runtime.part import SOURCE, Item, Mark, Parcel, run_part
-from roost.stages.contract import Batch, MapExecutor, Outcome, Report, Reports, Stage, Task
+from roost.stages.contract import (
+    Batch,
+    MapExecutor,
+    Outcome,
+    Report,
+    Reports,
+    Stage,
+    Staged,
+    Task,
+)
 from roost.stages.slices import pieces
 from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from stage_scenario import (
     AFTER_COMMIT,
@@ -408,6 +419,45 @@ def test_marks_tell_that_a_block_is_lost_or_doubled(tmp_path: Path, change: Chan
     executor = change_of(2, 0, chosen, change)
     scenario = Scenario(tmp_path, {"engine.strategy": "uniform"}, executor=executor)
     check_refused(scenario, r"machine \d counted \d+ rows instead of \d+")
+
+
+# --------------------------------------------------------------------------- output files
+
+
+class Publishing(Stage):
+    """Publishes one file of totals, for the machine given or for none."""
+
+    name = "publishing"
+
+    def __init__(self, output: Files, machine: int | None) -> None:
+        self._output, self._machine = output, machine
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        name = self._output.name(batch.prefix, "more", ".parquet")
+        pq.write_table(counted({7: 1}), self._output.path(name))
+        return Outcome({"totals": [Staged(name, self._machine)]})
+
+
+@pytest.mark.parametrize("machine", [2, None, 3])
+def test_stages_that_publish_the_same_file_are_refused(tmp_path: Path, machine: int | None) -> None:
+    """The totals have machines 0 to 2; a file without a machine gets the next number."""
+
+    class Both(Scenario):
+        def stages(self) -> list[Stage]:
+            stages = super().stages()
+            return [*stages, Publishing(self.totals.output, machine)]
+
+    scenario = Both(tmp_path, {"engine.strategy": "uniform"})
+    if machine == 2:
+        message = (
+            r"stages 'key totals' and 'publishing' both publish totals/batch-0+-00002\.parquet"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            scenario.live()
+        assert scenario.committed() == [] and scenario.published("totals") == []
+    else:
+        scenario.live()
+        assert len(scenario.published("totals")) == 4 * BATCHES
 
 
 # --------------------------------------------------------------------------- driver state

@@ -157,10 +157,11 @@ class BatchLoop:
         for stage in self.stages:
             outcome = stage.after(batch, reports, self.executor)
             batch = replace(batch, outcomes={**batch.outcomes, stage.name: outcome})
+        files = self._published(batch)
         self.on_step("deliver", number)
         self._deliver(batch)
         figures = self._figures(intent, batch, reports, self.clock() - started)
-        commit = Commit(number, self._published(batch), figures)
+        commit = Commit(number, files, figures)
         self.on_step("commit", number)
         self._commit(batch, commit)
         self.on_step("publish", number)
@@ -214,10 +215,17 @@ class BatchLoop:
             sink.deliver(batch.number, files)
 
     def _published(self, batch: Batch) -> tuple[tuple[str, str], ...]:
-        """Return the staged files with their final names, both relative to the output."""
+        """Return the staged files with their final names, both relative to the output.
+
+        Raises
+        ------
+        RuntimeError
+            If two files have the same final name: one would replace the other.
+        """
         found: list[tuple[str, str]] = []
         numbers: dict[str, int] = defaultdict(int)
-        for outcome in batch.outcomes.values():
+        publishers: dict[str, str] = {}
+        for stage, outcome in batch.outcomes.items():
             for kind, files in outcome.files.items():
                 if kind == "matches" and not self.publish_matches:
                     continue
@@ -225,6 +233,12 @@ class BatchLoop:
                     number = numbers[kind] if staged.machine is None else staged.machine
                     numbers[kind] += 1
                     final = f"{kind}/{batch.prefix}{number:05d}.parquet"
+                    if final in publishers:
+                        raise RuntimeError(
+                            f"stages {publishers[final]!r} and {stage!r} both publish {final}: "
+                            "give each stage a kind of its own, or name no machine in Staged"
+                        )
+                    publishers[final] = stage
                     found.append((f"{kind}/{STAGING}/{staged.name}", final))
         return tuple(found)
 
