@@ -1,4 +1,4 @@
-"""A small run with the toy stages, restarted as often as its driver dies, and its oracles."""
+"""A small run with the toy stages, restarted whenever its driver dies, and its oracles."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Row = dict[str, Any]
 
 
 class Killed(BaseException):
-    """Stands for the death of the driver: what is on the disk stays as it is."""
+    """Simulates the death of the driver: files on the disk stay as they are."""
 
 
 def random_points(seed: int, rows: int = ROWS * BATCHES) -> pa.Table:
-    """Return points with a key; some have no place, some no key."""
+    """Return points with a key; some have no coordinates, some no key."""
     rng = np.random.default_rng(seed)
     x, y = SIDE * rng.random(rows) ** 2, SIDE * rng.random(rows) ** 2
     x[rng.random(rows) < 0.05] = np.nan
@@ -108,7 +108,7 @@ class FaultyExecutor(InProcessExecutor):
 
 @dataclass
 class Scenario:
-    """One state directory, and as many lives of its driver as a test needs.
+    """One state directory, and any number of drivers that run on it, one after the other.
 
     Parameters
     ----------
@@ -121,9 +121,9 @@ class Scenario:
     three_levels
         Whether the check runs behind the totals.
     executor
-        Makes the executor of a life.
+        Creates the executor of a driver.
     more_queries
-        Requests beside the boxes that brute force knows.
+        Requests beside the boxes of the brute-force oracle.
     on_step, on_record
         Called before each step of a batch, and after each transaction.
     """
@@ -222,7 +222,7 @@ class Scenario:
     # ----------------------------------------------------------------------- oracles
 
     def valid(self) -> list[Row]:
-        """Return the points that have a place, from the source table alone."""
+        """Return the points that have coordinates, from the source table alone."""
         return [row for row in self.points.to_pylist() if row["x"] == row["x"]]
 
     def expected_totals(self, batches: int | None = None) -> Counter[int]:
@@ -297,4 +297,4 @@ class Scenario:
 
 
 def _ignore(*values: Any) -> None:
-    """Stand for a callback that does nothing."""
+    """Do nothing."""

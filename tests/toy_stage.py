@@ -1,6 +1,6 @@
 """A second kind of stage: counts points by key, in two levels, and a third that checks both.
 
-Written against :mod:`roost.stages.contract` alone, as a user would. Each reading task counts its
+Uses only :mod:`roost.stages.contract`, as a user would. Each reading task counts its
 points (:class:`PartialCounts`), an exchange by key brings the counts together
 (:class:`KeyTotals`), and another exchange compares totals with partial counts (:class:`KeyCheck`).
 """
@@ -100,7 +100,7 @@ class KeyTable:
 
 @dataclass(frozen=True)
 class PartialCountsTask:
-    """Counts the points that a reader reads, and notes for which machine they are."""
+    """Counts the points of a reader, and for which machine they are."""
 
     key: str
     routing: KeyRouting
@@ -109,7 +109,7 @@ class PartialCountsTask:
         return PartialCountsWork(self)
 
     def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """It reads no marks."""
+        """Ignore marks."""
 
 
 class PartialCountsWork:

@@ -1,14 +1,14 @@
-"""What can go wrong, as one small tree.
+"""Exceptions of Roost.
 
-A record that is bad never raises: it becomes a dead letter with a reason. Exceptions are for the
-person who runs Roost and can change something::
+A bad record never raises: it becomes a dead letter with a reason. Exceptions are for the user who
+runs Roost and can change something::
 
     RoostError
-    ├── ConfigError      a setting: names the key, what it got, what it takes
+    ├── ConfigError      a setting: names the key, the value received, the values accepted
     ├── PredicateError   a predicate that does not parse or does not fit the points' attributes
     ├── RequestError     a single request that was refused, with its reason code
     ├── SourceError      points or requests that cannot be read at all
-    └── StateError       a state directory that is not what it should be
+    └── StateError       a state directory that is missing, damaged or of another configuration
 """
 
 from __future__ import annotations
@@ -19,20 +19,10 @@ class RoostError(Exception):
 
 
 class ConfigError(RoostError):
-    """A setting that cannot be used.
-
-    Parameters
-    ----------
-    key
-        The setting's full name, such as ``space.bounds``.
-    got
-        The value that was found.
-    takes
-        What the setting accepts, in words.
-    """
+    """A setting that cannot be used; ``takes`` names the accepted values."""
 
     def __init__(self, key: str, got: object, takes: str) -> None:
-        super().__init__(f"{key}: got {got!r}, takes {takes}")
+        super().__init__(f"{key}: got {got!r}, expected {takes}")
         self.key = key
         self.got = got
         self.takes = takes
@@ -43,15 +33,7 @@ class PredicateError(RoostError):
 
 
 class RequestError(RoostError):
-    """A single request that was refused.
-
-    Parameters
-    ----------
-    reason
-        Short code, the same that a dead letter carries.
-    detail
-        A sentence for the person who sent the request.
-    """
+    """A single request that was refused; ``reason`` is the code of a dead letter."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -176,16 +176,22 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 
 
 BAD_SETTINGS = [
-    (("--machines", "0"), "engine.machines: got 0, takes a whole number from 1 up"),
-    (("--batch-rows", "-5"), "engine.batch_rows: got -5, takes a whole number from 1 up"),
-    (("--bounds", "1,2,3"), "space.bounds: got '1,2,3', takes four numbers x0,y0,x1,y1"),
-    (("--bounds", "5,0,1,1"), "space.bounds: got (5.0, 0.0, 1.0, 1.0), takes x0 < x1 and y0 < y1"),
-    (("--grid", "many"), "space.grid: got 'many', takes CxR, such as 1000x1000"),
-    (("--strategy", "best"), "engine.strategy: got 'best', takes replicated or uniform or history"),
-    (("--outside", "maybe"), "space.outside: got 'maybe', takes exact or dead"),
-    (("--speed", "fast"), "points.speed: got 'fast', takes max"),
-    (("--sink", "kafka"), "out.topic: got None, takes kafka://HOST:PORT/TOPIC"),
-    (("no-such.toml",), "config: got 'no-such.toml', takes a readable file"),
+    (("--machines", "0"), "engine.machines: got 0, expected a whole number from 1 up"),
+    (("--batch-rows", "-5"), "engine.batch_rows: got -5, expected a whole number from 1 up"),
+    (("--bounds", "1,2,3"), "space.bounds: got '1,2,3', expected four numbers x0,y0,x1,y1"),
+    (
+        ("--bounds", "5,0,1,1"),
+        "space.bounds: got (5.0, 0.0, 1.0, 1.0), expected x0 < x1 and y0 < y1",
+    ),
+    (("--grid", "many"), "space.grid: got 'many', expected CxR, such as 1000x1000"),
+    (
+        ("--strategy", "best"),
+        "engine.strategy: got 'best', expected replicated or uniform or history",
+    ),
+    (("--outside", "maybe"), "space.outside: got 'maybe', expected exact or dead"),
+    (("--speed", "fast"), "points.speed: got 'fast', expected max"),
+    (("--sink", "kafka"), "out.topic: got None, expected kafka://HOST:PORT/TOPIC"),
+    (("no-such.toml",), "config: got 'no-such.toml', expected a readable file"),
 ]
 
 
@@ -217,7 +223,7 @@ def test_a_missing_request_file_exits_with_1_and_is_named(capsys, tmp_path: Path
 def test_an_unknown_bench_is_named(capsys) -> None:
     code, _, err = roost(capsys, "bench", "speed")
     assert code == 2
-    assert "got 'speed', takes" in err
+    assert "got 'speed', expected" in err
     assert "peers" in err
 
 
@@ -314,11 +320,11 @@ def test_a_refused_request_exits_with_3_and_its_reason(capsys, state, words, rea
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--box", "0,0,1"), "--box: got '0,0,1', takes x0,y0,x1,y1"),
-        (("--box", "a,b,c,d"), "--box: got 'a,b,c,d', takes x0,y0,x1,y1"),
-        (("--circle", "0,0"), "--circle: got '0,0', takes cx,cy,radius"),
-        (("--box", "0,0,1,1", "--at", "soon"), "--at: got 'soon', takes an ISO time"),
-        (("--box", "0,0,1,1", "--expires-at", "5"), "--expires-at: got '5', takes an ISO time"),
+        (("--box", "0,0,1"), "--box: got '0,0,1', expected x0,y0,x1,y1"),
+        (("--box", "a,b,c,d"), "--box: got 'a,b,c,d', expected x0,y0,x1,y1"),
+        (("--circle", "0,0"), "--circle: got '0,0', expected cx,cy,radius"),
+        (("--box", "0,0,1,1", "--at", "soon"), "--at: got 'soon', expected an ISO time"),
+        (("--box", "0,0,1,1", "--expires-at", "5"), "--expires-at: got '5', expected an ISO time"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -334,9 +340,9 @@ def test_identifiers_and_times_have_the_types_of_the_run(capsys, state: Path) ->
     store.close()
     box = ("--box", "0,0,1,1", "--state", state)
     code, _, err = roost(capsys, "query", "register", "a", *box)
-    assert (code, "QUERY_ID: got 'a', takes a whole number" in err) == (2, True)
+    assert (code, "QUERY_ID: got 'a', expected a whole number" in err) == (2, True)
     code, _, err = roost(capsys, "query", "register", "7", "--at", "noon", *box)
-    assert (code, "--at: got 'noon', takes a whole number" in err) == (2, True)
+    assert (code, "--at: got 'noon', expected a whole number" in err) == (2, True)
     assert roost(capsys, "query", "register", "7", "--at", "-5", *box)[0] == 0
     assert listed(capsys, state)[0][5:] == ["-5", "-"]
 

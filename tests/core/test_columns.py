@@ -1,4 +1,4 @@
-"""Columns as they come into columns as they must be: one bad value costs one row."""
+"""Conversion of columns: one bad value rejects one row."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def check(values: list, source: pa.DataType | None, to: pa.DataType, expected: l
         pytest.param(
             None, ["1.5", " 2 ", "x", "", None, "1e3"], [1.5, 2.0, BAD, BAD, None, 1e3], id="text"
         ),
-        pytest.param(None, [True, False], [BAD, BAD], id="truth values are no numbers"),
+        pytest.param(None, [True, False], [BAD, BAD], id="booleans are no numbers"),
         pytest.param(None, [[1.0], None], [BAD, None], id="lists"),
         pytest.param(None, [{"a": 1}], [BAD], id="records"),
         pytest.param(None, [NOON], [BAD], id="times"),
         pytest.param(None, [decimal.Decimal("1.25")], [1.25], id="decimals"),
         pytest.param(None, [2**53 + 1, 1], [float(2**53), 1.0], id="beyond exact doubles"),
-        pytest.param(pa.null(), [None, None], [None, None], id="nothing at all"),
-        pytest.param(pa.dictionary(pa.int8(), pa.string()), ["1", "x"], [1.0, BAD], id="coded"),
+        pytest.param(pa.null(), [None, None], [None, None], id="only nulls"),
+        pytest.param(
+            pa.dictionary(pa.int8(), pa.string()), ["1", "x"], [1.0, BAD], id="dictionary"
+        ),
     ],
 )
 def test_to_numbers(source, values: list, expected: list) -> None:
@@ -60,7 +62,7 @@ def test_to_numbers(source, values: list, expected: list) -> None:
             None, ["7", "-8", "7.0", "x", "99999999999999999999"], [7, -8, BAD, BAD, BAD], id="text"
         ),
         pytest.param(None, [3.0, 3.5, math.nan, math.inf], [3, BAD, BAD, BAD], id="fractions"),
-        pytest.param(None, [True], [BAD], id="truth values"),
+        pytest.param(None, [True], [BAD], id="booleans"),
         pytest.param(None, [NOON], [BAD], id="times"),
     ],
 )
@@ -76,7 +78,9 @@ def test_to_whole_numbers(source, values: list, expected: list) -> None:
         pytest.param(None, [1.5], [BAD], id="fractions"),
         pytest.param(None, [b"\xff\xfe"], [BAD], id="bytes"),
         pytest.param(None, [["a"]], [BAD], id="lists"),
-        pytest.param(pa.dictionary(pa.int8(), pa.string()), ["a", None], ["a", None], id="coded"),
+        pytest.param(
+            pa.dictionary(pa.int8(), pa.string()), ["a", None], ["a", None], id="dictionary"
+        ),
     ],
 )
 def test_to_text(source, values: list, expected: list) -> None:
@@ -110,19 +114,19 @@ def test_to_times(source, values: list, expected: list) -> None:
     [
         pytest.param([1, 3_000_000_000, None], pa.int32(), [1, BAD, None], id="int32"),
         pytest.param([-1, 255, 256], pa.uint8(), [BAD, 255, BAD], id="uint8"),
-        pytest.param(["true", "x", None], pa.bool_(), [True, BAD, None], id="truth in text"),
+        pytest.param(["true", "x", None], pa.bool_(), [True, BAD, None], id="booleans as text"),
         pytest.param(
-            ["2024-05-01", "x"], pa.date32(), [dt.date(2024, 5, 1), BAD], id="dates in text"
+            ["2024-05-01", "x"], pa.date32(), [dt.date(2024, 5, 1), BAD], id="dates as text"
         ),
     ],
 )
-def test_a_value_that_a_declared_type_cannot_hold_costs_one_row(values, to, expected) -> None:
+def test_a_value_that_a_declared_type_cannot_hold_rejects_its_row(values, to, expected) -> None:
     check(values, None, to, expected)
 
 
 @given(st.lists(st.none() | st.integers() | st.floats() | st.text(max_size=4), max_size=12))
 @examples(100)
-def test_a_row_is_marked_or_as_it_was_and_never_in_between(values: list) -> None:
+def test_a_row_is_marked_or_converted(values: list) -> None:
     texts = [None if value is None else str(value) for value in values]
     for to in (pa.float64(), pa.int64(), TIMESTAMP, pa.string()):
         converted, bad = convert(pa.array(texts, pa.string()), to)
@@ -132,7 +136,7 @@ def test_a_row_is_marked_or_as_it_was_and_never_in_between(values: list) -> None
             assert not (text is None and marked)
 
 
-def test_the_right_type_is_taken_as_it_is() -> None:
+def test_a_column_of_the_right_type_is_not_copied() -> None:
     column = pa.chunked_array([pa.array([1.0, 2.0])])
     converted, bad = convert(column, pa.float64())
     assert converted.buffers()[1].address == column.chunk(0).buffers()[1].address
@@ -161,7 +165,7 @@ def test_a_time_without_a_zone_is_utc() -> None:
         parse_time(5)
 
 
-def test_any_record_has_a_json_form() -> None:
+def test_every_record_has_a_json_form() -> None:
     record = {
         "a": math.nan,
         "b": [math.inf, 1.0],

@@ -1,4 +1,4 @@
-"""Rows into points or dead letters: every fault has its reason, and no row is lost."""
+"""Decode rows into points or dead letters: every fault has its reason, and no row is lost."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def table_of(*rows: dict) -> pa.Table:
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
-def reasons(table: pa.Table, space: Space = LONLAT, wanted: tuple[str, ...] = ()) -> list[str]:
-    return [row.reason.value for row in decode(table, SCHEMA, space, wanted)[1]]
+def reasons(table: pa.Table, space: Space = LONLAT, attributes: tuple[str, ...] = ()) -> list[str]:
+    return [row.reason.value for row in decode(table, SCHEMA, space, attributes)[1]]
 
 
 def test_good_rows_become_points() -> None:
@@ -84,7 +84,7 @@ def test_a_bad_row_gets_its_reason_and_the_others_stay(fault: dict, reason: Reas
     assert block.ids.to_pylist() == ["p", "r"]
     assert dead[0].detail
     record = json.loads(dead[0].record)
-    assert record["fare"] == 9.5, "all fields are kept, wanted or not"
+    assert record["fare"] == 9.5, "the record has all fields"
 
 
 @pytest.mark.parametrize("lat", [90.0, -90.0])
@@ -108,10 +108,10 @@ def test_a_plane_has_no_latitudes() -> None:
         pytest.param((-73.0, 41.0), [], id="on the far corner"),
         pytest.param((math.nextafter(-74.0, -99), 40.5), ["out_of_bounds"], id="just west"),
         pytest.param((-73.5, math.nextafter(41.0, 99)), ["out_of_bounds"], id="just north"),
-        pytest.param((-73.5, 95.0), ["latitude_out_of_range"], id="nowhere at all"),
+        pytest.param((-73.5, 95.0), ["latitude_out_of_range"], id="beyond the pole"),
     ],
 )
-def test_beyond_the_bounds_is_dead_only_where_refused(place, expected: list[str]) -> None:
+def test_points_beyond_the_bounds_are_rejected_if_configured(place, expected: list[str]) -> None:
     table = table_of({**GOOD, "lon": place[0], "lat": place[1]})
     assert reasons(table, STRICT) == expected
     assert reasons(table, LONLAT) == [r for r in expected if r != "out_of_bounds"]
@@ -121,7 +121,7 @@ def test_beyond_the_bounds_is_dead_only_where_refused(place, expected: list[str]
     ("values", "expected"),
     [
         pytest.param({"lon": ["-73.5", "west", "-73.4"]}, ["wrong_type"], id="text for a number"),
-        pytest.param({"lon": [True, False, True]}, ["wrong_type"] * 3, id="truth for a number"),
+        pytest.param({"lon": [True, False, True]}, ["wrong_type"] * 3, id="boolean for a number"),
         pytest.param({"event_time": [1, 2, 3]}, ["wrong_type"] * 3, id="number for a time"),
         pytest.param(
             {"event_time": ["2024-05-01", "yesterday", None]},
@@ -148,7 +148,7 @@ def test_a_missing_column_is_named(name: str) -> None:
     assert name in dead[0].detail
 
 
-def test_one_wrong_attribute_costs_one_row_and_only_where_it_is_wanted() -> None:
+def test_a_wrong_attribute_rejects_its_row_only_if_a_stage_reads_it() -> None:
     table = table_of(
         {**GOOD, "fare": "12.5", "flag": "true"},
         {**GOOD, "fare": "much", "flag": "false"},
@@ -163,7 +163,7 @@ def test_one_wrong_attribute_costs_one_row_and_only_where_it_is_wanted() -> None
     assert [row.reason for row in dead] == [Reason.WRONG_TYPE]
 
 
-def test_an_attribute_that_is_not_there_is_null() -> None:
+def test_a_missing_attribute_is_null() -> None:
     block, dead = decode(table_of(GOOD), SCHEMA, LONLAT, ("base", "flag"))
     assert dead == []
     assert block.attributes["base"].to_pylist() == [None]
@@ -187,7 +187,7 @@ def test_malformed_json_keeps_its_text() -> None:
     assert {'{"id": "b", "lon": -73.5, ', "[1, 2]"} <= texts
 
 
-def test_rows_without_identifiers_take_their_number() -> None:
+def test_rows_without_identifiers_use_their_number() -> None:
     numbered = PointSchema("lon", "lat", "event_time", None, pa.int64(), TIMESTAMP, ATTRIBUTES)
     rows = [{**GOOD, ROW: 40}, {**GOOD, "lon": math.nan, ROW: 41}, {**GOOD, ROW: 42}]
     block, dead = decode(table_of(*rows), numbered, LONLAT, ())
@@ -196,7 +196,7 @@ def test_rows_without_identifiers_take_their_number() -> None:
     assert ROW not in json.loads(dead[0].record)
 
 
-def test_the_first_fault_of_a_row_is_the_one_that_is_told() -> None:
+def test_the_first_fault_of_a_row_is_reported() -> None:
     row = {**GOOD, "lat": 91.0, "lon": math.nan, "id": None, MALFORMED: "oops"}
     _, dead = decode(table_of(row), SCHEMA, STRICT, ())
     assert [(item.reason, item.record) for item in dead] == [(Reason.MALFORMED, "oops")]
@@ -219,7 +219,7 @@ fields = st.fixed_dictionaries(
 
 @given(st.lists(fields, max_size=8), st.sampled_from([LONLAT, PLANE, STRICT]))
 @examples(80)
-def test_whatever_comes_every_row_is_a_point_or_dead_once(records: list[dict], space) -> None:
+def test_every_row_is_a_point_or_a_dead_letter_once(records: list[dict], space) -> None:
     lines = [json.dumps(record).encode() for record in records]
     table = read_json_lines(lines)
     block, dead = decode(table, SCHEMA, space, ("fare", "flag"))
@@ -247,7 +247,7 @@ def columns_of(block: PointBlock) -> list[list]:
 
 
 @pytest.mark.parametrize("borders", [[0, 1], [0, 100], [0, 1, 40, 100], [30, 60]])
-def test_packed_rows_are_unpacked_as_they_were(borders: list[int]) -> None:
+def test_unpacked_rows_equal_the_packed_ones(borders: list[int]) -> None:
     block, cells = points(100), np.arange(100, dtype=np.int32)
     schema = block_schema(SCHEMA, ("fare", "base"))
     columns = pack_columns(block, cells)
@@ -259,7 +259,7 @@ def test_packed_rows_are_unpacked_as_they_were(borders: list[int]) -> None:
     assert found_cells.tolist() == rows.tolist()
 
 
-def test_some_points_of_a_block() -> None:
+def test_rows_of_a_block() -> None:
     block = points(10)
     some = take_rows(block, np.array([7, 2, 2]))
     whole = columns_of(block)
@@ -268,15 +268,15 @@ def test_some_points_of_a_block() -> None:
     assert columns_of(some)[4][1:] == [whole[4][1:][k] for k in (7, 2, 2)]
 
 
-def test_texts_that_are_not_utf8_are_dead_and_can_be_read() -> None:
-    garbled = pa.array([b"fine", b"\xff\xfe", None], pa.binary()).view(pa.string())
+def test_rows_with_bytes_that_are_not_utf8_are_rejected_and_readable() -> None:
+    texts = pa.array([b"fine", b"\xff\xfe", None], pa.binary()).view(pa.string())
     table = pa.table(
         {
             "id": pa.array([b"a", b"b", b"\xc3"], pa.binary()).view(pa.string()),
             "x": [1.0, 2.0, 3.0],
             "y": [1.0, 2.0, 3.0],
             "t": [1, 2, 3],
-            "name": garbled,
+            "name": texts,
             ROW: [0, 1, 2],
         }
     )
@@ -292,7 +292,7 @@ def test_texts_that_are_not_utf8_are_dead_and_can_be_read() -> None:
     assert all("\ufffd" in row.record for row in dead)
 
 
-def test_late_points_are_dead_with_their_reason() -> None:
+def test_late_points_are_rejected_with_their_reason() -> None:
     table = pa.table({"id": [1, 2, 3], "x": [1.0] * 3, "y": [1.0] * 3, "t": [5, 4, None]})
     schema = PointSchema("x", "y", "t", "id", pa.int64(), pa.int64(), pa.schema([]))
     space = Space(Rect(0.0, 0.0, 10.0, 10.0), coordinates=Coordinates.PLANE)

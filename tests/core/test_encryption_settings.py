@@ -40,7 +40,7 @@ def test_the_users_secret_is_left_to_the_user() -> None:
 
 @pytest.mark.parametrize("key", REQUIRED)
 def test_settings_that_say_otherwise_are_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"engine.spark.{key}: got 'other', takes .*encrypt"):
+    with pytest.raises(ConfigError, match=rf"engine.spark.{key}: got 'other', expected .*encrypt"):
         encryption_settings("local", {key: "other"})
     assert encryption_settings("local", {key: f" {REQUIRED[key].upper()}"}) == REQUIRED
 

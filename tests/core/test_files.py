@@ -1,4 +1,4 @@
-"""Files of points: any format, put in event order, with nothing lost on the way."""
+"""Files of points: any format, put in event order, with no row lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(path: Path, times: list[int | None], start: int = 0) -> Path:
 
 
 def replayed(files: list[PointFile]) -> list[tuple[int | None, float, int]]:
-    """Time, x and number of every row, in replay order."""
+    """Return time, x and number of every row, in replay order."""
     rows = []
     for file in files:
         table = pq.read_table(file.path)
@@ -66,12 +66,12 @@ def replayed(files: list[PointFile]) -> list[tuple[int | None, float, int]]:
         ("a.json", "jsonl"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl"),
     ],
 )  # fmt: skip
-def test_the_name_tells_the_format_unless_told(name: str, kind: str) -> None:
+def test_the_format_is_that_of_the_suffix_or_as_configured(name: str, kind: str) -> None:
     assert file_format(Path(name), "auto") == kind
     assert file_format(Path(name), "csv") == "csv"
 
 
-def test_an_unknown_ending_says_what_it_takes() -> None:
+def test_an_unknown_suffix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(SourceError, match=r"a\.xlsx.*\.parquet.*points\.format"):
         file_format(Path("a.xlsx"), "auto")
 
@@ -82,7 +82,7 @@ def test_a_folder_gives_its_data_files_in_name_order(tmp_path: Path) -> None:
     (tmp_path / "sub.parquet").mkdir()
     assert [p.name for p in find_files(str(tmp_path), "auto")] == ["a.parquet", "b.csv"]
     named = [p.name for p in find_files(str(tmp_path), "csv")]
-    assert named == ["a.parquet", "b.csv", "notes.txt"], "who names a format means every file"
+    assert named == ["a.parquet", "b.csv", "notes.txt"], "a configured format applies to every file"
     assert find_files(str(tmp_path / "b.csv"), "auto") == [tmp_path / "b.csv"]
     with pytest.raises(SourceError, match="no such file or folder"):
         find_files(str(tmp_path / "missing"), "auto")
@@ -111,7 +111,7 @@ def test_csv_with_one_wrong_value_keeps_all_rows(tmp_path: Path) -> None:
     assert table["x"].to_pylist()[-2:] == ["59999.5", "east"]
 
 
-def test_what_cannot_be_read_at_all_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named_in_the_error(tmp_path: Path) -> None:
     for name, content in (("a.csv", b""), ("a.parquet", b"PAR1 but not really")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(SourceError, match=name.replace(".", r"\.")):
@@ -153,7 +153,7 @@ def test_every_json_line_is_a_record_or_kept_as_text(lines: list[bytes]) -> None
 
 
 @pytest.mark.parametrize("others", [[], [b'{"x": 1}'], [b"oops"], [b'{"x": 1}', b"oops"]])
-def test_records_without_fields_are_rows_nevertheless(others: list[bytes]) -> None:
+def test_records_without_fields_are_rows(others: list[bytes]) -> None:
     assert read_json_lines([b"{}", *others, b"{}"]).num_rows == 2 + len(others)
 
 
@@ -165,7 +165,7 @@ def test_json_records_keep_their_fields_whatever_their_types() -> None:
     assert table["extra"].to_pylist() == [None, {"a": [1]}]
 
 
-def test_windows_line_ends_are_no_fault(tmp_path: Path) -> None:
+def test_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"x": 1}\r\n{"x": 2}\r\n')
     table = read_table(path, "auto")
@@ -265,7 +265,7 @@ def test_csv_and_json_are_joined_in_one_order(tmp_path: Path) -> None:
     assert [p.name for p in staged.parent.iterdir()] == ["staged.parquet"]
 
 
-def test_one_bad_file_of_a_folder_does_not_spoil_the_others(tmp_path: Path) -> None:
+def test_a_bad_file_of_a_folder_does_not_change_the_others(tmp_path: Path) -> None:
     good, bad = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     good.write_text('{"event_time": "2024-05-01T00:00:01", "x": 1.5, "id": 7}\n')
     bad.write_text('{"event_time": "2024-05-01T00:00:00Z", "x": "east", "id": "b"}\nbroken\n')
@@ -278,9 +278,9 @@ def test_one_bad_file_of_a_folder_does_not_spoil_the_others(tmp_path: Path) -> N
     assert table[ROW].to_pylist() == [1, 0, 2]
 
 
-def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_files_with_columns_of_different_types_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"event_time": [1], "x": [{"a": 1}]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"event_time": [0], "x": ["text"]}), tmp_path / "b.parquet")
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    with pytest.raises(SourceError, match="do not fit"):
+    with pytest.raises(SourceError, match="columns of different types"):
         arrange(paths, "auto", "event_time", 0, tmp_path / "staged.parquet")

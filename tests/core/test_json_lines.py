@@ -29,11 +29,11 @@ SCHEMA = PointSchema(
     time_type=TIMESTAMP,
     attributes=pa.schema([FARE, COUNT, BASE]),
 )
-WANTED = ("fare", "count", "base")
+ATTRIBUTES = ("fare", "count", "base")
 EXACT = {"id", "count", "base"}
 
-# What Arrow's reader would take for something else, join with its neighbour, or die of.
-NASTY = [
+# Lines that Arrow's reader misreads, joins with the next line, or crashes on.
+HOSTILE = [
     b"null",
     b"true",
     b"12",
@@ -58,8 +58,8 @@ NASTY = [
 GOOD = b'{"id": "good", "x": 1, "y": 2.5, "time": "2014-04-01T00:00:00Z"}'
 
 
-@pytest.mark.parametrize("line", NASTY)
-def test_what_is_no_object_keeps_its_text(line: bytes) -> None:
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_line_that_is_no_object_keeps_its_text(line: bytes) -> None:
     text = line.decode("utf-8", "replace")
     for lines in ([line], [line, GOOD], [GOOD, line, GOOD], [line, line]):
         table = read_json_lines(lines)
@@ -77,7 +77,7 @@ def test_blank_lines_are_left_out_and_empty_messages_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", [ROW, MALFORMED])
-def test_names_that_are_ours_are_not_taken_from_outside(name: str) -> None:
+def test_reserved_column_names_are_not_read_from_input(name: str) -> None:
     for extra in ([], [b"[]"]):
         lines = [json.dumps({"id": "a", name: "mine"}).encode(), *extra]
         assert read_json_lines(lines)["id"].to_pylist()[0] == "a"
@@ -118,37 +118,37 @@ def messages(draw: st.DrawFn) -> bytes | None:
     if draw(st.integers(0, 9)) == 0:
         return draw(st.sampled_from([None, b"", b"[]", b'{"id": ', b'{"id": "\\ud800"}']))
     record = {name: draw(values) for name, values in GOOD_FIELDS.items()}
-    names = st.sampled_from([*GOOD_FIELDS, *WANTED])
+    names = st.sampled_from([*GOOD_FIELDS, *ATTRIBUTES])
     record |= draw(st.dictionaries(names, st.sampled_from(VALUES), max_size=2))
     return json.dumps(record, indent=draw(st.sampled_from([None, None, None, 1]))).encode()
 
 
-def fate(block: list[bytes | None]) -> tuple[list[Any], int]:
-    """Give the points of a block, as text, and the number of its dead letters."""
+def decoded(block: list[bytes | None]) -> tuple[list[Any], int]:
+    """Return the points of a block, as text, and the number of its dead letters."""
     table = read_json_messages(block, EXACT)
     assert table.num_rows == len(block)
-    points, dead = decode(table, SCHEMA, PLANE, WANTED)
+    points, dead = decode(table, SCHEMA, PLANE, ATTRIBUTES)
     columns = [points.x.tolist(), points.y.tolist(), points.time.tolist(), points.ids.to_pylist()]
-    columns += [points.attributes[name].to_pylist() for name in WANTED]
+    columns += [points.attributes[name].to_pylist() for name in ATTRIBUTES]
     return [repr(row) for row in zip(*columns, strict=True)], len(dead)
 
 
-@pytest.mark.parametrize("name", [*GOOD_FIELDS, *WANTED])
-def test_no_value_changes_what_becomes_of_another(name: str) -> None:
+@pytest.mark.parametrize("name", [*GOOD_FIELDS, *ATTRIBUTES])
+def test_the_result_of_a_message_does_not_depend_on_the_value_of_another(name: str) -> None:
     good = {"id": "a", "x": 1, "y": 2.5, "time": "2014-04-01T00:00:00Z"}
     for value in VALUES:
         for other in (value, 7, 7.5, "7", None):
             block = [json.dumps({**good, name: v}).encode() for v in (value, other)]
-            alone = [fate([message]) for message in block]
-            points, dead = fate(list(block))
+            alone = [decoded([message]) for message in block]
+            points, dead = decoded(list(block))
             assert sorted(points) == sorted(alone[0][0] + alone[1][0]), block
             assert dead == alone[0][1] + alone[1][1], block
 
 
 @given(st.lists(messages(), min_size=1, max_size=8))
-def test_what_becomes_of_a_message_is_its_own_affair(block: list[bytes | None]) -> None:
-    alone = [fate([message]) for message in block]
-    points, dead = fate(block)
+def test_the_result_of_a_message_does_not_depend_on_its_block(block: list[bytes | None]) -> None:
+    alone = [decoded([message]) for message in block]
+    points, dead = decoded(block)
     assert sorted(points) == sorted(point for found, _ in alone for point in found)
     assert dead == sum(count for _, count in alone)
     assert len(points) + dead == len(block)

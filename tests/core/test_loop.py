@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ import pytest
 
 from roost.errors import SourceError
 from roost.runtime import pipeline, records
-from roost.stages.sources import AnySlice, Source
+from roost.stages.slices import Slice
+from roost.stages.sources import Source
 from roost.storage.store import Fact
 from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario
 
@@ -108,7 +109,7 @@ class Shrunk:
     source: Source
     rows: int
 
-    def again(self, start: int, stop: int) -> list[AnySlice]:
+    def again(self, start: int, stop: int) -> Sequence[Slice]:
         return self.source.again(start, min(stop, self.rows))
 
     def __getattr__(self, name: str) -> Any:

@@ -263,7 +263,7 @@ def test_invalid_numbers_of_machines_are_refused(machines: int) -> None:
 
 
 def test_history_needs_a_sample() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.strategy: got 'history', takes a sample"):
+    with pytest.raises(ConfigError, match=r"engine\.strategy: got 'history', expected a sample"):
         initial_plan(Strategy.HISTORY, Grid(BOUNDS, 4, 4), 2)
 
 

@@ -1,4 +1,4 @@
-"""The project as a thing to pick up: scripts, locks, layers, and a sample that is valid."""
+"""The project: scripts, lock files, import layers, and the bundled sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCKS = ("requirements.lock", "requirements-bench.lock", "requirements-dev.lock"
 SHELL_SCRIPTS = ("script/bootstrap", "script/run", "script/test", ".ci/run")
 MADE_BY_TOOLS = re.compile(r"\.(?!ci$|gitignore$).*|__pycache__|build|dist|.*\.egg-info")
 
-# Written in pieces, so that this file does not hold what it looks for.
+# Written in parts, so that this file does not match its own patterns.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}*-])/(?:work|tmp|root|home/\w+|Users/\w+)" + r"/\w")
 REGISTRY = re.compile(
     "|".join(
@@ -40,7 +40,7 @@ REGISTRY = re.compile(
 
 
 def project_files() -> list[Path]:
-    """Every file that is or would be under version control."""
+    """Return every file that is or would be under version control."""
     if shutil.which("git"):
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -72,7 +72,7 @@ def test_scripts_are_executable(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHELL_SCRIPTS)
-def test_scripts_are_valid_shell_and_stop_at_faults(name: str) -> None:
+def test_scripts_are_valid_shell_and_stop_at_errors(name: str) -> None:
     subprocess.run(["bash", "-n", ROOT / name], check=True)
     assert re.search(r"^set -e?uo pipefail$", (ROOT / name).read_text(), re.MULTILINE)
 
@@ -127,7 +127,7 @@ def test_every_package_has_a_place_in_the_layers() -> None:
 
 
 def locked(name: str) -> dict[str, set[str]]:
-    """Versions by package of a lock file; fails on a line that is neither a pin nor a hash."""
+    """Return versions by package; fail on a line that is neither a pin nor a hash."""
     versions: dict[str, set[str]] = {}
     text = (ROOT / name).read_text().replace("\\\n", " ")
     for line in text.splitlines():
@@ -140,7 +140,7 @@ def locked(name: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_locks_are_pins_with_hashes_and_nothing_else(name: str) -> None:
+def test_lock_files_have_only_pins_with_hashes(name: str) -> None:
     assert len(locked(name)) > 10
     assert "://" not in (ROOT / name).read_text()
 
@@ -151,7 +151,7 @@ def required(requirements: list[str]) -> set[str]:
     return names
 
 
-def test_locks_hold_what_the_project_asks_for() -> None:
+def test_lock_files_have_the_requirements_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     run, bench, dev = (locked(name) for name in LOCKS)
@@ -210,7 +210,7 @@ def test_bootstrap_refuses_other_python_versions_in_one_sentence(
     )
 
 
-def test_bootstrap_takes_a_supported_version_and_no_other_than_requested(tmp_path: Path) -> None:
+def test_bootstrap_uses_a_supported_version_and_only_the_requested_one(tmp_path: Path) -> None:
     done = bootstrap(tmp_path / "any", "3.12")
     assert done.returncode not in (0, 3)  # the stand-in cannot make an environment
     assert "making .venv with" in done.stderr

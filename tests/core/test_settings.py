@@ -279,7 +279,7 @@ def test_windows_joins_and_guards_need_all_their_settings(
 
 def test_a_sink_that_does_not_exist_is_refused() -> None:
     """Version 0.1 staged its matches, published none and deleted them."""
-    with pytest.raises(ConfigError, match=r"out\.sink: got 'paquet', takes parquet or count"):
+    with pytest.raises(ConfigError, match=r"out\.sink: got 'paquet', expected parquet or count"):
         RunConfig(out={"sink": "paquet"})
 
 
@@ -335,9 +335,9 @@ def test_a_value_in_place_of_a_section_is_refused_with_its_new_spelling(name: st
     [
         ({"engin": {"machines": 2}}, "engin: got {'machines': 2}, .*did you mean engine="),
         ({"machine": 2}, "machine: got 2, .*did you mean engine={'machines': 2}"),
-        ({"zzzz": 2}, "zzzz: got 2, takes a section: points, queries, space"),
+        ({"zzzz": 2}, "zzzz: got 2, expected a section: points, queries, space"),
         ({"engine": {"machine": 2}}, r"engine\.machine: got 2, .*did you mean engine\.machines"),
-        ({"engine": {"zzzz": 2}}, r"engine\.zzzz: got 2, takes a known key"),
+        ({"engine": {"zzzz": 2}}, r"engine\.zzzz: got 2, expected a known key"),
     ],
 )
 def test_an_unknown_keyword_is_refused_with_the_nearest_one(keywords, message: str) -> None:

@@ -38,7 +38,7 @@ def grids(draw) -> Grid:
 
 
 def cell_by_borders(value: float, edges: list[float]) -> int:
-    """Half-open cells between the borders; the first and the last reach outwards."""
+    """Return the half-open cell of a value; the first and the last extend outwards."""
     for cell in range(len(edges) - 2):
         if value < edges[cell + 1]:
             return cell
@@ -63,7 +63,7 @@ def test_a_point_is_in_the_cell_whose_borders_hold_it(grid: Grid, data) -> None:
 @given(grids())
 @examples(100)
 def test_compiled_cells_are_exact_on_and_next_to_every_border(grid: Grid) -> None:
-    """A guess by division is off by one cell there, because few bounds divide without rounding."""
+    """A division is off by one cell there, because few bounds divide without rounding."""
 
     def next_to(edges: np.ndarray) -> np.ndarray:
         return np.concatenate([np.nextafter(edges, -np.inf), edges, np.nextafter(edges, np.inf)])
@@ -98,7 +98,7 @@ def test_the_far_border_and_all_beyond_belong_to_the_last_cell() -> None:
 
 
 def test_a_range_too_narrow_for_its_cells_is_refused() -> None:
-    with pytest.raises(ConfigError, match="takes a range wide enough for 1000 cells"):
+    with pytest.raises(ConfigError, match="expected a range wide enough for 1000 cells"):
         axis_edges(1.0, math.nextafter(1.0, 2.0), 1000)
 
 
@@ -127,14 +127,14 @@ def test_grids_without_cells_or_with_too_many_are_refused(sides: tuple[int, int]
     assert caught.value.got == f"{sides[0]}x{sides[1]}"
 
 
-def test_a_space_survives_its_plain_form() -> None:
+def test_a_space_equals_its_json_round_trip() -> None:
     space = Space(Rect(-1.5, 2.0, 3.0, 4.25), 7, 9, Coordinates.PLANE, Outside.DEAD)
     again = Space.from_json(space.to_json())
     assert again == space
     assert (again.grid.columns, again.grid.rows, again.grid.bounds) == (7, 9, space.bounds)
 
 
-def test_a_space_is_divided_into_a_thousand_by_a_thousand_cells_unless_told() -> None:
+def test_a_space_has_a_thousand_by_a_thousand_cells_by_default() -> None:
     space = Space(Rect(0.0, 0.0, 1.0, 1.0))
     assert (space.columns, space.rows, space.grid.cells) == (1000, 1000, 1_000_000)
 
@@ -182,7 +182,7 @@ def test_antipodes_are_half_the_circumference_apart(lon: float, lat0: float, lat
     assert float(haversine_m(lon1, lat1, lon, lat0)) == pytest.approx(half, abs=1.0)
 
 
-def test_the_earth_is_as_large_as_promised() -> None:
+def test_the_earth_has_the_documented_radius() -> None:
     assert EARTH_RADIUS_M == 6_371_008.8
     quarter = float(haversine_m(0.0, 0.0, 0.0, 90.0))
     assert quarter == pytest.approx(math.pi / 2 * 6_371_008.8)

@@ -1,4 +1,4 @@
-"""A second kind of stage, beside Roost's own: right on any plan and through any failure."""
+"""A second kind of stage, beside Roost's own: correct on any plan and through any failure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ JOIN = {"join.distance": 0.3, "join.within": 50.0}
 
 @pytest.fixture(autouse=True, scope="module")
 def fast() -> Iterator[None]:
-    """Leave out what only matters when the host fails or its memory runs out."""
+    """Skip steps that only matter when the host fails or its memory runs out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
@@ -172,7 +172,7 @@ class Deaths:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_right_when_the_driver_dies_at_every_step_of_every_batch(
+def test_correct_when_the_driver_dies_at_every_step_of_every_batch(
     tmp_path: Path, strategy: str
 ) -> None:
     """A committed batch does not run again, so each batch has one death after its commit."""
@@ -194,7 +194,7 @@ def test_right_when_the_driver_dies_at_every_step_of_every_batch(
 
 
 @pytest.mark.parametrize("moment", [*STEPS, 1])
-def test_right_when_the_driver_dies_in_every_third_batch(tmp_path: Path, moment: Any) -> None:
+def test_correct_when_the_driver_dies_in_every_third_batch(tmp_path: Path, moment: Any) -> None:
     """Jobs end, and are recorded, in the batches between."""
     deaths = Deaths((moment, number) for number in range(2, BATCHES, 3))
     settings = {"engine.strategy": "uniform"}
@@ -207,7 +207,7 @@ def test_right_when_the_driver_dies_in_every_third_batch(tmp_path: Path, moment:
 @pytest.mark.parametrize(
     ("strategy", "first"), [("uniform", 0), ("uniform", 1), ("replicated", 2), ("global", 1)]
 )
-def test_right_when_the_driver_dies_after_every_third_transaction(
+def test_correct_when_the_driver_dies_after_every_third_transaction(
     tmp_path: Path, strategy: str, first: int
 ) -> None:
     """A transaction is recorded; nothing that follows it has begun."""
@@ -278,7 +278,7 @@ class RepeatingExecutor(InProcessExecutor):
         ("swarm", 0, True),
     ],
 )
-def test_right_when_a_level_is_repeated_alone(
+def test_correct_when_a_level_is_repeated_alone(
     tmp_path: Path, strategy: str, level: int, mixed: bool
 ) -> None:
     scenario = Scenario(
@@ -302,7 +302,7 @@ def crowded(rows: int = ROWS * BATCHES) -> pa.Table:
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_right_when_a_level_is_repeated_and_machines_share_a_cell(
+def test_correct_when_a_level_is_repeated_and_machines_share_a_cell(
     tmp_path: Path, level: int
 ) -> None:
     scenario = Scenario(
@@ -320,7 +320,7 @@ def test_right_when_a_level_is_repeated_and_machines_share_a_cell(
     assert any(len(machines) > 1 for machines in owners), "no machines shared a partition"
 
 
-# --------------------------------------------------------------------------- lost and doubled
+# --------------------------------------------------------------------------- lost, doubled
 
 
 Change = Callable[[list[Item]], list[Item]]
@@ -412,7 +412,7 @@ def test_a_batch_that_loses_or_doubles_a_mark_fails(
 
 
 @pytest.mark.parametrize("change", [lose, double])
-def test_marks_tell_that_a_block_is_lost_or_doubled(tmp_path: Path, change: Change) -> None:
+def test_marks_show_that_a_block_is_lost_or_doubled(tmp_path: Path, change: Change) -> None:
     def chosen(item: Item) -> bool:
         return isinstance(item, Parcel) and item.stage == KeyTotals.name
 
@@ -477,9 +477,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_equal_what_the_store_says_after_every_batch(
-    tmp_path: Path, kind: str, strategy: str
-) -> None:
+def test_states_equal_the_store_after_every_batch(tmp_path: Path, kind: str, strategy: str) -> None:
     """The scenario compares them after each commit and at the end of each batch."""
     deaths = Deaths([("after", 1), ("round", 3)])
     scenario = Scenario(
@@ -502,7 +500,7 @@ def test_states_equal_what_the_store_says_after_every_batch(
 
 
 def test_a_state_that_differs_from_the_store_is_found(tmp_path: Path) -> None:
-    class Careless(KeyTotals):
+    class Incomplete(KeyTotals):
         def committed(self, batch: Batch, outcome: Outcome) -> None:
             self.names = outcome.result[1]
 
@@ -510,7 +508,7 @@ def test_a_state_that_differs_from_the_store_is_found(tmp_path: Path) -> None:
         def stages(self) -> list[Stage]:
             partial, totals = super().stages()
             assert isinstance(totals, KeyTotals)
-            return [partial, Careless(totals.folder, totals.output)]
+            return [partial, Incomplete(totals.folder, totals.output)]
 
     with pytest.raises(AssertionError, match="key totals has another state than the store"):
         Faulty(tmp_path).live()
@@ -583,15 +581,15 @@ def test_a_repeated_batch_uses_the_routing_of_its_intent(tmp_path: Path) -> None
 
 
 def test_a_repeated_batch_repeats_the_choices_of_its_intent(tmp_path: Path) -> None:
-    asked = 0
+    calls = 0
 
     class Choosing(Stage):
         name = "choosing"
 
         def intend(self) -> Any:
-            nonlocal asked
-            asked += 1
-            return {"asked": asked}
+            nonlocal calls
+            calls += 1
+            return {"calls": calls}
 
         def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
             return Outcome(facts=[Fact("chosen", batch.number, batch.choices[self.name])])
@@ -605,7 +603,7 @@ def test_a_repeated_batch_repeats_the_choices_of_its_intent(tmp_path: Path) -> N
     scenario.to_the_end()
     scenario.check()
     with closing(scenario.store()) as store:
-        assert store.items("chosen") == [(0, {"asked": 1}), (1, {"asked": 2}), (2, {"asked": 5})]
+        assert store.items("chosen") == [(0, {"calls": 1}), (1, {"calls": 2}), (2, {"calls": 5})]
 
 
 # --------------------------------------------------------------------------- jobs
@@ -686,8 +684,8 @@ def test_a_job_that_fails_is_abandoned_and_tried_again(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- chains and parts
 
 
-class Plain(Stage):
-    """A stage of which only the place in a chain matters."""
+class Placed(Stage):
+    """A stage with a place in a chain and no work."""
 
     def __init__(
         self,
@@ -709,10 +707,10 @@ def levels(*stages: Stage) -> list[int]:
 
 
 def test_a_routed_stage_runs_after_those_whose_marks_it_reads() -> None:
-    read = Plain("read")
-    routed = Plain("routed", ["read"], "key")
-    local = Plain("local", ["routed"])
-    reader = Plain("reader", ["read"], "key", ["local"])
+    read = Placed("read")
+    routed = Placed("routed", ["read"], "key")
+    local = Placed("local", ["routed"])
+    reader = Placed("reader", ["read"], "key", ["local"])
     assert levels(read, routed, local, reader) == [0, 1, 1, 2]
 
 
@@ -725,9 +723,9 @@ def test_a_routed_stage_runs_after_those_whose_marks_it_reads() -> None:
     ],
 )
 def test_marks_that_cannot_arrive_are_refused(marks: list[str], message: str) -> None:
-    read, routed = Plain("read"), Plain("routed", ["read"], "key")
+    read, routed = Placed("read"), Placed("routed", ["read"], "key")
     with pytest.raises(ValueError, match=message):
-        levels(read, routed, Plain("local", ["routed"], None, marks), Plain("later", ["local"]))
+        levels(read, routed, Placed("local", ["routed"], None, marks), Placed("later", ["local"]))
 
 
 class Ticking:
@@ -765,7 +763,7 @@ class Ticking:
 @pytest.mark.parametrize("eager", [False, True])
 def test_seconds_are_those_of_the_stage_alone(eager: bool) -> None:
     """Whether it computes when it is called, or when its outputs are requested."""
-    stages = [Plain("read"), Plain("local", ["read"])]
+    stages = [Placed("read"), Placed("local", ["read"])]
     chain, now = Chain.of(stages, {}, (0,)), [0.0]
     tasks: dict[str, Any] = {stage.name: Ticking(now, stage.name, eager) for stage in stages}
     block = counted({1: 1, 2: 5})
@@ -781,7 +779,7 @@ def test_seconds_are_those_of_the_stage_alone(eager: bool) -> None:
 
 def test_nothing_is_sent_where_no_stage_reads_marks() -> None:
     def sent(marks: Sequence[str]) -> list[Item]:
-        stages = [Plain("read"), Plain("routed", ["read"], "key", marks)]
+        stages = [Placed("read"), Placed("routed", ["read"], "key", marks)]
         chain = Chain.of(stages, ROUTINGS, (0, 1))
         tasks: dict[str, Any] = {stage.name: Ticking([0.0], stage.name, True) for stage in stages}
         return [item for _, item in run_part(chain, tasks, 0, 1, [], WorkerCache())]
@@ -795,7 +793,7 @@ def test_nothing_is_sent_where_no_stage_reads_marks() -> None:
 
 
 @pytest.mark.parametrize("machines", [1, 3, 7])
-def test_a_row_goes_to_one_machine_whatever_rows_it_comes_with(machines: int) -> None:
+def test_the_machine_of_a_row_does_not_depend_on_other_rows(machines: int) -> None:
     routing = KeyRouting(0, machines)
     keys = {key**3: 1 for key in range(-40, 40)}
     whole = {

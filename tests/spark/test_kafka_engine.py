@@ -149,7 +149,7 @@ def test_an_address_is_brokers_and_a_topic(text: str, parts: tuple[str, str] | N
     if parts is not None:
         assert kafka_address(text, "points.path") == parts
         return
-    with pytest.raises(ConfigError, match=r"points\.path: got .* takes kafka://HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"points\.path: got .* expected kafka://HOST:PORT"):
         kafka_address(text, "points.path")
 
 

@@ -21,7 +21,7 @@ from roost.bench.rivals.protocol import written_rows
 from roost.bench.streams import BatchTimes, Repeated, pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.model.choices import Strategy
-from roost.stages.sources import AnySlice
+from roost.stages.slices import ParquetSlice
 
 RATE_PER_S = 10_000
 QUERIES = 100_000
@@ -42,7 +42,7 @@ class Steady(Repeated):
         """Return the number of rows that arrive in all."""
         return self._all
 
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
+    def take(self, offset: int, limit: int) -> list[ParquetSlice]:
         """Return the rows after an offset that have arrived by now."""
         if self.started is None:
             self.started = time.perf_counter()

@@ -16,7 +16,6 @@ from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Rect
 from roost.runtime.records import Commit
 from roost.stages.slices import ParquetSlice
-from roost.stages.sources import AnySlice
 
 
 def pipeline_config(
@@ -56,18 +55,18 @@ class Repeated:
         """Return False: the file does not grow."""
         return False
 
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
+    def take(self, offset: int, limit: int) -> list[ParquetSlice]:
         """Return the rows after an offset, across the borders of passes."""
-        slices: list[AnySlice] = []
+        slices: list[ParquetSlice] = []
         stop = min(offset + limit, self.total())
         while offset < stop:
             start = offset % self._rows
             end = min(self._rows, start + stop - offset)
-            slices.append(ParquetSlice(self._path, start, end, 0))
+            slices.append(ParquetSlice(start, end, self._path, 0))
             offset += end - start
         return slices
 
-    def again(self, start: int, stop: int) -> list[AnySlice]:
+    def again(self, start: int, stop: int) -> list[ParquetSlice]:
         """Return rows that were read before."""
         return self.take(start, stop - start)
 

@@ -1,7 +1,7 @@
-"""Columns as they come into columns as they must be, with the rows that cannot be named.
+"""Convert columns to the types that Roost computes with, and mark the rows that do not fit.
 
-A column of the right type is taken as it is. Anything else is converted value by value, so that
-one bad value costs one row its place and not the whole file.
+A column of the right type is used as it is. Anything that Arrow does not cast is converted value by
+value, so that a bad value rejects its row and not the whole file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.model.arrays import as_numpy
-from roost.model.schemas import TIMESTAMP
+from roost.model.schemas import TIMESTAMP, is_text
 
 Bad = NDArray[np.bool_]
-# Values of more than one type in one column, each as JSON: what becomes of a value must not depend
-# on what its neighbours are.
+_Fits = Callable[[pa.DataType], Any]
+# Values of more than one type in one column, each as JSON: the conversion of a value must not
+# depend on other rows.
 MIXED = pa.struct([("json", pa.string())])
+VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _YEAR_1_US = -62_135_596_800_000_000
 
 
@@ -37,6 +39,8 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Array, Bad]:
     """Convert a column; rows whose value does not fit are null and marked.
 
+    A nested type is converted as a whole: if one value does not fit, none does.
+
     Examples
     --------
     >>> values, bad = convert(pa.array(["1.5", "x"]), pa.float64())
@@ -44,25 +48,29 @@ def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Arr
     ([1.5, None], [False, True])
     """
     array = one_array(column)
-    if isinstance(array, pa.ChunkedArray):  # combine_chunks of an empty column
-        array = pa.array([], array.type)
-    good = np.zeros(len(array), bool)
+    bad = np.zeros(len(array), bool)
     if array.type == to:
-        return array, good
+        return array, bad
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if array.type in VIEWS:
+        array = array.cast(VIEWS[array.type])
+    if array.type == to:
+        return array, bad
     if pa.types.is_null(array.type):
-        return pa.nulls(len(array), to), good
-    if _castable(array.type, to):
+        return pa.nulls(len(array), to), bad
+    _, castable, parse = next(row for row in _CONVERSIONS if row[0](to))
+    if any(fits(array.type) for fits in castable):
         try:
-            return array.cast(to, safe=not pa.types.is_timestamp(to)), good
-        except pa.ArrowInvalid:
-            pass
+            return array.cast(to, safe=not pa.types.is_timestamp(to)), bad
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            if pa.types.is_nested(to):
+                unfit = array.is_valid().to_numpy(zero_copy_only=False)
+                return pa.nulls(len(array), to), np.asarray(unfit, bool)
     if to == TIMESTAMP and pa.types.is_string(array.type):
         times = _read_times(array)
         if times is not None:
-            return times, good
-    parse = _parser(to)
+            return times, bad
     values: list[Any] = []
     for row, value in enumerate(_values(array)):
         try:
@@ -71,8 +79,8 @@ def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Arr
             values.append(parsed)
         except (ValueError, TypeError, OverflowError, pa.ArrowException):
             values.append(None)
-            good[row] = True
-    return pa.array(values, to), good
+            bad[row] = True
+    return pa.array(values, to), bad
 
 
 def _values(array: pa.Array) -> list[Any]:
@@ -83,51 +91,20 @@ def _values(array: pa.Array) -> list[Any]:
 
 
 def _read_times(texts: pa.Array) -> pa.Array | None:
-    """Read ISO texts at once where all have a zone or none has; None where Arrow cannot."""
+    """Parse ISO texts at once if all have a zone or none has; None where Arrow cannot."""
     for kind in (TIMESTAMP, pa.timestamp("us")):
         try:
             times = texts.cast(kind).cast(TIMESTAMP)
         except pa.ArrowInvalid:
             continue
         first = pc.min(times.cast(pa.int64())).as_py()
-        # Arrow knows a year 0, Python does not: what is refused must not depend on the neighbours.
+        # Arrow has a year 0, Python does not: the result of a row must not depend on the others.
         return times if first is None or first >= _YEAR_1_US else None
     return None
 
 
-def _castable(source: pa.DataType, to: pa.DataType) -> bool:
-    """Whether Arrow's own cast means what we mean."""
-    if pa.types.is_timestamp(to):
-        return bool(pa.types.is_timestamp(source) or pa.types.is_date(source))
-    if pa.types.is_integer(to):
-        return bool(pa.types.is_integer(source))
-    if pa.types.is_floating(to):
-        number = pa.types.is_integer(source) or pa.types.is_floating(source)
-        return bool(number or pa.types.is_decimal(source))
-    if pa.types.is_string(to) or pa.types.is_large_string(to):
-        text = pa.types.is_large_string(source) or pa.types.is_string(source)
-        return bool(text or pa.types.is_integer(source))
-    return False
-
-
-def _parser(to: pa.DataType) -> Callable[[Any], Any]:
-    if pa.types.is_timestamp(to):
-        return parse_time
-    if pa.types.is_integer(to):
-        return _parse_int
-    if pa.types.is_floating(to):
-        return _parse_float
-    if pa.types.is_boolean(to):
-        return _parse_bool
-    if pa.types.is_date(to):
-        return lambda value: parse_time(value).date()
-    if pa.types.is_string(to) or pa.types.is_large_string(to):
-        return _parse_text
-    return lambda value: value
-
-
 def parse_time(value: Any) -> dt.datetime:
-    """Timestamp from ISO text, a date or a datetime; without a zone it is UTC."""
+    """Return a timestamp from ISO text, a date or a datetime; without a zone it is UTC."""
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value.strip())
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
@@ -168,38 +145,57 @@ def _parse_text(value: Any) -> str:
     return str(value)
 
 
+def _anything(value: Any) -> Any:
+    return value
+
+
+# Types, the types that Arrow casts to them with the same meaning, and the parser of other values.
+_CONVERSIONS: tuple[tuple[_Fits, tuple[_Fits, ...], Callable[[Any], Any]], ...] = (
+    (pa.types.is_timestamp, (pa.types.is_timestamp, pa.types.is_date), parse_time),
+    (pa.types.is_integer, (pa.types.is_integer,), _parse_int),
+    (
+        pa.types.is_floating,
+        (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+        _parse_float,
+    ),
+    (pa.types.is_boolean, (), _parse_bool),
+    (pa.types.is_date, (), lambda value: parse_time(value).date()),
+    (is_text, (is_text, pa.types.is_integer), _parse_text),
+    (pa.types.is_nested, (_anything,), _anything),
+    (_anything, (), _anything),
+)
+
+
 def times_as_int(values: pa.Array) -> NDArray[np.int64]:
-    """Event times as Roost computes with them; nulls give any number."""
-    plain = values.cast(pa.int64()) if values.type == TIMESTAMP else values
-    return as_numpy(plain.fill_null(0) if plain.null_count else plain)
+    """Return event times as 64-bit integers; nulls become 0."""
+    numbers = values.cast(pa.int64()) if values.type == TIMESTAMP else values
+    return as_numpy(numbers.fill_null(0) if numbers.null_count else numbers)
 
 
 def record_at(block: pa.Table, row: int) -> str:
-    """One row as JSON, as far as it can be read."""
+    """Return one row as JSON; unreadable values are replaced."""
     values = {}
     for name in block.column_names:
         try:
             values[name] = block[name][row].as_py()
-        except (OverflowError, ValueError):  # a time beyond all calendars, a text that is none
+        except (OverflowError, ValueError):  # a time out of range, bytes that are not UTF-8
             values[name] = "unreadable"
     return record_json(values)
 
 
 def record_json(row: dict[str, Any]) -> str:
-    """One record as JSON, whatever it holds."""
+    """Return a record as JSON, whatever its values are."""
 
-    def plain(value: Any) -> Any:
+    def encodable(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
+            return {key: encodable(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [plain(item) for item in value]
+            return [encodable(item) for item in value]
         if isinstance(value, float) and not math.isfinite(value):
             return str(value)
-        if isinstance(value, bytes):
-            return value.hex()
-        return value
+        return value.hex() if isinstance(value, bytes) else value
 
-    known = {key: plain(value) for key, value in row.items() if value is not None}
+    known = {key: encodable(value) for key, value in row.items() if value is not None}
     return json.dumps(known, default=str, ensure_ascii=False)
 
 

@@ -1,12 +1,12 @@
-"""Queries and requests as users write them, and the reasons of dead letters.
+"""Queries and requests as users write them, and dead letters.
 
-Inside Roost, records travel as Arrow columns; :mod:`roost.model.schemas` defines these.
+Inside Roost, records are Arrow columns; :mod:`roost.model.schemas` defines these.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 TIME_MIN = -(1 << 63)
@@ -44,6 +44,16 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A rejected row or request."""
+
+    position: int  # row of the source, or position in the query log; -1 if unknown
+    reason: Reason
+    detail: str
+    record: str  # as JSON, or the text that could not be parsed
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """A closed rectangle."""
 
@@ -74,25 +84,20 @@ Instant = dt.datetime | int
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A continuous query.
+    """A continuous query, active for points with an event time in ``[at, expires_at)``.
 
     Parameters
     ----------
     query_id
         Unique among active queries.
-    shape
-        Area of interest.
     user_id
         Owner; only the owner may terminate the query.
     predicate
         Condition on a point's attributes, see ``docs/queries.md``.
-    at, expires_at
-        The query is active for points with an event time in ``[at, expires_at)``.
     aggregate
         Aggregates over the window instead of matches, such as ``count, avg(fare)``.
     nearest
-        Return this many points of the window, those nearest to the circle's centre, instead of
-        matches.
+        Number of points of the window nearest to the circle's centre, instead of matches.
 
     Examples
     --------
@@ -128,17 +133,8 @@ def request_record(request: Request) -> dict[str, object]:
     if isinstance(request, Terminate):
         return {**record, "op": "terminate", "at": request.at}
     shape = request.shape
-    if isinstance(shape, Polygon):
-        record["wkt"] = shape.text
-    else:
-        record.update((name, getattr(shape, name)) for name in type(shape).__slots__)
-    for name in ("aggregate", "nearest"):
-        if getattr(request, name) is not None:
-            record[name] = getattr(request, name)
-    return {
-        **record,
-        "op": "register",
-        "predicate": request.predicate,
-        "at": request.at,
-        "expires_at": request.expires_at,
-    }
+    record |= {"wkt": shape.text} if isinstance(shape, Polygon) else asdict(shape)
+    options = {"aggregate": request.aggregate, "nearest": request.nearest}
+    record |= {name: value for name, value in options.items() if value is not None}
+    times = {"at": request.at, "expires_at": request.expires_at}
+    return {**record, "op": "register", "predicate": request.predicate, **times}

@@ -60,11 +60,14 @@ DEAD_SCHEMA = pa.schema(
 )
 
 
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether a column holds text."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+
+
 def time_type_of(data_type: pa.DataType, key: str) -> pa.DataType:
     """Return the type of event times inside Roost: UTC microseconds, or 64-bit integers."""
-    if pa.types.is_timestamp(data_type) or pa.types.is_date(data_type):
-        return TIMESTAMP
-    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+    if pa.types.is_timestamp(data_type) or pa.types.is_date(data_type) or is_text(data_type):
         return TIMESTAMP
     if pa.types.is_integer(data_type):
         return pa.int64()
@@ -77,14 +80,14 @@ def id_type_of(data_type: pa.DataType, key: str) -> pa.DataType:
         return pa.int64()
     if pa.types.is_dictionary(data_type):
         return id_type_of(data_type.value_type, key)
-    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+    if is_text(data_type):
         return pa.string()
     raise ConfigError(key, str(data_type), "an integer or text column")
 
 
 @dataclass(frozen=True, slots=True)
 class PointBlock:
-    """Valid points as columns; ``attributes`` holds the columns that predicates may use."""
+    """Valid points as columns; ``attributes`` are those that some stage reads."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -97,7 +100,4 @@ class PointBlock:
         """Number of points."""
         return int(self.x.size)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of points, by the name that blocks between stages share."""
-        return self.size
+    num_rows = size  # the name that all blocks between stages share

@@ -47,10 +47,6 @@ def _only(accepted: bool, value: Any) -> Any:
     return value
 
 
-def _is(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 def _string(value: Any) -> str:
     return str(_only(isinstance(value, str) and value != "", value))
 
@@ -68,27 +64,27 @@ def _choice(choices: Iterable[str], default: str | None = None) -> Any:
     return _setting(by_name.__getitem__, " or ".join(by_name), default)
 
 
-def _whole(low: int, default: int | None = None) -> Any:
-    def parse(value: Any) -> int:
-        return int(_only(_is(value, Integral) and value >= low, value))
-
-    return _setting(parse, f"a whole number from {low} up", default, int)
-
-
-def _above(low: float, default: float | None = None, *, inclusive: bool = False) -> Any:
+def _number(
+    kind: type[int] | type[float],
+    low: float,
+    default: float | None = None,
+    *,
+    inclusive: bool = True,
+) -> Any:
     def parse(value: Any) -> float:
-        above = _is(value, Real) and (value > low or (inclusive and value == low))
-        return float(_only(above and math.isfinite(value), value))
+        fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        above = fits and (value > low or (inclusive and value == low))
+        return kind(_only(above and math.isfinite(value), value))
 
-    limits = f"from {low:g} up" if inclusive else f"above {low:g}"
-    return _setting(parse, f"a finite number {limits}", default, float)
+    noun = "a whole number" if kind is int else "a finite number"
+    limit = f"from {low:g} up" if inclusive else f"above {low:g}"
+    return _setting(parse, f"{noun} {limit}", default, kind)
 
 
 def _flag() -> Any:
-    def parse(value: Any) -> bool:
-        return bool(_only(isinstance(value, bool), value))
-
-    return _setting(parse, "true or false", False, bool)
+    return _setting(
+        lambda value: _only(isinstance(value, bool), value), "true or false", False, bool
+    )
 
 
 def _table() -> Any:
@@ -153,8 +149,8 @@ class Section:
         """Raise :class:`ConfigError` if settings of this section contradict each other."""
 
     def _changed(self) -> dict[str, Any]:
-        values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
 
     @classmethod
     def of(cls, given: Any) -> Self:
@@ -190,7 +186,7 @@ class QuerySettings(Section, section="queries"):
     path: str | None = _path(kind=str)
     log: str | None = _text()
     id_type: str | None = _choice(("int", "text"))
-    polygon_vertices_max: int = _whole(4, 10_000)
+    polygon_vertices_max: int = _number(int, 4, 10_000)
 
 
 @dataclass(frozen=True)
@@ -208,8 +204,8 @@ class EngineSettings(Section, section="engine"):
     """How batches run on Spark."""
 
     strategy: Strategy | None = _choice(Strategy)
-    machines: int | None = _whole(1)
-    batch_rows: int = _whole(1, 16_000_000)
+    machines: int | None = _number(int, 1)
+    batch_rows: int = _number(int, 1, 16_000_000)
     available_now: bool = _flag()
     master: str | None = _text()
     spark: Mapping[str, str] = _table()
@@ -220,8 +216,8 @@ class EngineSettings(Section, section="engine"):
 class BalanceSettings(Section, section="balance"):
     """When adaptive strategies change the plan."""
 
-    round: float = _above(0, 15.0)
-    tolerance: float = _above(1, 1.1)
+    round: float = _number(float, 0, 15.0, inclusive=False)
+    tolerance: float = _number(float, 1, 1.1, inclusive=False)
 
 
 @dataclass(frozen=True)
@@ -229,9 +225,9 @@ class WindowSettings(Section, section="window"):
     """Which points the window holds; without a kind there is no window."""
 
     kind: WindowKind | None = _choice(WindowKind)
-    length: float | None = _above(0)
+    length: float | None = _number(float, 0, inclusive=False)
     tumbling: bool = _flag()
-    lateness: float | None = _above(0, inclusive=True)
+    lateness: float | None = _number(float, 0)
     attributes: tuple[str, ...] | None = _setting(_names, "a list of names")
 
     def _check(self) -> None:
@@ -255,10 +251,10 @@ class GuardSettings(Section, section="guard"):
     """How the guard finds and treats users who attack the balancer."""
 
     enabled: bool = _flag()
-    round: float = _above(0, 60.0)
+    round: float = _number(float, 0, 60.0, inclusive=False)
     evict: bool = _flag()
     quarantine: bool = _flag()
-    users_max: int = _whole(8, 262_144)
+    users_max: int = _number(int, 8, 262_144)
 
     def _check(self) -> None:
         for name in ("evict", "quarantine"):
@@ -272,8 +268,8 @@ class JoinSettings(Section, section="join"):
 
     left: str | None = _text()
     right: str | None = _text()
-    distance: float | None = _above(0, inclusive=True)
-    within: float | None = _above(0, inclusive=True)
+    distance: float | None = _number(float, 0)
+    within: float | None = _number(float, 0)
 
     def _check(self) -> None:
         for name in ("distance", "within"):
@@ -290,7 +286,7 @@ class OutputSettings(Section, section="out"):
     sink: str = _choice(("parquet", "count", "console", "kafka"), "parquet")
     topic: str | None = _text()
     report: Path | None = _path()
-    history: int = _whole(2, 10_000)
+    history: int = _number(int, 2, 10_000)
 
     def _check(self) -> None:
         if self.sink == "kafka" and self.topic is None:

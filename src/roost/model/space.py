@@ -1,16 +1,15 @@
 """The bounded plane, its grid of cells, and distance.
 
-The bounds limit only the area that the grid divides finely: cells on the edge of the grid extend
-outwards without limit, so every finite point has exactly one cell and every query finds it. A
-column is defined by its edges, not by a division: column ``i`` holds the doubles
-``edges[i] <= x < edges[i + 1]``. The cell is therefore a monotone, exact function of the
-coordinate; the matching index relies on this when it excludes a point by its cell alone.
+Cells on the edge of the grid extend outwards without limit, so every finite point has exactly one
+cell and every query finds it. A column is defined by its edges, not by a division: column ``i``
+holds the doubles ``edges[i] <= x < edges[i + 1]``. The cell is therefore a monotone, exact function
+of the coordinate; the matching index relies on this when it excludes a point by its cell alone.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from roost.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Degrees = NDArray[np.float64] | float
 
 EARTH_RADIUS_M = 6_371_008.8
 GRID_SIDE_MAX = 1 << 15
@@ -52,7 +53,7 @@ class Rect:
 
     def __post_init__(self) -> None:
         """Reject infinite and inverted bounds."""
-        values = (self.x0, self.y0, self.x1, self.y1)
+        values = astuple(self)
         if not all(math.isfinite(value) for value in values):
             raise ConfigError("space.bounds", values, "four finite numbers x0,y0,x1,y1")
         if not (self.x0 < self.x1 and self.y0 < self.y1):
@@ -143,19 +144,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Space:
-    """The bounded plane with its grid.
-
-    Parameters
-    ----------
-    bounds
-        The rectangle that the grid divides.
-    columns, rows
-        Cells along x and y.
-    coordinates
-        Degrees or plane units.
-    outside
-        Whether points and queries beyond the bounds are matched or rejected.
-    """
+    """The bounded plane with its grid."""
 
     bounds: Rect
     columns: int = 1000
@@ -170,33 +159,16 @@ class Space:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data for the state directory."""
-        b = self.bounds
-        return {
-            "bounds": [b.x0, b.y0, b.x1, b.y1],
-            "columns": self.columns,
-            "rows": self.rows,
-            "coordinates": self.coordinates.value,
-            "outside": self.outside.value,
-        }
+        return {**asdict(self), "bounds": list(astuple(self.bounds))}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Space:
         """Inverse of :meth:`to_json`."""
-        return cls(
-            Rect(*data["bounds"]),
-            data["columns"],
-            data["rows"],
-            Coordinates(data["coordinates"]),
-            Outside(data["outside"]),
-        )
+        kinds = Coordinates(data["coordinates"]), Outside(data["outside"])
+        return cls(Rect(*data["bounds"]), data["columns"], data["rows"], *kinds)
 
 
-def haversine_m(
-    lon0: NDArray[np.float64] | float,
-    lat0: NDArray[np.float64] | float,
-    lon1: NDArray[np.float64] | float,
-    lat1: NDArray[np.float64] | float,
-) -> NDArray[np.float64]:
+def haversine_m(lon0: Degrees, lat0: Degrees, lon1: Degrees, lat1: Degrees) -> NDArray[np.float64]:
     """Return the great-circle distance in metres on a sphere of the mean earth radius.
 
     Examples

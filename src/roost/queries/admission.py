@@ -24,7 +24,7 @@ from roost.errors import ConfigError, PredicateError
 from roost.kernel.ids import hash_ids
 from roost.kernel.segment import circle_images, query_schema
 from roost.model.columns import convert, record_at, times_as_int
-from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, Reason
+from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, DeadLetter, Reason
 from roost.model.schemas import SHAPE_FIELDS, request_schema
 from roost.model.space import CIRCLE_LON_LIMIT, Coordinates, Outside, Space
 from roost.predicate import check, parse
@@ -61,23 +61,13 @@ class Known:
     live_until: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refused request: the fields of its dead-letter record."""
-
-    position: int
-    reason: Reason
-    detail: str
-    record: str
-
-
 @dataclass(frozen=True)
 class Admission:
     """Result of admission: new queries, terminated ones and refused requests."""
 
     queries: pa.Table
     ended: dict[tuple[int, int], int] = field(default_factory=dict)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[DeadLetter] = field(default_factory=list)
 
 
 # Queries that a point may still match, by the index of their identifier in the array, in the order
@@ -145,9 +135,9 @@ class _Requests:
         for row in np.flatnonzero(rows & self.open).tolist():
             self.refuse(row, reason, detail)
 
-    def refused(self, positions: Integers) -> list[Refused]:
+    def refused(self, positions: Integers) -> list[DeadLetter]:
         return [
-            Refused(
+            DeadLetter(
                 int(positions[row]), reason, detail, self.messages[row] or record_at(self.raw, row)
             )
             for row, (reason, detail) in sorted(self.reasons.items())

@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.kernel import Index, Segment, build_segment, pack, unpack
-from roost.model.records import CIRCLE, TIME_MAX, TIME_MIN
+from roost.model.records import CIRCLE, TIME_MAX, TIME_MIN, DeadLetter
 from roost.model.space import Space
-from roost.queries.admission import Known, Refused, Rules, admit
+from roost.queries.admission import Known, Rules, admit
 from roost.queries.guard_state import GuardState
 from roost.queries.log import QueryLog
 from roost.queries.replay import Eviction, Replay
@@ -116,7 +116,7 @@ class QuerySet:
         replay = Replay(self.version.rows)
         if self.guard is not None:
             replay = Replay(self.version.rows, self.guard.guard, self.guard.now)
-        refused: list[Refused] = []
+        refused: list[DeadLetter] = []
         touched: set[str] = set()
         for item in replay.parts(self._log.read(self.version.position, upto)):
             if isinstance(item, Eviction):
@@ -153,10 +153,10 @@ class QuerySet:
         }
         return self._end(ended)
 
-    def refused_between(self, after: int, upto: int) -> list[Refused]:
+    def refused_between(self, after: int, upto: int) -> list[DeadLetter]:
         """Return the requests refused in ``(after, upto]``."""
         return [
-            Refused(*fields)
+            DeadLetter(*fields)
             for version in versions_between(self._store, after, upto)
             for fields in version.refused
         ]

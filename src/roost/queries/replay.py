@@ -26,8 +26,8 @@ from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED
 from roost.guard.tally import Tally
 from roost.guard.users import shown
 from roost.model.columns import convert, record_at
-from roost.model.records import TIME_MIN, Reason
-from roost.queries.admission import Admission, Refused
+from roost.model.records import TIME_MIN, DeadLetter, Reason
+from roost.queries.admission import Admission
 from roost.queries.log import Kind, kind_of
 
 # Operation of an entry that terminates a user's queries, and the column with the user.
@@ -184,7 +184,7 @@ class Replay:
         """Return all counts of this replay."""
         return Tally.summed(self._tallies)
 
-    def rejections(self) -> list[Refused]:
+    def rejections(self) -> list[DeadLetter]:
         """Return a dead-letter record for each user who was rejected."""
         found = []
         for user, rejection in self._rejections.items():
@@ -194,7 +194,7 @@ class Replay:
                 f"user {shown(user)!r} is blocked {since}: {rejection.count} requests at "
                 f"positions {rejection.first} to {rejection.last}"
             )
-            found.append(Refused(rejection.first, Reason.BLOCKED, detail, rejection.record))
+            found.append(DeadLetter(rejection.first, Reason.BLOCKED, detail, rejection.record))
         return found
 
 

@@ -41,7 +41,6 @@ from roost.stages.decode import PointSchema
 from roost.stages.joins import JoinStage
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage
-from roost.stages.requests import RequestStage
 from roost.stages.routing import PLANS, SpatialTable
 from roost.stages.schema import aliases_of, time_unit, window_attributes
 from roost.stages.standing import StandingStage
@@ -285,7 +284,6 @@ class _Assembly:
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
-            RequestStage(staging(self.out, "dead")),
             *more_stages,
         ]
         return BatchLoop(

@@ -1,5 +1,1 @@
-"""One kind of work on a machine each: reading, matching, windows, statistics, joins.
-
-:mod:`roost.stages.contract` defines what a stage is; the batch loop, the executors and the store
-know nothing else about it.
-"""
+"""The stages of a batch, each one kind of work; :mod:`roost.stages.contract` defines a stage."""

@@ -1,4 +1,4 @@
-"""The contract between the batch loop and a kind of work.
+"""The contract between the batch loop and a stage.
 
 A *stage* is one kind of work on the machines of a batch. It has three sides::
 
@@ -7,9 +7,9 @@ A *stage* is one kind of work on the machines of a batch. It has three sides::
     Task    pickled and sent to the machines: small, no store, no Spark
     Work    one machine's share of one batch: receives blocks, yields blocks, reports
 
-Stages are connected by named *ports*. A stage that names a routing receives its inputs through an
-exchange, which sends each row to the machine that the routing names. A stage without one runs
-inside the task of the stage that produces its inputs and receives each block as it is made.
+Named *ports* connect stages. A stage that names a routing receives its inputs through an exchange,
+which sends each row to the machine that the routing names. A stage without one runs inside the task
+of the stage that produces its inputs and receives each block as it is made.
 
 Everything here may run twice: a task, ``after``, ``committed``, ``cleanup``. A task therefore
 writes files under names that no other attempt uses, and only the names in its report count.
@@ -26,7 +26,6 @@ from roost.storage.store import Fact, View
 
 Value = TypeVar("Value")
 
-
 Output = tuple[str, Any]  # a port and a block, which has ``num_rows`` and, to be sent, ``nbytes``
 
 
@@ -34,37 +33,20 @@ Output = tuple[str, Any]  # a port and a block, which has ``num_rows`` and, to b
 class Report:
     """What one stage did on one machine in one batch.
 
-    ``Work.report`` fills in the first three fields, the task code the others.
-
-    Parameters
-    ----------
-    value
-        The stage's own result: file names, small arrays.
-    counts
-        Numbers to add up over machines.
-    mark
-        A small value for every machine of the later stages, such as a watermark.
-    stage, machine, executor
-        What ran, and where.
-    root
-        Stage that the task was named for: reports with the same root and machine shared a task.
-    rows_in, rows_out, bytes_out
-        Rows received and emitted; bytes sent through an exchange.
-    seconds
-        Processor time, without that of other stages in the same task.
+    ``Work.report`` sets the first three fields, the task code sets the others.
     """
 
-    value: Any = None
-    counts: Mapping[str, float] = field(default_factory=dict)
-    mark: Any = None
+    value: Any = None  # the stage's own result: file names, small arrays
+    counts: Mapping[str, float] = field(default_factory=dict)  # added up over machines
+    mark: Any = None  # for every machine of the later stages, such as a watermark
     stage: str = ""
     machine: int = 0
     executor: str = ""
-    root: str = ""
+    root: str = ""  # reports with the same root and machine shared a task
     rows_in: int = 0
     rows_out: int = 0
-    bytes_out: int = 0
-    seconds: float = 0.0
+    bytes_out: int = 0  # sent through an exchange
+    seconds: float = 0.0  # processor time, without that of other stages in the same task
 
 
 class Work(Protocol):
@@ -75,6 +57,7 @@ class Work(Protocol):
 
     def finish(self, marks: Any) -> Iterable[Output]:
         """Consume the end of the input; ``marks`` is what ``Task.merge`` returned."""
+        return ()
 
     def report(self) -> Report:
         """Return value, counts and mark; called once, after ``finish``."""
@@ -88,6 +71,7 @@ class Task(Protocol):
 
     def merge(self, marks: Mapping[str, Sequence[Any]]) -> Any:
         """Merge the marks of the earlier stages that the stage reads, by stage."""
+        return None
 
 
 class Routing(Protocol):
@@ -126,7 +110,7 @@ class RoutingTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """An output file of a task, by name; published as the file of its machine, if it names one."""
+    """An output file, by name; published as the file of its machine, if it names one."""
 
     name: str
     machine: int | None = None
@@ -134,93 +118,44 @@ class Staged:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage made of a batch, on the driver.
+    """What a stage made of a batch, on the driver; ``observed`` and ``result`` are not stored."""
 
-    Parameters
-    ----------
-    files
-        Staged output files by kind; the commit publishes them.
-    facts
-        Rows to record in the transaction that commits the batch.
-    metrics
-        Figures of the batch, part of its commit.
-    observed
-        What policies may see at the end of the round; kept in memory only.
-    result
-        What later stages and ``committed`` use; kept in memory only.
-    """
-
-    files: Mapping[str, Sequence[Staged]] = field(default_factory=dict)
-    facts: Sequence[Fact] = ()
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    observed: Any = None
-    result: Any = None
+    files: Mapping[str, Sequence[Staged]] = field(default_factory=dict)  # by kind; published
+    facts: Sequence[Fact] = ()  # recorded in the transaction that commits the batch
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # part of the commit
+    observed: Any = None  # for policies, at the end of the round
+    result: Any = None  # for later stages and ``committed``
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as the stages see it: values only.
-
-    Parameters
-    ----------
-    number
-        Number of the batch.
-    routings, before
-        Routings of this batch and of the batch before it, by name.
-    queries
-        The version of the live queries (:class:`roost.queries.versions.IndexVersion`).
-    refused
-        Requests that log replay refused since the batch before.
-    reached
-        Newest event time of all earlier batches.
-    closes_round
-        Whether a round ended with the batch before.
-    attributes
-        Attributes of the points that some stage reads.
-    choices
-        What each stage decided when the intent was written; a replay repeats it.
-    outcomes
-        Outcomes of the stages that are done.
-    """
+    """A batch as the stages see it: values only."""
 
     number: int
     routings: Mapping[str, Routing]
-    before: Mapping[str, Routing]
-    queries: Any
-    refused: Sequence[Any] = ()
-    reached: int | None = None
-    closes_round: bool = False
-    attributes: tuple[str, ...] = ()
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    before: Mapping[str, Routing]  # routings of the batch before
+    queries: Any  # version of the live queries: roost.queries.versions.IndexVersion
+    refused: Sequence[Any] = ()  # requests that log replay refused since the batch before
+    reached: int | None = None  # newest event time of all earlier batches
+    closes_round: bool = False  # whether a round ended with the batch before
+    attributes: tuple[str, ...] = ()  # attributes of the points that some stage reads
+    choices: Mapping[str, Any] = field(default_factory=dict)  # what ``intend`` returned, by stage
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # of the stages that are done
 
     @property
     def prefix(self) -> str:
-        """How the names of the batch's files begin."""
-        return batch_prefix(self.number)
-
-
-def batch_prefix(number: int) -> str:
-    """Return how the names of a batch's files begin; names sort by batch."""
-    return f"batch-{number:010d}-"
+        """First part of the names of the batch's files; names sort by batch."""
+        return f"batch-{self.number:010d}-"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Background work of a stage, beside the batches; may be abandoned at any time.
+    """Background work of a stage, beside the batches; may be abandoned at any time."""
 
-    Parameters
-    ----------
-    call
-        Runs on an executor for each item, with the item, the job's file prefix and the cache.
-    items
-        Inputs: names of immutable files, and the like.
-    after
-        Turns the results into an outcome, whose facts are recorded between two batches.
-    """
-
+    # Runs on an executor for each item, with the item, the job's file prefix and the cache.
     call: Callable[[Any, str, WorkerCache], Any]
-    items: Sequence[Any]
+    items: Sequence[Any]  # names of immutable files, and the like
+    # Turns the results into an outcome, whose facts are recorded between two batches.
     after: Callable[[Sequence[Any]], Outcome]
 
 
@@ -240,11 +175,11 @@ Reports = Mapping[str, Sequence[Report]]
 
 def task_seconds(reports: Reports, stage: str) -> dict[int, float]:
     """Return the processor time of the tasks that a stage ran in, by machine."""
-    mine = {(report.root, report.machine): 0.0 for report in reports[stage]}
+    tasks = {(report.root, report.machine): 0.0 for report in reports[stage]}
     for report in (report for others in reports.values() for report in others):
-        if (report.root, report.machine) in mine:
-            mine[report.root, report.machine] += report.seconds
-    return {machine: seconds for (_, machine), seconds in mine.items()}
+        if (report.root, report.machine) in tasks:
+            tasks[report.root, report.machine] += report.seconds
+    return {machine: seconds for (_, machine), seconds in tasks.items()}
 
 
 class Stage:
@@ -252,27 +187,15 @@ class Stage:
 
     Its state is a function of the store: ``open`` computes it, and ``committed`` brings it to the
     value that ``open`` would compute after the commit.
-
-    Attributes
-    ----------
-    name
-        Name of the stage.
-    inputs, outputs
-        Ports that it reads and writes. A stage with neither runs on the driver only.
-    routing
-        Routing that brings its inputs; None runs the stage where its inputs are made.
-    marks
-        Stages whose marks it reads.
-    kinds
-        Kinds of output files, each a folder of the output.
     """
 
     name: ClassVar[str]
+    # Ports that it reads and writes. A stage with neither runs on the driver only.
     inputs: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ()
-    routing: ClassVar[str | None] = None
-    marks: ClassVar[tuple[str, ...]] = ()
-    kinds: ClassVar[tuple[str, ...]] = ()
+    routing: ClassVar[str | None] = None  # brings its inputs; None runs it where they are made
+    marks: ClassVar[tuple[str, ...]] = ()  # stages whose marks it reads
+    kinds: ClassVar[tuple[str, ...]] = ()  # of output files, each a folder of the output
 
     def open(self, view: View) -> None:
         """Compute the stage's state from the store."""

@@ -1,6 +1,6 @@
-"""Rows of a source into a block of valid points; every other row gets a reason.
+"""Decode rows of a source into a block of valid points; every other row is rejected with a reason.
 
-The common case (float64 coordinates, timestamps, nothing missing) costs one look at each column.
+The common case (float64 coordinates, timestamps, nothing missing) scans each column once.
 """
 
 from __future__ import annotations
@@ -16,47 +16,25 @@ from roost.kernel.cells import all_within
 from roost.kernel.segment import longitude_range
 from roost.model.arrays import as_arrow, as_numpy
 from roost.model.columns import convert, record_json, times_as_int
-from roost.model.records import Reason
-from roost.model.schemas import PointBlock
+from roost.model.records import DeadLetter, Reason
+from roost.model.schemas import PointBlock, is_text
 from roost.model.space import Coordinates, Outside, Space
 
-ROW = "__roost_row"  # place of a row in its source, added where the source has no identifiers
-MALFORMED = "__roost_malformed"  # text of a row that could not be read at all
+ROW = "__roost_row"  # number of a row in its source
+MALFORMED = "__roost_malformed"  # text of a row that could not be parsed
 
 
 @dataclass(frozen=True)
 class PointSchema:
-    """Which columns of a source are what.
-
-    Parameters
-    ----------
-    x, y, time
-        Column names.
-    point_id
-        Column name; None takes the row number.
-    id_type, time_type
-        Types of identifiers and event times in matches.
-    attributes
-        All other columns.
-    """
+    """The role of each column of a source."""
 
     x: str
     y: str
     time: str
-    point_id: str | None
-    id_type: pa.DataType
+    point_id: str | None  # None uses the row number
+    id_type: pa.DataType  # types of identifiers and event times in matches
     time_type: pa.DataType
-    attributes: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
-class DeadRow:
-    """A row on its way to the dead letters."""
-
-    position: int
-    reason: Reason
-    detail: str
-    record: str
+    attributes: pa.Schema  # all columns, in the types that they are decoded to
 
 
 class _Faults:
@@ -85,7 +63,7 @@ def _column(table: pa.Table, name: str, to: pa.DataType, faults: _Faults) -> pa.
         faults.mark(np.ones(table.num_rows, bool), Reason.MISSING_FIELD, f"{name} is missing")
         return pa.nulls(table.num_rows, to)
     values, bad = convert(table[name], to)
-    faults.mark(bad, Reason.WRONG_TYPE, f"{name} takes {to}")
+    faults.mark(bad, Reason.WRONG_TYPE, f"{name} is not of type {to}")
     return values
 
 
@@ -99,12 +77,12 @@ def _coordinates(
         both.append(as_numpy(column))
     x, y = both
     if not all_within(x, y, *_allowed(space)):
-        _judge_coordinates(x, y, schema, space, faults)
+        _mark_coordinates(x, y, schema, space, faults)
     return x, y
 
 
 def _allowed(space: Space) -> tuple[float, float, float, float]:
-    """Rectangle that every valid point is in."""
+    """Return the rectangle that holds every valid point."""
     if space.outside is Outside.DEAD:
         b = space.bounds
         return b.x0, b.y0, b.x1, b.y1
@@ -115,7 +93,7 @@ def _allowed(space: Space) -> tuple[float, float, float, float]:
     return -limit, -limit, limit, limit
 
 
-def _judge_coordinates(
+def _mark_coordinates(
     x: NDArray[np.float64],
     y: NDArray[np.float64],
     schema: PointSchema,
@@ -126,37 +104,28 @@ def _judge_coordinates(
         faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
     with np.errstate(invalid="ignore"):
         if space.coordinates is Coordinates.LONLAT:
-            faults.mark(np.abs(y) > 90.0, Reason.LATITUDE, f"{schema.y} takes -90 to 90")
+            faults.mark(np.abs(y) > 90.0, Reason.LATITUDE, f"{schema.y} must be from -90 to 90")
             left, right = longitude_range(space)
             beyond = (x < left) | (x > right)
-            faults.mark(beyond, Reason.LONGITUDE, f"{schema.x} takes {left:g} to {right:g}")
+            faults.mark(beyond, Reason.LONGITUDE, f"{schema.x} must be from {left:g} to {right:g}")
         if space.outside is Outside.DEAD:
             b = space.bounds
             outside = (x < b.x0) | (x > b.x1) | (y < b.y0) | (y > b.y1)
-            faults.mark(outside, Reason.OUT_OF_BOUNDS, "lies outside the bounds")
+            faults.mark(outside, Reason.OUT_OF_BOUNDS, "is outside the bounds")
 
 
 def decode(
     table: pa.Table,
     schema: PointSchema,
     space: Space,
-    wanted: tuple[str, ...],
+    attributes: tuple[str, ...],
     late_before: int | None = None,
-) -> tuple[PointBlock, list[DeadRow]]:
-    """Split rows into valid points and dead letters.
+) -> tuple[PointBlock, list[DeadLetter]]:
+    """Divide rows into valid points and rejected rows.
 
-    Parameters
-    ----------
-    table
-        Rows as they came; may have the columns ``ROW`` and ``MALFORMED``.
-    schema
-        Which columns are what.
-    space
-        Where points may be.
-    wanted
-        Attributes that some predicate or the window asks for; the others are left behind.
-    late_before
-        Points with an older event time are too late; None where none is.
+    The table may have the columns ``ROW`` and ``MALFORMED``. ``attributes`` are the columns that
+    the block must have; others are neither converted nor checked. Rows with an event time before
+    ``late_before`` are rejected.
     """
     faults = _Faults(table.num_rows)
     if MALFORMED in table.column_names:
@@ -167,80 +136,53 @@ def decode(
     faults.mark(_nulls(times), Reason.NULL_TIME, f"{schema.time} is null")
     ids = _column(table, schema.point_id or ROW, schema.id_type, faults)
     faults.mark(_nulls(ids), Reason.NULL_ID, f"{schema.point_id} is null")
-    faults.mark(_garbled(ids), Reason.WRONG_TYPE, f"{schema.point_id} is not UTF-8")
-    attributes: dict[str, pa.Array] = {}
-    for name in wanted:
+    faults.mark(_not_utf8(ids), Reason.WRONG_TYPE, f"{schema.point_id} is not UTF-8")
+    found: dict[str, pa.Array] = {}
+    for name in attributes:
         data_type = schema.attributes.field(name).type
         if name in table.column_names:
-            attributes[name], bad = convert_attribute(table[name], data_type)
-            faults.mark(bad, Reason.WRONG_TYPE, f"{name} takes {data_type}")
-            faults.mark(_garbled(attributes[name]), Reason.WRONG_TYPE, f"{name} is not UTF-8")
+            found[name] = _column(table, name, data_type, faults)
+            faults.mark(_not_utf8(found[name]), Reason.WRONG_TYPE, f"{name} is not UTF-8")
         else:
-            attributes[name] = pa.nulls(table.num_rows, data_type)
+            found[name] = pa.nulls(table.num_rows, data_type)
     time = times_as_int(times)
     if late_before is not None:
         faults.mark(time < late_before, Reason.LATE, f"{schema.time} is before the watermark")
     if not faults.reasons:
-        return PointBlock(x, y, time, ids, attributes), []
+        return PointBlock(x, y, time, ids, found), []
     good = faults.good
     mask = pa.array(good)
-    kept = {name: array.filter(mask) for name, array in attributes.items()}
+    kept = {name: array.filter(mask) for name, array in found.items()}
     block = PointBlock(x[good], y[good], time[good], ids.filter(mask), kept)
-    return block, _dead_rows(table, faults)
+    return block, _rejected(table, faults)
 
 
-def convert_attribute(
-    column: pa.ChunkedArray, to: pa.DataType
-) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Attribute column in its declared type; types that only Arrow knows are taken as they are."""
-    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if array.type == to:
-        return array, np.zeros(len(array), bool)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.type in (to, pa.string_view(), pa.binary_view()):
-        return array.cast(to), np.zeros(len(array), bool)
-    if pa.types.is_nested(to):
+def _not_utf8(column: pa.Array) -> NDArray[np.bool_]:
+    """Return which texts are not UTF-8: neither Parquet nor Arrow validates what it reads."""
+    if is_text(column.type):
         try:
-            return array.cast(to), np.zeros(len(array), bool)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return pa.nulls(len(array), to), ~_nulls(array)
-    return convert(array, to)
-
-
-def _garbled(column: pa.Array) -> NDArray[np.bool_]:
-    """Which texts are not UTF-8: neither Parquet nor Arrow looks before somebody reads one."""
-    good = np.zeros(len(column), bool)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return good
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        raw = column.cast(pa.large_binary()).to_pylist()
-        return np.array([value is not None and not _is_text(value) for value in raw], bool)
-    return good
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = column.cast(pa.large_binary()).to_pylist()
+            bad = [
+                text is not None and text.decode(errors="ignore").encode() != text for text in raw
+            ]
+            return np.array(bad, bool)
+    return np.zeros(len(column), bool)
 
 
 def _readable(table: pa.Table) -> pa.Table:
-    """Replace what is not UTF-8, for a record that a person is to read."""
+    """Replace bytes that are not UTF-8."""
     for place, field in enumerate(table.schema):
         column = table.column(place).combine_chunks()
-        if pa.types.is_string(field.type) and _garbled(column).any():
+        if pa.types.is_string(field.type) and _not_utf8(column).any():
             raw = column.cast(pa.binary()).to_pylist()
             texts = [None if value is None else value.decode(errors="replace") for value in raw]
             table = table.set_column(place, field, pa.array(texts, field.type))
     return table
 
 
-def _dead_rows(table: pa.Table, faults: _Faults) -> list[DeadRow]:
+def _rejected(table: pa.Table, faults: _Faults) -> list[DeadLetter]:
     rows = sorted(faults.reasons)
     records = _readable(table.take(pa.array(rows, pa.int64()))).to_pylist()
     dead = []
@@ -248,12 +190,12 @@ def _dead_rows(table: pa.Table, faults: _Faults) -> list[DeadRow]:
         reason, detail = faults.reasons[row]
         position = record.pop(ROW, None)
         text = record.pop(MALFORMED, None) or record_json(record)
-        dead.append(DeadRow(-1 if position is None else position, reason, detail, text))
+        dead.append(DeadLetter(-1 if position is None else position, reason, detail, text))
     return dead
 
 
-def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
-    """Columns of a packed block."""
+def block_schema(schema: PointSchema, attributes: tuple[str, ...]) -> pa.Schema:
+    """Return the columns of a packed block."""
     fixed = [
         ("x", pa.float64()),
         ("y", pa.float64()),
@@ -261,18 +203,19 @@ def block_schema(schema: PointSchema, wanted: tuple[str, ...]) -> pa.Schema:
         ("cell", pa.int32()),
         ("id", schema.id_type),
     ]
-    return pa.schema([*fixed, *((f"a.{n}", schema.attributes.field(n).type) for n in wanted)])
+    more = [(f"a.{name}", schema.attributes.field(name).type) for name in attributes]
+    return pa.schema([*fixed, *more])
 
 
 def pack_columns(block: PointBlock, cells: NDArray[np.int32]) -> pa.RecordBatch:
-    """Put a block and the cells of its points into the columns that are shuffled."""
+    """Return a block and the cells of its points as the columns that an exchange sends."""
     columns = [as_arrow(values) for values in (block.x, block.y, block.time, cells)]
     names = ["x", "y", "time", "cell", "id", *(f"a.{name}" for name in block.attributes)]
     return pa.RecordBatch.from_arrays([*columns, block.ids, *block.attributes.values()], names)
 
 
 def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> bytes:
-    """Turn some rows into bytes; whoever reads them knows the schema."""
+    """Serialize some rows without their schema."""
     data: bytes = packed.slice(start, stop - start).serialize().to_pybytes()
     return data
 
@@ -280,7 +223,7 @@ def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> bytes:
 def unpack_blocks(
     packed: Sequence[bytes], schema: pa.Schema
 ) -> tuple[PointBlock, NDArray[np.int32]]:
-    """Inverse of :func:`pack_rows`, for several blocks that become one."""
+    """Join several results of :func:`pack_rows` into one block."""
     batches = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for data in packed]
     numbers = [np.concatenate([as_numpy(b.column(k)) for b in batches]) for k in range(4)]
     others = [
@@ -292,7 +235,7 @@ def unpack_blocks(
 
 
 def take_rows(block: PointBlock, rows: NDArray[np.int64]) -> PointBlock:
-    """Take some points of a block."""
+    """Return some points of a block."""
     index = as_arrow(rows)
     return PointBlock(
         block.x[rows],

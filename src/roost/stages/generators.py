@@ -5,14 +5,13 @@ rows must be the same. A generator with mutable state cannot do that.
 
 Idea: a counter-based random generator (Philox) whose counter *is* the row number. One step of the
 counter gives four 64-bit words, which suffice for a row, so row ``k`` depends only on the seed and
-``k``, and random access is free. The words of a row are used like this::
+``k``. The words of a row are used like this::
 
     word 0            place, by weight
     word 1  low half  radius of the offset (or its x, if a hotspot is uniform)
             high half angle of the offset  (or its y)
     word 2  low half  hotspot that receives the row, if any
             high half the value
-    word 3            unused
 
 Points arrive at a constant rate; a hotspot changes their location, not their number. The generator
 does not move individual objects (rows are independent) and ignores streets and coasts.
@@ -20,10 +19,8 @@ does not move individual objects (rows are independent) and ignores streets and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +33,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-VALUE_MEAN = 20.0
-"""Mean of the exponentially distributed ``value`` column."""
+VALUE_MEAN = 20.0  # of the exponentially distributed ``value`` column
 
 _WORDS_PER_ROW = 4
 # Rows processed at a time: their temporaries fit into a core's L2 cache.
@@ -53,15 +49,7 @@ _LOW = np.uint64(0xFFFF_FFFF)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Places around which points are drawn: three arrays of equal length.
-
-    Parameters
-    ----------
-    lon, lat
-        Degrees.
-    weight
-        Relative share of the points of each place; not negative, and not all zero.
-    """
+    """Places around which points are drawn, in degrees, with the relative share of the points."""
 
     lon: Floats
     lat: Floats
@@ -88,34 +76,17 @@ def load_places() -> Places:
 class Hotspot:
     """A temporary hotspot: a square that receives a share of all points.
 
-    Parameters
-    ----------
-    center
-        Longitude and latitude at ``start_us``.
-    side
-        Side of the square in degrees. A uniform hotspot stays inside it; of a normal one, 99.7 %
-        of the points are within it on each axis.
-    share
-        Share of all points, in (0, 1]; at the peak, if the intensity is normal.
-    start_us, stop_us
-        Lifetime in event time, microseconds since 1970 UTC, half-open.
-    spread
-        Distribution of its points in the square: ``uniform`` or ``normal``.
-    intensity
-        Share over its lifetime: ``step`` is constant, ``normal`` a bell curve with its peak in the
-        middle.
-    drift_deg_per_s
-        Velocity of the centre, in degrees of longitude and latitude per second of event time.
+    Times are event times in microseconds since 1970 UTC.
     """
 
-    center: tuple[float, float]
-    side: float
-    share: float
+    center: tuple[float, float]  # longitude and latitude at ``start_us``
+    side: float  # in degrees; holds 99.7 % of a normal hotspot's points on each axis
+    share: float  # of all points, in (0, 1]; at the peak, if the intensity is normal
     start_us: int
     stop_us: int
-    spread: Literal["uniform", "normal"] = "uniform"
-    intensity: Literal["step", "normal"] = "step"
-    drift_deg_per_s: tuple[float, float] = (0.0, 0.0)
+    spread: str = "uniform"  # of its points in the square; or "normal"
+    intensity: str = "step"  # over its lifetime; or "normal", with its peak in the middle
+    drift_deg_per_s: tuple[float, float] = (0.0, 0.0)  # of the centre
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -123,9 +94,8 @@ class Hotspot:
         if not 0 <= self.side < np.inf:
             raise ConfigError("hotspot.side", self.side, "degrees, 0 or more")
         if self.start_us >= self.stop_us:
-            raise ConfigError(
-                "hotspot.stop_us", self.stop_us, f"more than start_us {self.start_us}"
-            )
+            takes = f"more than start_us {self.start_us}"
+            raise ConfigError("hotspot.stop_us", self.stop_us, takes)
         if self.spread not in ("uniform", "normal"):
             raise ConfigError("hotspot.spread", self.spread, "uniform or normal")
         if self.intensity not in ("step", "normal"):
@@ -157,21 +127,6 @@ class Hotspot:
 class PointGenerator:
     """An infinite stream of points with random access to any range of rows.
 
-    Parameters
-    ----------
-    places
-        Places of points outside hotspots.
-    rate_per_s
-        Points per second of event time.
-    start_us
-        Event time of row 0, microseconds since 1970 UTC.
-    seed
-        Seed of the stream, not negative.
-    hotspots
-        Hotspots, whose shares sum to at most 1 at any time.
-    spread_deg
-        Standard deviation of a point around its place, on each axis.
-
     Examples
     --------
     >>> generator = PointGenerator(load_places(), rate_per_s=1_000, start_us=0, seed=7)
@@ -182,11 +137,11 @@ class PointGenerator:
     """
 
     places: Places
-    rate_per_s: float
-    start_us: int
+    rate_per_s: float  # points per second of event time
+    start_us: int  # event time of row 0, microseconds since 1970 UTC
     seed: int
-    hotspots: tuple[Hotspot, ...] = ()
-    spread_deg: float = 0.1
+    hotspots: tuple[Hotspot, ...] = ()  # their shares sum to at most 1 at any time
+    spread_deg: float = 0.1  # standard deviation of a point around its place, on each axis
     _keep: Floats = field(init=False, repr=False)
     _other: Integers = field(init=False, repr=False)
 
@@ -212,21 +167,15 @@ class PointGenerator:
         return age_us + self.start_us
 
     def block(self, start_row: int, stop_row: int) -> pa.Table:
-        """Return rows ``start_row`` to ``stop_row - 1``.
-
-        Returns
-        -------
-        pa.Table
-            ``id`` (int64, the row number), ``event_time`` (timestamp[us, UTC]), ``lon``, ``lat``
-            and ``value`` (double; exponential with mean 20, for predicates).
-        """
+        """Return rows ``start_row`` to ``stop_row - 1``; ``id`` is the row number."""
         if not 0 <= start_row <= stop_row:
             raise ValueError(f"rows {start_row} to {stop_row} are not a range of rows")
         ids = np.arange(start_row, stop_row, dtype=np.int64)
         times_us = self.time_us(ids)
         lon, lat, value = np.empty((3, len(ids)), dtype=np.float64)
-        for part in _strides(len(ids)):
-            self._fill(start_row + part.start, times_us[part], lon[part], lat[part], value[part])
+        for start in range(0, len(ids), _STRIDE_ROWS):
+            part = slice(start, start + _STRIDE_ROWS)
+            self._fill(start_row + start, times_us[part], lon[part], lat[part], value[part])
         stamps = pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
         names = ["id", "event_time", "lon", "lat", "value"]
         return pa.table([pa.array(ids), stamps, lon, lat, value], names=names)
@@ -261,11 +210,6 @@ class PointGenerator:
             taken = np.flatnonzero((pick >= floor) & (pick < ceiling))
             lon[taken], lat[taken] = hotspot._place(time_us[taken], offset[taken])
             floor = ceiling
-
-
-def _strides(rows: int) -> Iterator[slice]:
-    for start in range(0, rows, _STRIDE_ROWS):
-        yield slice(start, min(start + _STRIDE_ROWS, rows))
 
 
 def _alias_table(weight: Floats) -> tuple[Floats, Integers]:

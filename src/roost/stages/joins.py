@@ -1,29 +1,22 @@
 """Joins: pairs of points that are near each other in place and time, found batch by batch.
 
-The new points of each machine are joined with the window: with all that is stored of it near them,
-whichever machine and plan it was written under, and with the other machines' new points. Segments
-are files that any task may map, so nothing has to be copied across the borders of partitions.
+The new points of each machine are joined with the points of the window near them, whichever machine
+and plan wrote them, and with the other machines' new points. Segments are files that any task may
+map, so nothing has to be copied across the borders of partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from roost.stages.contract import (
-    Batch,
-    MapExecutor,
-    Outcome,
-    Reports,
-    Stage,
-    Staged,
-)
-from roost.stages.writers import flush_file
+from roost.model.arrays import as_arrow
+from roost.stages.contract import Batch, MapExecutor, Outcome, Reports, Stage, Staged
+from roost.stages.writers import TableWriter
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.window import JoinSpec, Live, join_schema, join_segment
@@ -34,7 +27,7 @@ Value = TypeVar("Value")
 
 
 def deal(items: Sequence[Value], groups: int, load: Callable[[Value], int]) -> list[list[Value]]:
-    """Deal items to so many groups at most, the largest first, each to the least loaded one."""
+    """Divide items into at most ``groups`` groups: the largest first, each to the least loaded."""
     dealt: list[list[Value]] = [[] for _ in range(min(groups, len(items)))]
     loads = [0] * len(dealt)
     for item in sorted(items, key=load, reverse=True):
@@ -44,21 +37,29 @@ def deal(items: Sequence[Value], groups: int, load: Callable[[Value], int]) -> l
     return dealt
 
 
-@dataclass(frozen=True, slots=True)
-class _Half:
-    """A segment file and what of it is live."""
+class _Side(NamedTuple):
+    """One side of a join: a segment file, and which of its points are live."""
 
     file: str
     live: Live
     points: int
 
 
-_Pair = tuple[_Half, _Half, bool]
+class _FilePair(NamedTuple):
+    """A file of the batch, and a file of the window to join it with."""
+
+    new: _Side
+    other: _Side
+    same_batch: bool
+
+    @property
+    def points(self) -> int:
+        return self.new.points + self.other.points
 
 
 @dataclass(frozen=True)
 class _JoinTask:
-    """Joins some pairs of files; writes one file."""
+    """Joins a group of file pairs; writes one file."""
 
     spec: JoinSpec
     prefix: str
@@ -69,12 +70,10 @@ class _JoinTask:
     window: Files
     retained: frozenset[int]
 
-    def __call__(self, group: Sequence[_Pair], cache: WorkerCache) -> str | None:
+    def __call__(self, group: Sequence[_FilePair], cache: WorkerCache) -> str | None:
         segments = WindowFiles(self.window, cache)
         segments.retain(self.retained)
-        name = self.staging.name(self.prefix, "pairs", ".parquet")
-        path = self.staging.path(name)
-        writer: pq.ParquetWriter | None = None
+        writer = TableWriter(self.staging, self.prefix, "pairs", compression="lz4")
         for new, other, same_batch in group:
             found = join_segment(
                 segments.segment(new.file),
@@ -86,24 +85,13 @@ class _JoinTask:
                 same_segment=new.file == other.file,
             )
             for batch in found:
-                if not batch.num_rows:
-                    continue
-                table = self._finished(batch)
-                if writer is None:
-                    writer = pq.ParquetWriter(path, table.schema, compression="lz4")
-                writer.write_table(table)
-        if writer is None:
-            return None
-        writer.close()
-        flush_file(path)
-        return name
+                if batch.num_rows:
+                    writer.write(self._finished(batch))
+        return writer.close()
 
     def _finished(self, batch: pa.RecordBatch) -> pa.Table:
-        schema = join_schema(self.id_type)
-        columns: dict[str, pa.Array] = {
-            "batch_id": pa.array(np.full(batch.num_rows, self.number, np.int64))
-        }
-        for name in schema.names:
+        columns = {"batch_id": as_arrow(np.full(batch.num_rows, self.number, np.int64))}
+        for name in join_schema(self.id_type).names:
             column = batch.column(name)
             columns[name] = column.cast(self.time_type) if name.endswith("_time") else column
         return pa.table(columns)
@@ -111,19 +99,7 @@ class _JoinTask:
 
 @dataclass
 class JoinStage(Stage):
-    """Joins the new points of each batch with the window, in tasks of its own.
-
-    Parameters
-    ----------
-    spec
-        Which points are joined.
-    window
-        Where points are.
-    staging
-        Where pairs are staged.
-    id_type, time_type
-        Types of the points' identifiers and times.
-    """
+    """Joins the new points of each batch with the window, in tasks of its own."""
 
     name = "joins"
     kinds = ("pairs",)
@@ -131,14 +107,14 @@ class JoinStage(Stage):
     spec: JoinSpec
     window: WindowFiles
     staging: Files
-    id_type: pa.DataType
+    id_type: pa.DataType  # of the points
     time_type: pa.DataType
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Join the points of the batch with the window of the batch."""
         view: WindowView = batch.outcomes["window"].result
         pairs = list(self._pairs(batch.number, view))
-        groups = deal(pairs, GROUPS_PER_SLOT * executor.slots, lambda p: p[0].points + p[1].points)
+        groups = deal(pairs, GROUPS_PER_SLOT * executor.slots, lambda pair: pair.points)
         task = _JoinTask(
             self.spec,
             batch.prefix,
@@ -152,16 +128,16 @@ class JoinStage(Stage):
         names = executor.map(task, groups) if groups else []
         return Outcome({"pairs": [Staged(name) for name in names if name is not None]})
 
-    def _pairs(self, number: int, view: WindowView) -> Iterator[_Pair]:
-        halves = {batch.batch_id: self._halves(view, batch) for batch in view.live()}
-        for new in halves.get(number, ()):
-            for other_number, others in halves.items():
+    def _pairs(self, number: int, view: WindowView) -> Iterator[_FilePair]:
+        sides = {batch.batch_id: self._sides(view, batch) for batch in view.live()}
+        for new in sides.get(number, ()):
+            for other_number, others in sides.items():
                 for other in others:
-                    yield new, other, other_number == number
+                    yield _FilePair(new, other, other_number == number)
 
-    def _halves(self, view: WindowView, batch: WindowBatch) -> list[_Half]:
+    def _sides(self, view: WindowView, batch: WindowBatch) -> list[_Side]:
         lives = view.lives(batch, self.window)
         return [
-            _Half(file.file, live, file.points)
+            _Side(file.file, live, file.points)
             for file, live in zip(batch.files, lives, strict=True)
         ]

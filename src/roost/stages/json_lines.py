@@ -1,16 +1,16 @@
-"""JSON objects, one a line or one a message, into columns, whatever the bytes are.
+"""Read JSON objects, one per line or message, into columns, whatever the bytes are.
 
-Problem: Arrow's reader is several times faster than Python's, but a file or a topic that anybody
-writes to has lines that it guesses wrong (text that looks like a date), joins (two halves of an
-object) or dies of (``null``, a hundred thousand brackets). Idea: Arrow gets the lines that look
-like objects, with the columns that hold text named beforehand, and is believed only where it finds
-one row a line; all else goes through Python's reader, one line at a time.
+Problem: Arrow's reader is several times faster than Python's, but it misreads some lines (text that
+looks like a date), joins others (two halves of an object) and crashes on some (``null``, a hundred
+thousand brackets). Idea: Arrow reads the lines that look like objects, with the text columns named
+beforehand, and its result counts only if it has one row per line; all else goes through Python's
+reader, one line at a time.
 
-A block of messages is one of many, and what becomes of a message must not depend on the others in
-its block: values of several types in one column are kept apart. The lines of a file are all there,
-so that such a column can be text.
+A block of messages is one of many, and the result of a message must not depend on the others in its
+block: values of several types in one column are kept apart. The lines of a file are all known, so
+such a column can be text.
 
-It does not keep the order of lines: those that are no objects come last, in a column of their own.
+The order of lines is not kept: those that are no objects come last, in a column of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import pyarrow.json
 from roost.model.columns import MIXED
 from roost.stages.decode import MALFORMED, ROW
 
-# Nesting needs two bytes a level. Arrow recurses without a limit: 5,000 levels are fine, 100,000
-# end the process.
+# Nesting needs two bytes a level. Arrow recurses without a limit: 5,000 levels pass, 100,000 crash
+# the process.
 _SURELY_SHALLOW_BYTES = 2_000
 _LEVELS_MAX = 500
 
@@ -47,18 +47,8 @@ def read_json_lines(lines: Iterable[bytes]) -> pa.Table:
 def read_json_messages(messages: Iterable[bytes | None], exact: Collection[str]) -> pa.Table:
     """Read a block of messages, each a JSON object; others are kept as text, empty ones too.
 
-    Parameters
-    ----------
-    messages
-        Their bytes; None is a message without any.
-    exact
-        Columns whose numbers must stay as they are, whole or not, whatever others come with them.
-
-    Returns
-    -------
-    pyarrow.Table
-        As many rows as messages. A column that holds values of several types has the type
-        :data:`roost.model.columns.MIXED`.
+    The numbers of ``exact`` columns stay as they are, whole or not. A column with values of several
+    types has the type :data:`roost.model.columns.MIXED`.
     """
     return _read((m if m and not m.isspace() else b"null" for m in messages), exact)
 
@@ -78,7 +68,7 @@ def _read(lines: Iterable[bytes], exact: Collection[str] | None) -> pa.Table:
 
 
 def with_malformed(table: pa.Table, bad: Sequence[str]) -> pa.Table:
-    """Add lines that could not be read to a table, as rows with nothing but their text."""
+    """Append lines that could not be parsed to a table, as rows with only their text."""
     return _joined(table, pa.table({MALFORMED: pa.array(bad, pa.string())}))
 
 
@@ -91,18 +81,17 @@ def _joined(table: pa.Table, more: pa.Table) -> pa.Table:
 def _looks_like_object(text: bytes) -> bool:
     if text[:1] != b"{" or text[-1:] != b"}" or b"\n" in text:
         return False
-    if len(text) < _SURELY_SHALLOW_BYTES:
-        return True
-    return text.count(b"{") + text.count(b"[") <= _LEVELS_MAX
+    shallow = len(text) < _SURELY_SHALLOW_BYTES
+    return shallow or text.count(b"{") + text.count(b"[") <= _LEVELS_MAX
 
 
 def _read_fast(lines: Sequence[bytes], exact: Collection[str]) -> pa.Table | None:
-    """Read with Arrow; None where its answer is not beyond doubt."""
+    """Read with Arrow; None if its result may be wrong."""
     if not lines:
         return pa.table({})
     data = b"\n".join(lines)
     try:
-        data.decode()  # Arrow takes any bytes for text
+        data.decode()  # Arrow accepts any bytes as text
         first = json.loads(lines[0])
         texts = {name for name, value in first.items() if isinstance(value, str)}
         table = _read_arrow(data, texts)
@@ -141,7 +130,7 @@ def _read_slowly(lines: Sequence[bytes], exact: Collection[str] | None) -> pa.Ta
         if name not in (ROW, MALFORMED)
     }
     if records and not columns:
-        # A table without columns has no rows either; records without fields must not get lost.
+        # A table without columns has no rows; records without fields must not be lost.
         return pa.table({MALFORMED: pa.array(["{}"] * len(records) + bad, pa.string())})
     return with_malformed(pa.table(columns), bad)
 
@@ -151,13 +140,13 @@ def _read_one(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("not an object")
     if b"\\u" in line:
-        # Half of a surrogate pair is JSON, but no text: this raises a ValueError.
+        # Half of a surrogate pair is valid JSON but not text: this raises a ValueError.
         json.dumps(record, ensure_ascii=False).encode()
     return record
 
 
 def _column_of(values: list[Any], name: str, exact: Collection[str] | None) -> pa.Array:
-    """Make a column, as plain as its values allow."""
+    """Build a column of the simplest type that holds all values."""
     kinds = {type(value) for value in values if value is not None}
     numbers = kinds <= {int, float} and name not in (exact or ())
     if len(kinds) <= 1 or numbers:

@@ -1,15 +1,14 @@
 """Matching: the points of a machine with the live queries of the batch.
 
-Points come as packed blocks and are gathered until there are enough of them to be worth a pass
-over the index; where matching runs inside the reading task, they come as they were decoded. The
-gathered points and the pairs are passed on to the stages that request them, one call per block or
-chunk of pairs.
+Points arrive as packed blocks, which are gathered until a pass over the index is worth its cost;
+if matching runs inside the reading task, they arrive as decoded blocks. The gathered points and the
+pairs are passed on to the stages that read them, one call per block or chunk of pairs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance import Plan
+from roost.balance import Partition, Plan
 from roost.kernel import Index, Pairs, preload
+from roost.kernel.cells import locate_cells
 from roost.model.schemas import PointBlock, match_schema
-from roost.model.space import Space
+from roost.model.space import Grid, Space
 from roost.predicate import parse
 from roost.queries.live import QuerySet, open_index
 from roost.queries.partitions import bounds_of
@@ -34,6 +34,8 @@ from roost.stages.contract import (
     Reports,
     Stage,
     Staged,
+    Task,
+    Work,
     task_seconds,
 )
 from roost.stages.decode import PointSchema, block_schema, unpack_blocks
@@ -59,6 +61,12 @@ class Gathered(NamedTuple):
         """Number of points."""
         return self.block.size
 
+    def cells_in(self, grid: Grid) -> NDArray[np.int32]:
+        """Return the cell of each point."""
+        if self.cells is not None:
+            return self.cells
+        return locate_cells(self.block.x, self.block.y, grid.edges_x, grid.edges_y)
+
 
 class PairChunk(NamedTuple):
     """Pairs of queries and points; ``pairs.rows`` are rows of the points gathered last."""
@@ -73,44 +81,23 @@ class PairChunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MatchingTask:
-    """What the machines of a batch match.
-
-    Parameters
-    ----------
-    prefix, number
-        Of the batch.
-    plan, space
-        Who owns which cells, and where they are.
-    segments, folder
-        The live queries: names of their files, and where these are.
-    schema
-        Columns of a packed block.
-    output
-        Columns of matches.
-    matches
-        Where matches are staged; None only counts them.
-    arrivals
-        Partitions that each machine has just been given.
-    """
+class MatchingTask(Task):
+    """What the machines of a batch match."""
 
     prefix: str
     number: int
     plan: Plan
     space: Space
-    segments: tuple[SegmentRef, ...]
-    folder: Files
-    schema: pa.Schema
-    output: pa.Schema
-    matches: Files | None
-    arrivals: Mapping[int, tuple[int, ...]]
+    segments: tuple[SegmentRef, ...]  # files of the live queries
+    folder: Files  # of these
+    schema: pa.Schema  # of a packed block
+    output: pa.Schema  # of matches
+    matches: Files | None  # where matches are staged; None only counts them
+    arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
 
     def build(self, machine: int, cache: WorkerCache) -> MatchingWork:
         """Build one machine's work."""
         return MatchingWork(self, machine, cache)
-
-    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """Ignore marks."""
 
     def index(self, cache: WorkerCache) -> Index:
         """Open the queries of the batch; a worker retains them from task to task."""
@@ -118,7 +105,7 @@ class MatchingTask:
         return cache.get("index", key, lambda: open_index(self.folder, self.segments, self.space))
 
 
-class MatchingWork:
+class MatchingWork(Work):
     """Matches one machine's points."""
 
     def __init__(self, task: MatchingTask, machine: int, cache: WorkerCache) -> None:
@@ -127,21 +114,17 @@ class MatchingWork:
         self._waiting: list[bytes] = []
         self._rows = 0
         self._writer: MatchWriter | None = None
-        self._file: str | None = None
         self._counts = dict.fromkeys((*MACHINE_METRICS, "loaded_bytes"), 0.0)
         if task.matches is not None:
-            name = task.matches.name(task.prefix, f"{machine:05d}", ".parquet")
-            self._writer = MatchWriter(task.matches, name, task.number, task.output)
-        self._preload(task.arrivals.get(machine, ()))
+            self._writer = MatchWriter(task.matches, task.prefix, machine, task.number, task.output)
+        arrived = task.arrivals.get(machine, ())
+        if arrived:
+            self._preload([p for p in task.plan.partitions if p.partition_id in arrived])
 
-    def _preload(self, partitions: Sequence[int]) -> None:
-        """Read the queries of partitions that the machine was given, and measure it."""
-        if not partitions:
-            return
-        task, started = self._task, time.process_time()
-        bounds = [
-            bounds_of(p, task.space) for p in task.plan.partitions if p.partition_id in partitions
-        ]
+    def _preload(self, partitions: Iterable[Partition]) -> None:
+        """Read the queries of partitions that are new to the machine, and measure it."""
+        started = time.process_time()
+        bounds = [bounds_of(partition, self._task.space) for partition in partitions]
         self._counts["loaded_bytes"] = preload(self._index, np.asarray(bounds))
         self._counts["load_s"] = time.process_time() - started
 
@@ -165,7 +148,7 @@ class MatchingWork:
         for pairs in self._index.match(block):
             yield PAIRS, PairChunk(pairs, block)
             if pairs.segment.outputs is not None:
-                # Queries that request a window result have no single matches.
+                # Standing queries have window results instead of matches.
                 single = pairs.segment.outputs[pairs.slots] < 0
                 pairs = replace(pairs, slots=pairs.slots[single], rows=pairs.rows[single])
             self._counts["matches"] += pairs.slots.size
@@ -173,37 +156,19 @@ class MatchingWork:
                 self._writer.add(pairs, block)
 
     def finish(self, marks: None) -> Iterator[Output]:
-        """Match what is left, and close the file."""
+        """Match the points that are left."""
         if self._waiting:
             yield from self._match_gathered()
-        self._counts["checks"] = self._index.checks
-        if self._writer is not None:
-            self._file = self._writer.close()
 
     def report(self) -> Report:
         """Report the file of matches."""
-        return Report(self._file, self._counts)
+        self._counts["checks"] = self._index.checks
+        return Report(None if self._writer is None else self._writer.close(), self._counts)
 
 
 @dataclass
 class MatchingStage(Stage):
-    """Matches points with the live queries.
-
-    Parameters
-    ----------
-    queries
-        The live queries.
-    points, space
-        Which columns points have, and where they are.
-    query_id_type
-        Type of query identifiers.
-    segments
-        Where the files of the queries are.
-    matches
-        Where matches are staged; None only counts them.
-    table
-        The plans.
-    """
+    """Matches points with the live queries."""
 
     name = "matching"
     inputs = (POINTS,)
@@ -215,8 +180,8 @@ class MatchingStage(Stage):
     points: PointSchema
     space: Space
     query_id_type: pa.DataType
-    segments: Files
-    matches: Files | None
+    segments: Files  # of the queries
+    matches: Files | None  # where matches are staged; None only counts them
     table: SpatialTable
     _read: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -252,13 +217,18 @@ class MatchingStage(Stage):
         )
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
-        """Add up matches; machines of a replicated plan without work count as idle."""
+        """Add up matches; machines of a replicated plan without work count as idle.
+
+        A machine's busy time is that of all stages in its task.
+        """
         mine = {report.machine: report for report in reports[self.name]}
         busy = task_seconds(reports, self.name)
-        machines = [
-            _machine(number, mine.get(number), busy.get(number, 0.0))
-            for number in range(batch.routings[SPACE].machines)
-        ]
+        machines = []
+        for number in range(batch.routings[SPACE].machines):
+            counts = mine[number].counts if number in mine else {}
+            row = {name: int(counts.get(name, 0)) for name in ("points", "checks", "matches")}
+            times = {"busy_s": busy.get(number, 0.0), "load_s": counts.get("load_s", 0.0)}
+            machines.append({"machine": number, **row, **times})
         metrics: dict[str, Any] = {
             name: sum(row[name] for row in machines) for name in MACHINE_METRICS
         }
@@ -266,10 +236,3 @@ class MatchingStage(Stage):
         metrics["machines"] = machines
         files = [Staged(r.value, r.machine) for r in mine.values() if r.value is not None]
         return Outcome({"matches": files}, metrics=metrics)
-
-
-def _machine(number: int, report: Report | None, busy_s: float) -> dict[str, Any]:
-    """Return one machine's metrics; busy time is that of all stages in its task."""
-    counts = {} if report is None else report.counts
-    numbers = {name: int(counts.get(name, 0)) for name in ("points", "checks", "matches")}
-    return {"machine": number, **numbers, "busy_s": busy_s, "load_s": counts.get("load_s", 0.0)}

@@ -1,16 +1,16 @@
 """Files of points, read and put in event order.
 
-A Parquet file whose rows are in event order is replayed as it is. Anything else (several files
-that overlap in time, rows out of order, CSV, JSON lines) is read once, sorted and kept as Parquet
-in the state directory. Lines that cannot be read keep their text and become dead letters.
+A Parquet file whose rows are in event order is replayed as it is. Anything else (files that overlap
+in time, rows out of order, CSV, JSON lines) is read once, sorted and stored as Parquet in the state
+directory. Lines that cannot be parsed keep their text and become dead letters.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +37,7 @@ SUFFIXES = {
 STAGED_GROUP_ROWS = 1 << 17
 
 
-@dataclass(frozen=True, slots=True)
-class PointFile:
+class PointFile(NamedTuple):
     """A Parquet file in event order; ``first`` is the number of its first row in the source."""
 
     path: str
@@ -47,30 +46,26 @@ class PointFile:
 
 
 def find_files(path: str, form: str) -> list[Path]:
-    """Point files at a path, in name order: a file, or the files of a folder."""
+    """Return the point files at a path, in name order: a file, or the files of a folder."""
     # Workers may have another working directory than the driver.
     root = Path(path).absolute()
-    if root.is_dir():
-        found = sorted(
-            p for p in root.iterdir() if p.is_file() and not p.name.startswith(("_", "."))
-        )
-        found = [p for p in found if form != "auto" or p.suffix.lower() in SUFFIXES]
-    elif root.exists():
-        found = [root]
-    else:
+    if not root.exists():
         raise SourceError(f"no points at {path}: there is no such file or folder")
-    return found
+    if not root.is_dir():
+        return [root]
+    found = sorted(p for p in root.iterdir() if p.is_file() and not p.name.startswith(("_", ".")))
+    return [p for p in found if form != "auto" or p.suffix.lower() in SUFFIXES]
 
 
 def file_format(path: Path, form: str) -> str:
-    """Format of a file, by what was asked for or by its name."""
+    """Return the format of a file, as configured or by its suffix."""
     if form != "auto":
         return form
     try:
         return SUFFIXES[path.suffix.lower()]
     except KeyError:
         known = " ".join(SUFFIXES)
-        raise SourceError(f"{path}: unknown ending, takes {known} or points.format") from None
+        raise SourceError(f"{path}: unknown suffix, use {known} or set points.format") from None
 
 
 def read_csv(path: Path) -> pa.Table:
@@ -107,7 +102,7 @@ def read_table(path: Path, form: str) -> pa.Table:
 
 
 def read_requests(path: Path) -> pa.Table:
-    """Read a file of requests, in the order of ``seq`` where it has that."""
+    """Read a file of requests, in the order of its ``seq`` column if it has one."""
     table = read_table(path, "auto")
     names = ["malformed" if name == MALFORMED else name for name in table.column_names]
     table = table.rename_columns(names)
@@ -118,7 +113,7 @@ def read_requests(path: Path) -> pa.Table:
 
 
 def event_times(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Event times and which rows have one."""
+    """Return event times, and which rows have one."""
     if name not in table.column_names:
         return np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, bool)
     column = table[name]
@@ -128,36 +123,25 @@ def event_times(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[
 
 
 def stored_times(path: str, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Event times of a Parquet file."""
+    """Return the event times of a Parquet file, and which rows have one."""
     file = pq.ParquetFile(path, memory_map=True)
-    there = [name] if name in file.schema_arrow.names else []
-    if not there:
+    if name not in file.schema_arrow.names:
         rows = file.metadata.num_rows
         return np.zeros(rows, np.int64), np.zeros(rows, bool)
-    return event_times(file.read(columns=there), name)
+    return event_times(file.read(columns=[name]), name)
 
 
 def arrange(
     paths: Sequence[Path], form: str, time: str, first: int, staged: Path
 ) -> list[PointFile]:
-    """Put a set of files in event order, as they are where that is possible.
+    """Put new files in event order, as they are if possible, else sorted into a copy.
 
-    Parameters
-    ----------
-    paths
-        New files, in name order; rows are numbered in this order.
-    form
-        Format, or ``auto``.
-    time
-        Name of the time column.
-    first
-        Number of the first row.
-    staged
-        Where to write the sorted copy, if one is needed.
+    Rows are numbered in the order of ``paths``, beginning with ``first``; ``staged`` is the path of
+    the copy.
     """
-    direct = _direct(paths, form, time, first)
-    if direct is not None:
-        return direct
+    in_order = _in_order(paths, form, time, first)
+    if in_order is not None:
+        return in_order
     tables = []
     at = first
     for path in paths:
@@ -168,7 +152,7 @@ def arrange(
     try:
         whole = pa.concat_tables(_alike(tables), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SourceError(f"the files of points have columns that do not fit: {error}") from error
+        raise SourceError(f"the point files have columns of different types: {error}") from error
     values, there = event_times(whole, time)
     order = np.lexsort((values, ~there))
     private_folder(staged.parent)
@@ -181,7 +165,7 @@ def arrange(
 
 
 def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Make columns that are text in some files text in all: values are judged row by row."""
+    """Convert columns that are text in some files to text in all: values are checked row by row."""
     text = {f.name for table in tables for f in table.schema if pa.types.is_string(f.type)}
     alike = []
     for table in tables:
@@ -193,25 +177,22 @@ def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
     return alike
 
 
-def _direct(paths: Sequence[Path], form: str, time: str, first: int) -> list[PointFile] | None:
-    """Order the files by time, or None where they must be sorted row by row."""
+def _in_order(paths: Sequence[Path], form: str, time: str, first: int) -> list[PointFile] | None:
+    """Order the files by time; None if they must be sorted row by row."""
     spans: list[tuple[int, int, PointFile]] = []
-    at = first
     for path in paths:
         if file_format(path, form) != "parquet":
             return None
         try:
-            rows = pq.read_metadata(path).num_rows
             values, there = stored_times(str(path), time)
         except (pa.ArrowInvalid, OSError) as error:
             raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
         known = values[there]
         if known.size and bool(np.any(np.diff(known) < 0)):
             return None
-        file = PointFile(str(path), rows, at)
-        at += rows
         low, high = (int(known[0]), int(known[-1])) if known.size else (0, 0)
-        spans.append((low, high, file))
+        spans.append((low, high, PointFile(str(path), values.size, first)))
+        first += values.size
     schemas = {pq.read_schema(path).remove_metadata() for path in paths}
     spans.sort(key=lambda span: span[:2])
     overlap = any(b[0] < a[1] for a, b in itertools.pairwise(spans))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from roost.model.records import DeadLetter
 from roost.model.schemas import PointBlock
 from roost.model.space import Space
 from roost.stages.contract import (
@@ -21,8 +22,10 @@ from roost.stages.contract import (
     Reports,
     Stage,
     Staged,
+    Task,
+    Work,
 )
-from roost.stages.decode import MALFORMED, ROW, DeadRow, PointSchema, decode
+from roost.stages.decode import MALFORMED, ROW, PointSchema, decode
 from roost.stages.json_lines import read_json_messages
 from roost.stages.slices import Slice, pieces
 from roost.stages.writers import write_dead
@@ -36,43 +39,44 @@ TIMES_SAMPLED = 1 << 10  # of a block, for the median event time
 
 
 @dataclass(frozen=True)
-class ReadingTask:
-    """How the machines of a batch read.
-
-    Parameters
-    ----------
-    prefix, number
-        Of the batch.
-    points, space
-        Which columns are what, and where points may be.
-    attributes
-        Attributes that some stage reads.
-    late_before
-        Event time; older points are too late. None accepts all.
-    json_column
-        Column that holds each point as JSON text, as in a Kafka message; None reads the columns.
-    dead
-        Where dead-letter records go.
-    """
+class ReadingTask(Task):
+    """How the machines of a batch read."""
 
     prefix: str
     number: int
     points: PointSchema
     space: Space
-    attributes: tuple[str, ...]
-    late_before: int | None
-    json_column: str | None
+    attributes: tuple[str, ...]  # that some stage reads
+    late_before: int | None  # event time; older points are too late; None accepts all
+    json_column: str | None  # holds each point as JSON text, as in a Kafka message
     dead: Files
 
     def build(self, machine: int, cache: WorkerCache) -> ReadingWork:
         """Build one machine's work."""
         return ReadingWork(self, machine, cache)
 
-    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """Ignore marks."""
+
+@dataclass(frozen=True, slots=True)
+class ReadTimes:
+    """Oldest, median and newest event time of the valid points; None without any.
+
+    The median is that of a sample: at most ``TIMES_SAMPLED`` times of each block, evenly spaced.
+    """
+
+    oldest: int | None = None
+    median: int | None = None
+    newest: int | None = None
 
 
-class ReadingWork:
+@dataclass(frozen=True, slots=True)
+class ReadingValue:
+    """Files of rejected rows, and event times of the others."""
+
+    dead: tuple[str, ...]
+    times: ReadTimes
+
+
+class ReadingWork(Work):
     """Reads one machine's share of a batch."""
 
     def __init__(self, task: ReadingTask, machine: int, cache: WorkerCache) -> None:
@@ -80,10 +84,9 @@ class ReadingWork:
         self._machine = machine
         self._cache = cache
         self._rows = 0
-        self._dead: list[DeadRow] = []
-        self._times: list[NDArray[np.int64]] = []
-        self._oldest: int | None = None
-        self._newest: int | None = None
+        self._dead: list[DeadLetter] = []
+        self._limits: list[int] = []  # oldest and newest time of each block
+        self._sampled: list[NDArray[np.int64]] = []
 
     def process(self, port: str, block: Any) -> Iterator[Output]:
         """Read a group of slices, or a record batch of a DataFrame."""
@@ -99,7 +102,7 @@ class ReadingWork:
 
     def _read(self, slices: Iterable[Slice]) -> Iterator[pa.Table]:
         points = self._task.points
-        # The row's number costs next to nothing, and a rejected row cannot be traced without it.
+        # The row number costs next to nothing, and a rejected row cannot be traced without it.
         own = [points.x, points.y, points.time, points.point_id or ROW, ROW]
         columns = list(dict.fromkeys([*own, *self._task.attributes, MALFORMED]))
         for item in slices:
@@ -120,58 +123,28 @@ class ReadingWork:
         return read_json_messages(batch.column(task.json_column).to_pylist(), exact)
 
     def _note_times(self, block: PointBlock) -> None:
-        oldest, newest = int(block.time.min()), int(block.time.max())
-        self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
-        self._newest = newest if self._newest is None else max(self._newest, newest)
-        # To sort all times would take as long as to match some points.
-        self._times.append(block.time[:: -(-block.size // TIMES_SAMPLED)])
-
-    def finish(self, marks: None) -> Iterable[Output]:
-        """Nothing is left to emit."""
-        return ()
+        self._limits += [int(block.time.min()), int(block.time.max())]
+        # An exact median takes 0.5 ms of an ordered block and 3 ms of a shuffled one, this 0.1 ms.
+        self._sampled.append(block.time[:: -(-block.size // TIMES_SAMPLED)])
 
     def report(self) -> Report:
         """Write the rejected rows; report them, and the range of event times."""
         task = self._task
         label = f"r{self._machine:05d}"
         dead = write_dead(task.dead, task.prefix, task.number, "point", self._dead, label)
-        middle = int(np.median(np.concatenate(self._times))) if self._times else None
-        value = ReadingValue(dead, self._oldest, middle, self._newest)
-        return Report(value, {"rows": self._rows, "dead": len(self._dead)})
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingValue:
-    """Files of rejected rows, and event times of the others; the median is that of a sample."""
-
-    dead: tuple[str, ...]
-    time_min: int | None
-    time_median: int | None
-    time_max: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadTimes:
-    """Oldest and newest event time of a batch; None where it has no valid point."""
-
-    oldest: int | None
-    newest: int | None
+        times = ReadTimes()
+        if self._limits:
+            median = int(np.median(np.concatenate(self._sampled)))
+            times = ReadTimes(min(self._limits), median, max(self._limits))
+        counts = {"rows": self._rows, "dead": len(self._dead)}
+        return Report(ReadingValue(dead, times), counts)
 
 
 @dataclass
 class ReadingStage(Stage):
-    """Reads the source of the run.
+    """Reads the source of the run, and publishes the dead letters of the batch.
 
-    Parameters
-    ----------
-    points, space
-        Which columns are what, and where points may be.
-    dead
-        Where dead-letter records are staged.
-    watermark
-        Event time before which points are too late, given the newest one of earlier batches.
-    json_column
-        Column that holds points as JSON text.
+    Its result is the batch's oldest and newest event time.
     """
 
     name = "reading"
@@ -180,9 +153,10 @@ class ReadingStage(Stage):
 
     points: PointSchema
     space: Space
-    dead: Files
+    dead: Files  # where dead letters are staged
+    # Event time before which points are too late, given the newest one of earlier batches.
     watermark: Callable[[int | None], int | None] = lambda reached: None
-    json_column: str | None = None
+    json_column: str | None = None  # holds each point as JSON text
 
     def prepare(self, batch: Batch) -> ReadingTask:
         """Return the task of a batch."""
@@ -198,17 +172,22 @@ class ReadingStage(Stage):
         )
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
-        """Add up what was read."""
+        """Add up what was read; write the requests that log replay refused."""
         mine = reports[self.name]
-        values: list[ReadingValue] = [report.value for report in mine]
-        oldest = min((v.time_min for v in values if v.time_min is not None), default=None)
-        newest = max((v.time_max for v in values if v.time_max is not None), default=None)
+        refused = write_dead(
+            self.dead, batch.prefix, batch.number, "request", batch.refused, "requests"
+        )
+        names = [name for report in mine for name in report.value.dead]
+        times: list[ReadTimes] = [report.value.times for report in mine]
+        oldest = min((t.oldest for t in times if t.oldest is not None), default=None)
+        newest = max((t.newest for t in times if t.newest is not None), default=None)
         return Outcome(
-            {"dead": [Staged(name) for value in values for name in value.dead]},
+            {"dead": [Staged(name) for name in [*names, *refused]]},
             metrics={
                 "rows": sum(int(report.counts["rows"]) for report in mine),
                 "dead_points": sum(int(report.counts["dead"]) for report in mine),
+                "dead_requests": len(batch.refused),
                 "time_max": newest,
             },
-            result=ReadTimes(oldest, newest),
+            result=ReadTimes(oldest, None, newest),
         )

@@ -16,17 +16,13 @@ from roost.kernel.cells import locate_cells
 from roost.kernel.ids import hash_ids
 from roost.model.schemas import PointBlock
 from roost.model.space import Space
-from roost.stages.contract import (
-    Routing,
-)
+from roost.stages.contract import Routing
 from roost.stages.decode import pack_columns, pack_rows, take_rows
 from roost.storage.cache import WorkerCache
 from roost.storage.store import View
 
-SPACE = "space"
-"""Name of the routing."""
-PLANS = "plans"
-"""Table with its epochs."""
+SPACE = "space"  # name of the routing
+PLANS = "plans"  # table with its epochs
 
 
 class Packed(NamedTuple):
@@ -55,15 +51,7 @@ def spatial(routings: Mapping[str, Routing]) -> SpatialRouting:
 
 @dataclass(frozen=True)
 class SpatialRouting:
-    """Routes points by cell.
-
-    Parameters
-    ----------
-    plan
-        Cell to partition to machine.
-    space
-        Where the cells are.
-    """
+    """Routes points by cell: cell to partition to machine."""
 
     plan: Plan
     space: Space
@@ -90,13 +78,7 @@ class SpatialRouting:
         return arrivals(before.plan, self.plan)
 
     def apply(self, changes: Sequence[Change]) -> SpatialRouting:
-        """Return the routing of the next epoch.
-
-        Raises
-        ------
-        ValueError
-            If a change is impossible under this plan.
-        """
+        """Return the routing of the next epoch; ValueError if the plan does not allow a change."""
         plan = apply_changes(self.plan, changes)
         plan.check_invariants()
         return replace(self, plan=plan)
@@ -118,17 +100,7 @@ class SpatialRouting:
 
 
 class SpatialTable:
-    """The plans of a state directory, by epoch.
-
-    Parameters
-    ----------
-    view
-        Where plans are recorded.
-    space
-        Where their cells are.
-    epoch
-        Epoch of the batches to come.
-    """
+    """The plans of a state directory, by epoch; ``epoch`` is that of the batches to come."""
 
     name = SPACE
 
@@ -144,7 +116,7 @@ class SpatialTable:
             body = self._view.get(PLANS, epoch)
             if body is None:
                 raise StateError(f"the state has no plan of epoch {epoch}")
-            # A batch requests its own plan and the one before.
+            # A batch uses its own plan and the one before.
             kept = {number: self._known[number] for number in sorted(self._known)[-1:]}
             self._known = {**kept, epoch: SpatialRouting(Plan.from_json(body), self._space)}
         return self._known[epoch]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pyarrow as pa
 
 from roost.errors import ConfigError
+from roost.model.columns import VIEWS
 from roost.model.schemas import TIMESTAMP, id_type_of, time_type_of
 from roost.model.settings import RunConfig
 from roost.model.space import Coordinates, Rect, Space
@@ -18,35 +17,23 @@ X_NAMES = ("lon", "x", "longitude", "lng")
 Y_NAMES = ("lat", "y", "latitude")
 LONLAT_NAMES = ("lon", "longitude", "lng")
 WORLD = Rect(-180.0, -90.0, 180.0, 90.0)
-# The share of points inside the bounds that are guessed from a sample: outliers would stretch
-# the cells, and the edge cells reach out to them anyway.
-CORE_SHARE = (0.001, 0.999)
+# Quantiles of a sample that become the bounds: outliers would widen the cells, and the edge cells
+# extend to them.
+BOUND_QUANTILES = (0.001, 0.999)
 
 
-def _find(names: list[str], asked: str | None, usual: tuple[str, ...], key: str) -> str:
-    if asked is not None:
-        if asked not in names:
-            raise ConfigError(key, asked, f"a column of the points: {', '.join(names)}")
-        return asked
-    for name in usual:
-        if name in names:
-            return name
-    takes = f"the name of a column, since none of {', '.join(usual)} is there"
-    raise ConfigError(key, None, takes)
+def _find(names: list[str], given: str | None, usual: tuple[str, ...], key: str) -> str:
+    if given is not None and given not in names:
+        raise ConfigError(key, given, f"a column of the points: {', '.join(names)}")
+    found = next((name for name in (given, *usual) if name in names), None)
+    if found is None:
+        takes = f"the name of a column, since the points have none of {', '.join(usual)}"
+        raise ConfigError(key, None, takes)
+    return found
 
 
 def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> PointSchema:
-    """Find the columns of a source.
-
-    Parameters
-    ----------
-    schema
-        Columns that the source has.
-    config
-        Names that were asked for.
-    numbered
-        Whether the source can number its rows, for points without identifiers.
-    """
+    """Find the columns of a source; ``numbered`` sources need no identifiers."""
     own = [field for field in schema if field.name not in (ROW, MALFORMED)]
     names = [field.name for field in own]
     x = _find(names, config.points.x, X_NAMES, "points.x")
@@ -55,10 +42,9 @@ def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> Poi
     point_id = config.points.id or ("id" if "id" in names else None)
     if point_id is None and not numbered:
         raise ConfigError("points.id", None, "the name of a column with identifiers")
-    if point_id is not None:
-        _find(names, point_id, (), "points.id")
     id_type = pa.int64()
     if point_id is not None:
+        _find(names, point_id, (), "points.id")
         id_type = id_type_of(schema.field(point_id).type, "points.id")
     return PointSchema(
         x=x,
@@ -67,29 +53,26 @@ def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> Poi
         point_id=point_id,
         id_type=id_type,
         time_type=time_type_of(schema.field(time).type, "points.time"),
-        attributes=pa.schema([field.with_type(_plain_type(field.type)) for field in own]),
+        attributes=pa.schema([field.with_type(_decoded_type(field.type)) for field in own]),
     )
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Type that a column is decoded to: categories and views only save room in their files."""
+def _decoded_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is decoded to: dictionaries and views only save space."""
     if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if kind == pa.string_view():
-        return pa.string()
-    return pa.binary() if kind == pa.binary_view() else kind
+        return _decoded_type(kind.value_type)
+    return VIEWS.get(kind, kind)
 
 
 def message_schema(config: RunConfig) -> pa.Schema:
-    """Columns of points that come as JSON messages: the declared attributes and the usual four."""
-    declared: Mapping[str, str] = config.points.attributes
+    """Return the columns of JSON messages: coordinates, time, identifier, declared attributes."""
     fields: dict[str, pa.DataType] = {
         config.points.x or "lon": pa.float64(),
         config.points.y or "lat": pa.float64(),
         config.points.time: TIMESTAMP,
         config.points.id or "id": pa.string(),
     }
-    for name, text in declared.items():
+    for name, text in config.points.attributes.items():
         try:
             fields[name] = pa.type_for_alias(text)
         except ValueError:
@@ -99,18 +82,20 @@ def message_schema(config: RunConfig) -> pa.Schema:
 
 
 def space_for(config: RunConfig, points: PointSchema, sample: pa.Table | None) -> Space:
-    """Space of a run: as configured, else guessed from a sample."""
+    """Return the space of a run: as configured, else estimated from a sample."""
     coordinates = config.space.coordinates
     if coordinates is None:
         lonlat = points.x in LONLAT_NAMES
         coordinates = Coordinates.LONLAT if lonlat else Coordinates.PLANE
     bounds = config.space.bounds
     if bounds is None:
-        bounds = _guess_bounds(points, sample, coordinates)
+        bounds = _estimated_bounds(points, sample, coordinates)
     return Space(bounds, *config.space.grid, coordinates, config.space.outside)
 
 
-def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coordinates) -> Rect:
+def _estimated_bounds(
+    points: PointSchema, sample: pa.Table | None, coordinates: Coordinates
+) -> Rect:
     if sample is None or sample.num_rows == 0:
         if coordinates is Coordinates.LONLAT:
             return WORLD
@@ -125,7 +110,7 @@ def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coo
         numbers = numbers[np.isfinite(numbers)]
         if coordinates is Coordinates.LONLAT:
             numbers = numbers[np.abs(numbers) <= 540.0]
-        low, high = np.quantile(numbers, CORE_SHARE) if numbers.size else (0.0, 1.0)
+        low, high = np.quantile(numbers, BOUND_QUANTILES) if numbers.size else (0.0, 1.0)
         if not low < high:
             low, high = low - 0.5, high + 0.5
         edges.append((float(low), float(high)))
@@ -134,12 +119,12 @@ def _guess_bounds(points: PointSchema, sample: pa.Table | None, coordinates: Coo
 
 
 def time_unit(points: PointSchema) -> int:
-    """Event time of a second, or 1 where times are plain numbers."""
+    """Return the length of a second in event time; 1 if event times are integers."""
     return 1_000_000 if points.time_type == TIMESTAMP else 1
 
 
 def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
-    """Attributes that the window keeps: the usual four and those that were named, or all."""
+    """Return the attributes of the window: coordinates, time, identifier and those configured."""
     known = points.attributes
     if config.window.attributes is None:
         return known
@@ -152,7 +137,7 @@ def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
 
 
 def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
-    """Attributes that are coordinates, times or identifiers just as the window has them anyway."""
+    """Return the attributes that equal a column that every window segment has."""
     moment = points.time_type == TIMESTAMP
     own = [
         (points.x, pa.float64(), Alias.X),

@@ -1,4 +1,4 @@
-"""Slices: what a task reads. A few words that say which rows, turned into columns by the worker.
+"""Slices: descriptions of rows that a worker turns into columns.
 
 A batch of Roost's own sources travels to the executors as slices, not as rows: the rows go from
 the file straight into the worker's columns and never pass through the JVM.
@@ -6,9 +6,10 @@ the file straight into the worker's columns and never pass through the JVM.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -21,46 +22,40 @@ from roost.stages.generators import PointGenerator
 from roost.storage.cache import WorkerCache
 
 
-class Slice(Protocol):
-    """Rows that any process can read, as often as needed, always the same."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-
-    def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
-        """Read the rows; columns that do not exist are left out."""
-
-
-def _open(path: str, cache: WorkerCache) -> tuple[pq.ParquetFile, tuple[int, ...]]:
-    """Open a file; returns it with the numbers of the first rows of its row groups."""
-
-    def build() -> tuple[pq.ParquetFile, tuple[int, ...]]:
-        file = pq.ParquetFile(path, memory_map=True)
-        meta = file.metadata
-        sizes = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
-        return file, tuple(np.concatenate([[0], np.cumsum(sizes)]).tolist())
-
-    return cache.get("parquet", path, build)
-
-
 @dataclass(frozen=True, slots=True)
-class ParquetSlice:
-    """Rows ``start:stop`` of a Parquet file whose first row is ``first`` of the whole source."""
+class Slice:
+    """Rows ``start:stop`` that any process can read, as often as needed, always the same."""
 
-    path: str
     start: int
     stop: int
-    first: int
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return self.stop - self.start
 
+    @abstractmethod
+    def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
+        """Read the rows; columns that do not exist are left out."""
+
+
+def _open(path: str) -> tuple[pq.ParquetFile, tuple[int, ...]]:
+    """Open a file; returns it with the borders of its row groups."""
+    file = pq.ParquetFile(path, memory_map=True)
+    sizes = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
+    return file, (0, *accumulate(sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSlice(Slice):
+    """Rows of a Parquet file whose first row is number ``first`` of the source."""
+
+    path: str
+    first: int
+
     def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
         """Read the rows, with their numbers in the source if requested."""
-        file, starts = _open(self.path, cache)
+        file, starts = cache.get("parquet", self.path, lambda: _open(self.path))
         if self.stop > starts[-1]:
             raise SourceError(
                 f"{self.path} has only {starts[-1]} rows instead of at least {self.stop}: "
@@ -84,18 +79,11 @@ class ParquetSlice:
         return table
 
 
-@dataclass(frozen=True)
-class GeneratedSlice:
-    """Rows ``start:stop`` of a generator."""
+@dataclass(frozen=True, slots=True)
+class GeneratedSlice(Slice):
+    """Rows of a generator."""
 
     generator: PointGenerator
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return self.stop - self.start
 
     def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
         """Generate the rows."""
@@ -103,21 +91,19 @@ class GeneratedSlice:
         return table.select([name for name in table.column_names if name in columns])
 
 
-def pieces(item: Slice, rows: int) -> Iterator[ParquetSlice | GeneratedSlice]:
-    """Divide a slice into parts of at most so many rows, to be read one after the other."""
-    assert isinstance(item, ParquetSlice | GeneratedSlice)
+def pieces(item: Slice, rows: int) -> Iterator[Slice]:
+    """Divide a slice into slices of at most ``rows`` rows."""
     for start in range(item.start, item.stop, rows):
         yield replace(item, start=start, stop=min(start + rows, item.stop))
 
 
-def cut(slices: Sequence[Slice], parts: int) -> list[list[ParquetSlice | GeneratedSlice]]:
+def cut(slices: Sequence[Slice], parts: int) -> list[list[Slice]]:
     """Divide slices into groups of nearly equal numbers of rows, in order."""
     total = sum(item.rows for item in slices)
     borders = [total * k // parts for k in range(parts + 1)]
-    groups: list[list[ParquetSlice | GeneratedSlice]] = [[] for _ in range(parts)]
+    groups: list[list[Slice]] = [[] for _ in range(parts)]
     at = 0
     for item in slices:
-        assert isinstance(item, ParquetSlice | GeneratedSlice)
         for k in range(parts):
             low, high = max(borders[k], at), min(borders[k + 1], at + item.rows)
             if low < high:

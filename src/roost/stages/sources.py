@@ -1,13 +1,13 @@
-"""Roost's own sources: which rows come next, and where to go on after a restart.
+"""Roost's own sources: which rows come next, and where to continue after a restart.
 
-A source is asked for the next slices after an offset and never remembers anything that matters:
-the offset of a batch is part of its intent. Offsets count rows of the source in replay order.
+A source returns the slices after an offset and has no state that a restart would lose: the offset
+of a batch is part of its intent. Offsets count rows of the source in replay order.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, SourceError
+from roost.model.schemas import TIMESTAMP
 from roost.stages.generators import Hotspot, PointGenerator, load_places
 from roost.stages.point_files import PointFile, arrange, find_files, stored_times
-from roost.stages.slices import GeneratedSlice, ParquetSlice
+from roost.stages.slices import GeneratedSlice, ParquetSlice, Slice
 from roost.storage.cache import WorkerCache
 from roost.storage.inputs import add_inputs, point_files, seen_inputs
 from roost.storage.store import Store
 
-AnySlice = ParquetSlice | GeneratedSlice
 Clock = Callable[[], float]
 SAMPLE_ROWS = 400_000
 
@@ -33,91 +33,68 @@ SAMPLE_ROWS = 400_000
 class Source(Protocol):
     """Where points come from."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the source."""
+    schema: pa.Schema
+    grows: bool = False  # whether more rows may come after the end
 
-    @property
-    def grows(self) -> bool:
-        """Whether more rows may come after the end."""
+    def take(self, offset: int, limit: int) -> Sequence[Slice]:
+        """Return the rows after an offset that are due by now, at most ``limit``."""
 
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset that are there by now, at most ``limit``."""
-
-    def again(self, start: int, stop: int) -> list[AnySlice]:
-        """Rows that were taken before, for a batch that runs again."""
+    def again(self, start: int, stop: int) -> Sequence[Slice]:
+        """Return rows that were read before, for a batch that runs again."""
 
     def sample(self, columns: list[str]) -> pa.Table:
-        """First rows, to learn bounds and costs from."""
+        """Return the first rows, to learn bounds and costs from."""
 
     def poll(self) -> bool:
-        """Look for more input; whether there was any."""
-
-    def ended(self, offset: int) -> bool:
-        """Whether no row will ever come after an offset, for what is known so far."""
+        """Look for more input; returns whether there was any."""
+        return False
 
     def total(self) -> int | None:
-        """Rows known to come, for the progress bar."""
+        """Return the number of rows known; None if there is no end."""
+
+    def ended(self, offset: int) -> bool:
+        """Return whether no row follows an offset, as far as is known."""
+        total = self.total()
+        return total is not None and offset >= total
 
 
 @dataclass
 class _Pace:
-    """Event time against the clock: how far a replay may have come."""
+    """How far a paced source may have come: an event time or a row that moves with the clock."""
 
-    speed: float
+    per_s: float
     clock: Clock
     started: tuple[float, int] | None = None
 
-    def horizon(self, next_time: int, units_per_s: float) -> float:
+    def horizon(self, following: int) -> float:
         if self.started is None:
-            self.started = (self.clock(), next_time)
-        wall, event = self.started
-        return event + (self.clock() - wall) * self.speed * units_per_s
+            self.started = (self.clock(), following)
+        wall, first = self.started
+        return first + (self.clock() - wall) * self.per_s
 
 
-class FileSource:
-    """Files replayed in event order.
+class FileSource(Source):
+    """A file, or the files of a folder that may grow, replayed in event order.
 
-    Parameters
-    ----------
-    path
-        A file, or a folder that may grow.
-    form
-        Format, or ``auto``.
-    time
-        Name of the time column.
-    store
-        Remembers the order of the files.
-    speed
-        Event seconds per second; None is as fast as possible.
-    clock
-        Seconds, for the speed.
+    The store has the order of the files. ``speed`` is in event seconds per second of the clock;
+    None is as fast as possible.
     """
 
     def __init__(
-        self,
-        path: str,
-        form: str,
-        time: str,
-        store: Store,
-        speed: float | None,
-        clock: Clock,
+        self, path: str, form: str, time: str, store: Store, speed: float | None, clock: Clock
     ) -> None:
         self._path, self._form, self._time = path, form, time
         self.grows = Path(path).is_dir()
         self._store = store
-        self._pace = None if speed is None else _Pace(speed, clock)
         self._times: tuple[str, NDArray[np.int64]] | None = None
         self._files = [PointFile(*row) for row in point_files(store)]
         self.poll()
         if not self._files:
-            raise SourceError(f"no points at {path}: the folder has no file that could be read")
-        self._schema = pq.read_schema(self._files[0].path).remove_metadata()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the source."""
-        return self._schema
+            raise SourceError(f"no points at {path}: the folder has no file of a known format")
+        self.schema = pq.read_schema(self._files[0].path).remove_metadata()
+        times = self.schema.field(time).type if time in self.schema.names else TIMESTAMP
+        unit = 1.0 if pa.types.is_integer(times) else 1e6
+        self._pace = None if speed is None else _Pace(speed * unit, clock)
 
     def poll(self) -> bool:
         """Look for files that were not there before."""
@@ -125,145 +102,99 @@ class FileSource:
         new = [path for path in find_files(self._path, self._form) if str(path) not in seen]
         if not new:
             return False
-        first = sum(file.rows for file in self._files)
         staged = self._store.folder / "staged" / f"points-{len(self._files):06d}.parquet"
-        files = arrange(new, self._form, self._time, first, staged)
-        rows = [(file.path, file.rows, file.first) for file in files]
-        add_inputs(self._store, rows, [str(path) for path in new])
+        files = arrange(new, self._form, self._time, self.total(), staged)
+        add_inputs(self._store, list(files), [str(path) for path in new])
         self._files += files
         return True
 
     def total(self) -> int:
-        """Rows known to come."""
+        """Return the number of rows of all known files."""
         return sum(file.rows for file in self._files)
 
-    def ended(self, offset: int) -> bool:
-        """Whether all known files are read."""
-        return offset >= self.total()
+    def take(self, offset: int, limit: int) -> list[ParquetSlice]:
+        """Return the rows after an offset that are due by now, at most ``limit``."""
+        return self._slices(offset, limit, self._pace)
 
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset that are due by now."""
-        slices: list[AnySlice] = []
+    def again(self, start: int, stop: int) -> list[ParquetSlice]:
+        """Return rows that were read before, due or not."""
+        return self._slices(start, stop - start, None)
+
+    def _slices(self, offset: int, limit: int, pace: _Pace | None) -> list[ParquetSlice]:
+        slices: list[ParquetSlice] = []
         at = 0
         for file in self._files:
             start = max(offset - at, 0)
             at += file.rows
             if start >= file.rows:
                 continue
-            stop = self._due(file, start, min(file.rows, start + limit))
+            stop = min(file.rows, start + limit)
+            if pace is not None:
+                stop = self._due(file, start, stop, pace)
             if stop > start:
-                slices.append(ParquetSlice(file.path, start, stop, file.first))
+                slices.append(ParquetSlice(start, stop, file.path, file.first))
                 limit -= stop - start
             if limit <= 0 or stop < file.rows:
                 break
         return slices
 
-    def _due(self, file: PointFile, start: int, stop: int) -> int:
-        if self._pace is None:
-            return stop
+    def _due(self, file: PointFile, start: int, stop: int, pace: _Pace) -> int:
         if self._times is None or self._times[0] != file.path:
             self._times = (file.path, _due_times(file.path, self._time))
         times = self._times[1]
         if not times.size:
             return stop
-        is_timestamp = not pa.types.is_integer(self._schema.field(self._time).type)
-        horizon = self._pace.horizon(int(times[start]), 1e6 if is_timestamp else 1.0)
-        due = int(np.searchsorted(times, horizon, side="right"))
+        due = int(np.searchsorted(times, pace.horizon(int(times[start])), side="right"))
         return max(min(stop, due), start)
 
     def sample(self, columns: list[str]) -> pa.Table:
-        """First rows, to learn bounds and costs from."""
+        """Return the first rows, to learn bounds and costs from."""
         cache = WorkerCache()
-        tables = [item.read(columns, cache) for item in self.again(0, SAMPLE_ROWS)]
-        return pa.concat_tables(tables)
-
-    def again(self, start: int, stop: int) -> list[AnySlice]:
-        """Rows that were taken before, whatever the speed."""
-        pace, self._pace = self._pace, None
-        try:
-            return self.take(start, stop - start)
-        finally:
-            self._pace = pace
+        return pa.concat_tables([item.read(columns, cache) for item in self.again(0, SAMPLE_ROWS)])
 
 
 def _due_times(path: str, name: str) -> NDArray[np.int64]:
-    """Event time at which each row is due; empty where no row has a time."""
+    """Return the event time at which each row is due; empty if no row has a time."""
     values, there = stored_times(path, name)
     known = values[there]
     if not known.size:
         return known
-    # Rows without a time ride along with the row before them, the first ones with the first time.
+    # A row without a time is due with the row before it, the first ones with the first time.
     return np.maximum.accumulate(np.where(there, values, known[0]))
 
 
-class GeneratorSource:
-    """A seeded generator, paced by its own rate or as fast as possible.
+class GeneratorSource(Source):
+    """A seeded generator of ``rows`` points, or without an end."""
 
-    Parameters
-    ----------
-    generator
-        Makes the points.
-    rows
-        How many in all; None goes on without end.
-    paced
-        Whether rows come at the generator's rate by the clock.
-    clock
-        Seconds.
-    """
-
-    grows = False
-
-    def __init__(
-        self, generator: PointGenerator, rows: int | None, paced: bool, clock: Clock
-    ) -> None:
-        self.generator = generator
+    def __init__(self, generator: PointGenerator, rows: int | None, pace: _Pace | None) -> None:
+        self._generator = generator
         self._rows = rows
-        self._paced = paced
-        self._clock = clock
-        self._started: tuple[float, int] | None = None
-        self._schema = generator.block(0, 1).schema
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the source."""
-        return self._schema
-
-    def poll(self) -> bool:
-        """Nothing new ever comes."""
-        return False
+        self._pace = pace
+        self.schema = generator.block(0, 1).schema
 
     def total(self) -> int | None:
-        """Rows known to come."""
+        """Return the number of rows; None if there is no end."""
         return self._rows
 
-    def ended(self, offset: int) -> bool:
-        """Whether all rows are made."""
-        return self._rows is not None and offset >= self._rows
+    def take(self, offset: int, limit: int) -> list[GeneratedSlice]:
+        """Return the rows after an offset that are due by now, at most ``limit``."""
+        stop = offset + limit if self._rows is None else min(offset + limit, self._rows)
+        if self._pace is not None:
+            stop = min(stop, int(self._pace.horizon(offset)))
+        return self.again(offset, stop) if stop > offset else []
 
-    def take(self, offset: int, limit: int) -> list[AnySlice]:
-        """Rows after an offset that are due by now."""
-        stop = offset + limit
-        if self._rows is not None:
-            stop = min(stop, self._rows)
-        if self._paced:
-            if self._started is None:
-                self._started = (self._clock(), offset)
-            wall, row = self._started
-            stop = min(stop, row + int((self._clock() - wall) * self.generator.rate_per_s))
-        return [GeneratedSlice(self.generator, offset, stop)] if stop > offset else []
-
-    def again(self, start: int, stop: int) -> list[AnySlice]:
-        """Rows that were taken before."""
-        return [GeneratedSlice(self.generator, start, stop)]
+    def again(self, start: int, stop: int) -> list[GeneratedSlice]:
+        """Return rows that were read before."""
+        return [GeneratedSlice(start, stop, self._generator)]
 
     def sample(self, columns: list[str]) -> pa.Table:
-        """First rows, to learn bounds and costs from."""
+        """Return the first rows, to learn bounds and costs from."""
         rows = SAMPLE_ROWS if self._rows is None else min(SAMPLE_ROWS, self._rows)
-        return self.generator.block(0, rows).select(columns)
+        return self._generator.block(0, rows).select(columns)
 
 
 GENERATOR_START_US = int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
-HOTSPOT_TAKES = "LON:LAT:SIDE:SHARE:START_S:STOP_S[:uniform|normal[:step|normal[:DX:DY]]]"
+HOTSPOT_FORMAT = "LON:LAT:SIDE:SHARE:START_S:STOP_S[:uniform|normal[:step|normal[:DX:DY]]]"
 
 
 def parse_hotspot(text: str) -> Hotspot:
@@ -275,38 +206,27 @@ def parse_hotspot(text: str) -> Hotspot:
     (0.01, 0.0)
     """
     parts = text.split(":")
-    if len(parts) not in (6, 7, 8, 10):
-        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}")
+    kinds = parts[6:8]
+    spread, intensity = [*kinds, *["uniform", "step"][len(kinds) :]]
     try:
-        lon, lat, side, share, start_s, stop_s = (float(part) for part in parts[:6])
-        drift = (float(parts[8]), float(parts[9])) if len(parts) == 10 else (0.0, 0.0)
+        lon, lat, side, share, start_s, stop_s = map(float, parts[:6])
+        drift_x, drift_y = map(float, parts[8:] or (0.0, 0.0))
     except ValueError:
-        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}") from None
-    spread = parts[6] if len(parts) > 6 else "uniform"
-    intensity = parts[7] if len(parts) > 7 else "step"
-    if spread not in ("uniform", "normal") or intensity not in ("step", "normal"):
-        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_TAKES}")
-    return Hotspot(
-        (lon, lat),
-        side,
-        share,
-        GENERATOR_START_US + int(start_s * 1e6),
-        GENERATOR_START_US + int(stop_s * 1e6),
-        spread="normal" if spread == "normal" else "uniform",
-        intensity="normal" if intensity == "normal" else "step",
-        drift_deg_per_s=drift,
-    )
+        raise ConfigError("points.path", text, f"hotspot={HOTSPOT_FORMAT}") from None
+    start_us, stop_us = (GENERATOR_START_US + int(time_s * 1e6) for time_s in (start_s, stop_s))
+    drift = (drift_x, drift_y)
+    return Hotspot((lon, lat), side, share, start_us, stop_us, spread, intensity, drift)
 
 
 def parse_generator(text: str, clock: Clock) -> GeneratorSource:
     """Build a generator from text such as ``generate:rows=1000000,rate=10000,seed=7,pace=live``."""
-    takes = ("rows", "rate", "seed", "spread", "pace", "hotspot")
+    accepted = ("rows", "rate", "seed", "spread", "pace", "hotspot")
     given: dict[str, str] = {}
     hotspots = []
     for part in filter(None, text.removeprefix("generate:").split(",")):
         name, _, value = part.partition("=")
-        if name not in takes or not value:
-            raise ConfigError("points.path", text, "generate: with " + ", ".join(takes))
+        if name not in accepted or not value:
+            raise ConfigError("points.path", text, "generate: with " + ", ".join(accepted))
         if name == "hotspot":
             hotspots.append(parse_hotspot(value))
         given[name] = value
@@ -325,13 +245,15 @@ def parse_generator(text: str, clock: Clock) -> GeneratorSource:
     pace = given.get("pace", "max")
     if pace not in ("max", "live"):
         raise ConfigError("points.path", text, "pace=max or pace=live")
-    return GeneratorSource(generator, rows, pace == "live", clock)
+    return GeneratorSource(
+        generator, rows, _Pace(generator.rate_per_s, clock) if pace == "live" else None
+    )
 
 
 def open_source(
     path: str, form: str, time: str, store: Store, speed: float | None, clock: Clock
-) -> FileSource | GeneratorSource:
-    """Source for a path or generator text."""
+) -> Source:
+    """Open the source of a path, or of the text of a generator."""
     if path.startswith("generate:"):
         return parse_generator(path, clock)
     return FileSource(str(Path(path)), form, time, store, speed, clock)

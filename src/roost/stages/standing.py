@@ -1,8 +1,9 @@
-"""Standing queries: aggregates and nearest points of the window, after every batch.
+"""Standing queries: aggregates and nearest points of the window, after each batch.
 
 The machines of a batch write panes beside the points: what the batch adds to each standing query.
-A query's result is its panes of all live batches, merged. A pane is bound to the points that it was
-made from, wherever their partition goes, so a plan change can neither lose nor double a point.
+A query's result is its panes of all live batches, merged. A pane belongs to the points that it was
+computed from, whichever machine owns their partition, so a plan change can neither lose nor double
+a point.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from roost.window.view import WindowFiles, WindowView
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Queries of one segment file that want something, by slot."""
+class _Standing:
+    """Standing queries of one segment file."""
 
     slots: NDArray[np.int64]
-    born: NDArray[np.int64]
-    wants: NDArray[np.int32]
+    positions: NDArray[np.int64]  # in the query log, where they were created
+    outputs: NDArray[np.int32]  # index of the requested output in ``texts``
     texts: tuple[str, ...]
     ids: pa.Array
     live_from: NDArray[np.int64]
     live_until: NDArray[np.int64]
 
 
-def _known(segment: Segment) -> _Known | None:
+def _standing(segment: Segment) -> _Standing | None:
     if segment.outputs is None or segment.created_position is None:
         return None
     slots = np.flatnonzero(segment.outputs >= 0)
@@ -47,7 +48,7 @@ def _known(segment: Segment) -> _Known | None:
     def times(values: NDArray[np.int64] | None, default: int) -> NDArray[np.int64]:
         return np.full(slots.size, default) if values is None else np.asarray(values[slots])
 
-    return _Known(
+    return _Standing(
         slots,
         np.asarray(segment.created_position[slots]),
         np.asarray(segment.outputs[slots]),
@@ -60,30 +61,18 @@ def _known(segment: Segment) -> _Known | None:
 
 @dataclass
 class StandingStage(Stage):
-    """Computes the results of standing queries on the driver.
-
-    Parameters
-    ----------
-    folder
-        Where the files of the queries are.
-    window
-        Where points and panes are, and what the driver has open of them.
-    staging
-        Where each kind of result is staged.
-    query_id_type, point_id_type, time_type
-        Types of the results' columns.
-    """
+    """Computes the results of standing queries on the driver."""
 
     name = "standing"
     kinds = ("aggregates", "nearest")
 
-    folder: Files
+    folder: Files  # of the queries
     window: WindowFiles
-    staging: Mapping[str, Files]
+    staging: Mapping[str, Files]  # by kind of result
     query_id_type: pa.DataType
     point_id_type: pa.DataType
     time_type: pa.DataType
-    _segments: dict[str, _Known | None] = field(default_factory=dict)
+    _segments: dict[str, _Standing | None] = field(default_factory=dict)
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Compute the results of the live queries from the window of the batch.
@@ -93,30 +82,28 @@ class StandingStage(Stage):
         view: WindowView = batch.outcomes["window"].result
         times: ReadTimes = batch.outcomes["reading"].result
         known = [time for time in (batch.reached, times.newest) if time is not None]
-        names, wants = self._live(batch.queries.segments, max(known, default=None))
-        if not wants:
+        ids, requested = self._live(batch.queries.segments, max(known, default=None))
+        if not requested:
             return Outcome()
         parts = list(self._parts(view))
-        aggregates, nearest = standing_results(parts, wants, self.point_id_type)
-        numbers = np.fromiter(wants, np.int64, len(wants))
+        aggregates, nearest = standing_results(parts, requested, self.point_id_type)
+        positions = np.fromiter(requested, np.int64, len(requested))
         files: dict[str, list[Staged]] = {}
         for kind, table in zip(self.kinds, (aggregates, nearest), strict=True):
             if table.num_rows:
-                done = self._named(batch.number, table, numbers, names)
+                done = self._identified(batch.number, table, positions, ids)
                 name = write_table(self.staging[kind], batch.prefix, kind, done)
                 files[kind] = [Staged(name)]
         return Outcome(files)
 
     def _live(self, refs: Sequence[SegmentRef], now: int | None) -> tuple[pa.Array, dict[int, str]]:
-        """Names of the queries, and what they want by their number, both in the same order."""
+        """Return the identifiers of the live queries, and their outputs by log position."""
         for ref in refs:
             if ref.file not in self._segments:
-                segment = unpack(self.folder.map(ref.file))
-                self._segments[ref.file] = _known(segment)
-        live = {ref.file for ref in refs}
-        self._segments = {name: known for name, known in self._segments.items() if name in live}
-        names = [pa.array([], self.query_id_type)]
-        wants: dict[int, str] = {}
+                self._segments[ref.file] = _standing(unpack(self.folder.map(ref.file)))
+        self._segments = {ref.file: self._segments[ref.file] for ref in refs}
+        ids = [pa.array([], self.query_id_type)]
+        requested: dict[int, str] = {}
         for ref in refs:
             known = self._segments[ref.file]
             if known is None:
@@ -128,11 +115,11 @@ class StandingStage(Stage):
                 by_slot[slots] = ends
                 until = np.minimum(until, by_slot[known.slots])
             over = until <= (TIME_MIN if now is None else now)
-            mine = np.flatnonzero(~over & (known.live_from < until))
-            names.append(known.ids.take(pa.array(mine)))
-            texts = (known.texts[code] for code in known.wants[mine].tolist())
-            wants.update(zip(known.born[mine].tolist(), texts, strict=True))
-        return pa.concat_arrays(names), wants
+            live = np.flatnonzero(~over & (known.live_from < until))
+            ids.append(known.ids.take(pa.array(live)))
+            texts = (known.texts[code] for code in known.outputs[live].tolist())
+            requested.update(zip(known.positions[live].tolist(), texts, strict=True))
+        return pa.concat_arrays(ids), requested
 
     def _parts(self, view: WindowView) -> Iterable[tuple[WindowSegment, Pane, Live]]:
         for batch in view.live():
@@ -142,15 +129,15 @@ class StandingStage(Stage):
                 if pane is not None:
                     yield segment, pane, live
 
-    def _named(
-        self, number: int, table: pa.Table, numbers: NDArray[np.int64], names: pa.Array
+    def _identified(
+        self, number: int, table: pa.Table, positions: NDArray[np.int64], ids: pa.Array
     ) -> pa.Table:
-        """Put the batch and the queries' names where their numbers were."""
-        order = np.argsort(numbers)
-        places = order[np.searchsorted(numbers[order], table["created_position"].to_numpy())]
+        """Replace log positions by the batch and the queries' identifiers."""
+        order = np.argsort(positions)
+        places = order[np.searchsorted(positions[order], table["created_position"].to_numpy())]
         columns = {
             "batch_id": pa.array(np.full(table.num_rows, number, np.int64)),
-            "query_id": names.take(pa.array(places)),
+            "query_id": ids.take(pa.array(places)),
         }
         for name in table.column_names[1:]:
             column = table[name]

@@ -1,15 +1,15 @@
 """Statistics for the balancer: points by cell, or each machine's TrioStat statistics.
 
 Under ``global`` the machines report how many of their points lie in each cell. Under ``swarm``
-TrioStat's statistics stay with the machine and two numbers leave it. A worker process is not a
-machine, any of them may run any machine's next task: so the statistics are a file, written by each
-batch for the next. When a partition moves, its new machine reads its part of the old machine's
-file; when it was split or merged, the statistics are cut or joined.
+TrioStat's statistics stay with the machine, which reports two numbers. Any worker process may run a
+machine's next task, so the statistics are a file, written by each batch for the next. If a
+partition moved, its new machine reads its part of the old machine's file; if it was split or
+merged, the statistics are cut or joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,21 +18,12 @@ from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
 from roost.errors import StateError
-from roost.kernel.cells import locate_cells
 from roost.model.records import TIME_MIN
 from roost.model.space import Space
 from roost.queries.live import QuerySet
 from roost.queries.partitions import QueryCounts, live_ranges
 from roost.queries.versions import SegmentRef
-from roost.stages.contract import (
-    Batch,
-    MapExecutor,
-    Outcome,
-    Output,
-    Report,
-    Reports,
-    Stage,
-)
+from roost.stages.contract import Batch, MapExecutor, Outcome, Report, Reports, Stage, Task, Work
 from roost.stages.matching import GATHERED, Gathered
 from roost.stages.routing import spatial
 from roost.stages.window import WindowStage
@@ -46,24 +37,17 @@ FADE = 0.5
 STATISTICS = "statistics"
 
 
-class CountingWork:
+class CountingWork(Work):
     """Counts the points of a machine by cell."""
 
     def __init__(self, space: Space, loaded_queries: int = 0) -> None:
         self._grid = space.grid
-        self._counter = CellCounter(space.columns * space.rows)
+        self._counter = CellCounter(space.grid.cells)
         self._loaded = loaded_queries
 
-    def process(self, port: str, block: Gathered) -> Iterable[Output]:
+    def process(self, port: str, block: Gathered) -> tuple[()]:
         """Count a block."""
-        points, cells = block
-        if cells is None:
-            cells = locate_cells(points.x, points.y, self._grid.edges_x, self._grid.edges_y)
-        self._counter.add(cells)
-        return ()
-
-    def finish(self, marks: None) -> Iterable[Output]:
-        """Nothing is emitted."""
+        self._counter.add(block.cells_in(self._grid))
         return ()
 
     def report(self) -> Report:
@@ -72,37 +56,20 @@ class CountingWork:
 
 
 @dataclass(frozen=True)
-class CountingTask:
-    """Counts points by cell.
-
-    Parameters
-    ----------
-    space
-        Where the cells are.
-    arriving
-        By machine, how many queries are in the partitions that it has just been given.
-    """
+class CountingTask(Task):
+    """Counts points by cell."""
 
     space: Space
-    arriving: Mapping[int, int]
+    arriving: Mapping[int, int]  # number of queries in partitions that are new to each machine
 
     def build(self, machine: int, cache: WorkerCache) -> CountingWork:
         """Build one machine's work."""
         return CountingWork(self.space, self.arriving.get(machine, 0))
 
-    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """Ignore marks."""
-
 
 @dataclass
 class CellStage(Stage):
-    """Statistics of ``global``: what every cell received, seen by the driver.
-
-    Parameters
-    ----------
-    queries, space
-        The live queries, and where they are.
-    """
+    """Statistics of ``global``: the driver sees the points and queries of every cell."""
 
     name = STATISTICS
     inputs = (GATHERED,)
@@ -136,57 +103,36 @@ class CellStage(Stage):
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Show the policy the counts of each machine."""
         cells: dict[int, CellCounts] = {r.machine: r.value for r in reports[self.name]}
-        loaded = sum(int(report.counts["loaded_queries"]) for report in reports[self.name])
-        return Outcome(metrics={"loaded_queries": loaded}, observed=cells)
+        return Outcome(metrics=_loaded(reports), observed=cells)
+
+
+def _loaded(reports: Reports) -> dict[str, int]:
+    counts = (int(report.counts["loaded_queries"]) for report in reports[STATISTICS])
+    return {"loaded_queries": sum(counts)}
 
 
 @dataclass(frozen=True)
-class TrioTask:
-    """How the machines of a batch update TrioStat's statistics.
-
-    Parameters
-    ----------
-    number, plan, space
-        Of the batch.
-    segments, folder
-        The live queries: names of their files, and where these are.
-    files, names
-        Where statistics are, and by machine the file of the batch before.
-    before
-        The plan of the batch before, which says whose file has a partition that has moved.
-    arrivals
-        Partitions that each machine has just been given.
-    closes
-        Whether a round ended with the batch before.
-    fade
-        What is left of earlier rounds' points when a round is closed.
-    now
-        Event time that the stream had reached; queries that ended before are not counted.
-    window, gone
-        Where the window's files are, and those whose points have left it since.
-    """
+class TrioTask(Task):
+    """How the machines of a batch update TrioStat's statistics."""
 
     number: int
     plan: Plan
     space: Space
-    segments: tuple[SegmentRef, ...]
-    folder: Files
-    files: Files
-    names: Mapping[int, str]
-    before: Plan
-    arrivals: Mapping[int, tuple[int, ...]]
-    closes: bool
-    fade: float
-    now: int
+    segments: tuple[SegmentRef, ...]  # files of the live queries
+    folder: Files  # of these
+    files: Files  # of statistics
+    names: Mapping[int, str]  # statistics of the batch before, by machine
+    before: Plan  # of the batch before: whose file has a partition that moved
+    arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
+    closes: bool  # whether a round ended with the batch before
+    fade: float  # share of earlier rounds' points that counts when a round is closed
+    now: int  # event time that the stream had reached; queries that ended before do not count
     window: Files | None = None
-    gone: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()  # files of the window whose points have left it since
 
     def build(self, machine: int, cache: WorkerCache) -> TrioWork:
         """Build one machine's work."""
         return TrioWork(self, machine, cache)
-
-    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """Ignore marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +152,11 @@ class TrioWork(CountingWork):
         self._task = task
         self._machine = machine
         self._cache = cache
-        self._report = Report()
 
-    def finish(self, marks: None) -> Iterable[Output]:
-        """Bring the machine's statistics up to this batch."""
+    def report(self) -> Report:
+        """Write the machine's statistics with this batch; report the file and two numbers."""
         task, machine = self._task, self._machine
-        files = _Files(task)
+        earlier = _Earlier(task)
         arrived = task.arrivals.get(machine, ())
         loaded = 0
         partitions = []
@@ -219,7 +164,7 @@ class TrioWork(CountingWork):
             ranges = live_ranges(task.folder, task.segments, partition, task.space, task.now)
             if partition.partition_id in arrived:
                 loaded += len(ranges)
-            stats = _inherited(files, machine, partition, ranges)
+            stats = _inherited(earlier, machine, partition, ranges)
             if task.closes:
                 stats.close_round(task.fade)
             stats.set_queries(ranges)
@@ -227,21 +172,16 @@ class TrioWork(CountingWork):
         mine = MachineStats(partitions)
         mine.add_cells(self._counter.take(), task.plan.columns)
         for name in task.gone:
-            # One machine wrote the file, but its cells may belong to any machine by now.
+            # One machine wrote the file; its cells may belong to any machine now.
             assert task.window is not None
             counts = WindowFiles(task.window, self._cache).segment(name).counts
             mine.expire_cells(counts, task.plan.columns)
         name = task.files.name(f"{task.number:010d}-", f"{machine:05d}", ".trio")
         task.files.write(name, mine.to_arrays(), durable=False)
-        # The numbers as they are if the round ends here; the file stays open.
+        # The policy reads the numbers as of the end of a round; in the file the round stays open.
         mine.close_round(task.fade)
         value = TrioValue(name, mine.numerator(), mine.received())
-        self._report = Report(value, {"loaded_queries": loaded})
-        return ()
-
-    def report(self) -> Report:
-        """Report the file and two numbers."""
-        return self._report
+        return Report(value, {"loaded_queries": loaded})
 
 
 def load_statistics(files: Files, name: str) -> MachineStats:
@@ -253,31 +193,22 @@ def load_statistics(files: Files, name: str) -> MachineStats:
 class TrioStage(Stage):
     """Statistics of ``swarm``: they stay with the machines.
 
-    Parameters
-    ----------
-    space
-        Where points are.
-    folder
-        Where the files of the queries are.
-    files
-        Where statistics are.
-    window
-        The window, if there is one: its points are then what statistics count.
+    With a window, they count the points of the window.
     """
 
     name = STATISTICS
     inputs = (GATHERED,)
 
     space: Space
-    folder: Files
-    files: Files
+    folder: Files  # of the queries
+    files: Files  # of statistics
     window: WindowStage | None = None
     names: dict[int, str] = field(init=False, default_factory=dict)
     first: int | None = field(init=False, default=None)
 
     @property
     def fade(self) -> float:
-        """What is left of earlier rounds' points: all, if a window decides when they expire."""
+        """Share of earlier rounds' points that counts; 1 if a window decides when they expire."""
         return FADE if self.window is None else 1.0
 
     def open(self, view: View) -> None:
@@ -314,10 +245,9 @@ class TrioStage(Stage):
         names = {machine: value.file for machine, value in values.items()}
         first = batch.number if self.first is None else self.first
         row = {"files": {str(machine): name for machine, name in names.items()}, "first": first}
-        loaded = sum(int(report.counts["loaded_queries"]) for report in reports[self.name])
         return Outcome(
             facts=[Fact(STATISTICS, "trio", row)],
-            metrics={"loaded_queries": loaded},
+            metrics=_loaded(reports),
             observed=values,
             result=(names, first),
         )
@@ -335,38 +265,40 @@ class TrioStage(Stage):
         return self.names, self.first
 
 
-class _Files:
-    """Files of the batch before, each read once."""
+class _Earlier:
+    """Statistics of the batch before, each file read once."""
 
     def __init__(self, task: TrioTask) -> None:
         self._task = task
-        self._before = {p.partition_id: p for p in task.before.partitions}
+        self._partitions = {p.partition_id: p for p in task.before.partitions}
         self._read: dict[int, MachineStats] = {}
 
     def of(self, partition_id: int, machine: int) -> PartitionStats | None:
-        """Return a partition's statistics under the plan before, preferably this machine's."""
-        known = self._before.get(partition_id)
+        """Return a copy of a partition's statistics, preferably those of the same machine."""
+        known = self._partitions.get(partition_id)
         if known is None:
             return None
         owner = machine if machine in known.machines else known.machines[0]
         if owner not in self._read:
-            name = self._task.names.get(owner)
-            try:
-                stats = MachineStats() if name is None else load_statistics(self._task.files, name)
-            except StateError:
-                stats = MachineStats()  # lost with its host: they build up again
-            self._read[owner] = stats
+            self._read[owner] = self._load(owner)
         found = self._read[owner].partitions.get(partition_id)
         return None if found is None else PartitionStats.from_array(found.to_array())
 
+    def _load(self, machine: int) -> MachineStats:
+        name = self._task.names.get(machine)
+        try:
+            return MachineStats() if name is None else load_statistics(self._task.files, name)
+        except StateError:
+            return MachineStats()  # the file was lost with its host: counts start again
+
 
 def _inherited(
-    files: _Files, machine: int, partition: Partition, ranges: NDArray[np.int32]
+    earlier: _Earlier, machine: int, partition: Partition, ranges: NDArray[np.int32]
 ) -> PartitionStats:
-    same = files.of(partition.partition_id, machine)
+    same = earlier.of(partition.partition_id, machine)
     if same is not None:
         return same
-    known = [files.of(parent, machine) for parent in partition.parents]
+    known = [earlier.of(parent, machine) for parent in partition.parents]
     parts = [stats for stats in known if stats is not None]
     if parts and len(parts) == len(known):
         whole = _joined(parts, partition.partition_id, ranges)
@@ -376,7 +308,7 @@ def _inherited(
 
 
 def _fresh(partition: Partition, ranges: NDArray[np.int32]) -> PartitionStats:
-    """Statistics that know the queries and have seen no point; none of the queries is new."""
+    """Return statistics with the queries and without points; none of the queries is new."""
     p = partition
     stats = PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
     stats.set_queries(ranges)
@@ -390,7 +322,7 @@ def _fresh(partition: Partition, ranges: NDArray[np.int32]) -> PartitionStats:
 def _joined(
     parts: list[PartitionStats], partition_id: int, ranges: NDArray[np.int32]
 ) -> PartitionStats | None:
-    """Join parts two by two as they form rectangles; None where they do not."""
+    """Join parts two by two if they form rectangles; None if they do not."""
     parts = sorted(parts, key=lambda part: (part.row0, part.column0))
     while len(parts) > 1:
         pair = next(
@@ -412,19 +344,17 @@ def _are_neighbours(first: PartitionStats, second: PartitionStats) -> bool:
 
 
 def _restricted(stats: PartitionStats, partition: Partition) -> PartitionStats:
-    """Cut off what lies outside a partition, side by side.
+    """Cut off what lies outside a partition.
 
-    Queries are not counted again here: those that came with this batch must still be found new.
+    Queries are not counted again: those that arrived with this batch must still count as new.
     """
     p, number = partition, partition.partition_id
-    if stats.column0 < p.column0:
-        stats = stats.cut(True, p.column0, number, number)[1]
-    if stats.column1 > p.column1:
-        stats = stats.cut(True, p.column1, number, number)[0]
-    if stats.row0 < p.row0:
-        stats = stats.cut(False, p.row0, number, number)[1]
-    if stats.row1 > p.row1:
-        stats = stats.cut(False, p.row1, number, number)[0]
+    sides = ((True, 0, p.column0, p.column1), (False, 1, p.row0, p.row1))
+    for vertical, axis, low, high in sides:
+        if stats.bounds[axis] < low:
+            stats = stats.cut(vertical, low, number, number)[1]
+        if stats.bounds[axis + 2] > high:
+            stats = stats.cut(vertical, high, number, number)[0]
     if stats.partition_id != number:
         stats = PartitionStats.from_array(np.concatenate([[number], stats.to_array()[1:]]))
     return stats

@@ -1,15 +1,14 @@
-"""The window: the points of one machine and batch in one segment file, and which files count.
+"""The window: the points of each machine and batch in one segment file.
 
-With the points goes the batch's pane: what it adds to each standing query that requests aggregates
-or nearest points of the window instead of single matches. The transaction that commits a batch
-also lists its files, removes the batches that have left the window, and writes the lineage and
-totals that go with the rest, so every reader sees the window of one committed batch.
+The file also has the batch's pane: what it adds to the result of each standing query. The
+transaction that commits a batch lists its files and removes the batches that have left the window,
+so every reader sees the window of one committed batch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +18,9 @@ from numpy.typing import NDArray
 
 from roost.balance import Plan
 from roost.kernel import Pairs
-from roost.kernel.cells import locate_cells
 from roost.model.schemas import PointBlock
 from roost.model.space import Space
-from roost.stages.contract import (
-    Batch,
-    MapExecutor,
-    Outcome,
-    Output,
-    Report,
-    Reports,
-    Stage,
-)
+from roost.stages.contract import Batch, MapExecutor, Outcome, Report, Reports, Stage, Task, Work
 from roost.stages.matching import GATHERED, PAIRS, Gathered, PairChunk
 from roost.stages.routing import router_of, spatial
 from roost.storage.cache import WorkerCache
@@ -50,40 +40,23 @@ from roost.window.view import (
 
 
 @dataclass(frozen=True)
-class WindowTask:
-    """How the machines of a batch store its points.
-
-    Parameters
-    ----------
-    number
-        Number of the batch.
-    plan, space
-        Which partition a cell belongs to, and where it is.
-    files
-        Where segments go.
-    attributes, aliases
-        Attributes that the window stores, and those that are other names of its own columns.
-    retained
-        Batches of the window, whose mapped files stay in the cache.
-    """
+class WindowTask(Task):
+    """How the machines of a batch store its points."""
 
     number: int
     plan: Plan
     space: Space
     files: Files
-    attributes: tuple[str, ...]
-    aliases: Mapping[str, Alias]
-    retained: frozenset[int]
+    attributes: tuple[str, ...]  # that the window stores
+    aliases: Mapping[str, Alias]  # attributes that are other names of its own columns
+    retained: frozenset[int]  # batches of the window, whose mapped files stay in the cache
 
     def build(self, machine: int, cache: WorkerCache) -> WindowWork:
         """Build one machine's work."""
         return WindowWork(self, machine, cache)
 
-    def merge(self, marks: Mapping[str, Sequence[Any]]) -> None:
-        """Ignore marks."""
 
-
-class WindowWork:
+class WindowWork(Work):
     """Gathers the points of a machine, and writes them at the end of the batch."""
 
     def __init__(self, task: WindowTask, machine: int, cache: WorkerCache) -> None:
@@ -94,27 +67,20 @@ class WindowWork:
         self._blocks: list[PointBlock] = []
         self._cells: list[NDArray[np.int32]] = []
         self._points = 0
-        self._born: list[NDArray[np.int64]] = []
+        # Pairs of standing queries and points; a query is identified by its position in the log.
+        self._positions: list[NDArray[np.int64]] = []
         self._rows: list[NDArray[np.int64]] = []
-        self._wants: dict[int, tuple[str, float, float]] = {}
-        self._file: WindowFile | None = None
+        self._requested: dict[int, tuple[str, float, float]] = {}
 
-    def process(self, port: str, block: Gathered | PairChunk) -> Iterable[Output]:
+    def process(self, port: str, block: Gathered | PairChunk) -> tuple[()]:
         """Add points, or the pairs of standing queries with the points added last."""
         if isinstance(block, Gathered):
-            self._add(block)
+            self._blocks.append(block.block)
+            self._cells.append(block.cells_in(self._task.space.grid))
+            self._points += block.num_rows
         elif block.pairs.segment.outputs is not None:
             self._add_standing(block.pairs)
         return ()
-
-    def _add(self, gathered: Gathered) -> None:
-        block, cells = gathered
-        if cells is None:
-            grid = self._task.space.grid
-            cells = locate_cells(block.x, block.y, grid.edges_x, grid.edges_y)
-        self._blocks.append(block)
-        self._cells.append(cells)
-        self._points += block.size
 
     def _add_standing(self, pairs: Pairs) -> None:
         segment = pairs.segment
@@ -124,20 +90,18 @@ class WindowWork:
         if not slots.size:
             return
         before = self._points - self._blocks[-1].size
-        self._born.append(segment.created_position[slots])
+        self._positions.append(segment.created_position[slots])
         self._rows.append(pairs.rows[standing].astype(np.int64) + before)
         for slot in np.unique(slots).tolist():
-            number = int(segment.created_position[slot])
-            if number not in self._wants:
+            position = int(segment.created_position[slot])
+            if position not in self._requested:
                 text = segment.output_texts[int(segment.outputs[slot])]
                 cx, cy = segment.boxes[slot, :2].tolist()
-                self._wants[number] = (text, cx, cy)
+                self._requested[position] = (text, cx, cy)
 
-    def finish(self, marks: None) -> Iterable[Output]:
-        """Write the file, if there was any point."""
-        if self._blocks:
-            self._file = self._write()
-        return ()
+    def report(self) -> Report:
+        """Write the file, if there was any point, and report it."""
+        return Report(self._write() if self._blocks else None)
 
     def _write(self) -> WindowFile:
         task = self._task
@@ -150,44 +114,33 @@ class WindowWork:
         arrays |= self._pane(arrays, order)
         name = file_name(task.number, self._machine)
         nbytes = task.files.write(name, arrays)
+        x, y = block.x, block.y
         return WindowFile(
             name,
             block.size,
             nbytes,
-            (
-                float(block.x.min()),
-                float(block.y.min()),
-                float(block.x.max()),
-                float(block.y.max()),
-            ),
+            (float(x.min()), float(y.min()), float(x.max()), float(y.max())),
             int(block.time.min()),
             int(block.time.max()),
             tuple(arrays["partition_ids"].tolist()),
         )
 
     def _pane(self, arrays: Arrays, order: NDArray[np.int32]) -> Arrays:
-        if not self._born:
+        if not self._positions:
             return {}
         place = np.empty(order.size, np.int64)
         place[order] = np.arange(order.size)
-        born, rows = np.concatenate(self._born), place[np.concatenate(self._rows)]
-        return build_pane(WindowSegment.open(arrays), born, rows, self._wants)
-
-    def report(self) -> Report:
-        """Report the file."""
-        return Report(self._file)
+        positions, rows = np.concatenate(self._positions), place[np.concatenate(self._rows)]
+        return build_pane(WindowSegment.open(arrays), positions, rows, self._requested)
 
 
-def _joined(blocks: Sequence[PointBlock], names: Sequence[str]) -> PointBlock:
-    attributes = {
-        name: pa.concat_arrays([block.attributes[name] for block in blocks]) for name in names
-    }
+def _joined(blocks: list[PointBlock], names: Iterable[str]) -> PointBlock:
     return PointBlock(
         np.concatenate([block.x for block in blocks]),
         np.concatenate([block.y for block in blocks]),
         np.concatenate([block.time for block in blocks]),
         pa.concat_arrays([block.ids for block in blocks]),
-        attributes,
+        {name: pa.concat_arrays([block.attributes[name] for block in blocks]) for name in names},
     )
 
 
@@ -197,38 +150,19 @@ class WindowStage(Stage):
 
     Its result is the :class:`~roost.window.view.WindowView` of the batch, from which later stages
     compute window results.
-
-    Parameters
-    ----------
-    spec
-        What the window is.
-    schema
-        Attributes of the points that it stores.
-    aliases
-        Those of them that are other names of coordinates, times or identifiers.
-    space
-        Where points are.
-    files
-        Where segments are.
-    leases
-        Readers' claims on the files of old batches.
-    cache
-        Segments that the driver has open.
-    clock
-        Seconds since 1970, for leases.
     """
 
     name = "window"
     inputs = (GATHERED, PAIRS)
 
     spec: WindowSpec
-    schema: pa.Schema
-    aliases: Mapping[str, Alias]
+    schema: pa.Schema  # attributes of the window
+    aliases: Mapping[str, Alias]  # those that are other names of coordinates, times, identifiers
     space: Space
     files: Files
-    leases: Leases
-    cache: WorkerCache
-    clock: Callable[[], float] = time.time
+    leases: Leases  # of readers, on the files of old batches
+    cache: WorkerCache  # segments that the driver has open
+    clock: Callable[[], float] = time.time  # seconds since 1970, for leases
     view: WindowView = field(init=False)
     gone: tuple[str, ...] = field(init=False, default=())
 
@@ -238,7 +172,7 @@ class WindowStage(Stage):
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """Attributes that need columns of their own."""
+        """Attributes that have columns of their own."""
         return tuple(name for name in self.schema.names if name not in self.aliases)
 
     def attributes(self, queries: Any) -> Iterable[str]:
