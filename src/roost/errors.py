@@ -19,13 +19,13 @@ class RoostError(Exception):
 
 
 class ConfigError(RoostError):
-    """A setting that cannot be used; ``takes`` names the accepted values."""
+    """A setting that cannot be used; ``expected`` describes the accepted values."""
 
-    def __init__(self, key: str, got: object, takes: str) -> None:
-        super().__init__(f"{key}: got {got!r}, expected {takes}")
+    def __init__(self, key: str, got: object, expected: str) -> None:
+        super().__init__(f"{key}: got {got!r}, expected {expected}")
         self.key = key
         self.got = got
-        self.takes = takes
+        self.expected = expected
 
 
 class PredicateError(RoostError):

@@ -143,7 +143,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert module("--version").stdout == f"roost {__version__}\n"
     failed = module("run", str(tmp_path / "missing.toml"))
     assert failed.returncode == 2
-    assert "takes a readable file" in failed.stderr
+    assert "expected a readable file" in failed.stderr
     assert "Traceback" not in failed.stderr
 
 
@@ -472,7 +472,7 @@ def test_a_result_that_cannot_be_written_names_the_reason(
     with pytest.raises(ConfigError) as caught:
         write_result(table, tmp_path / name)
     assert caught.value.key == "--out"
-    assert takes in caught.value.takes
+    assert takes in caught.value.expected
 
 
 def test_the_output_format_is_checked_before_spark_starts(capsys, state: Path) -> None:

@@ -19,7 +19,7 @@ from roost.stages.generators import Hotspot, Places, PointGenerator, load_places
 
 HOUR_US = 3_600_000_000
 START_US = 1_400_000_000_000_000
-# Far from each other compared with the spread, so that a point tells which place it came from.
+# Far from each other compared with the spread, so that a point shows which place it came from.
 PLACES = Places(
     lon=np.array([0.0, 20.0, 40.0, 60.0, 80.0]),
     lat=np.array([10.0, 10.0, 10.0, -10.0, -10.0]),
@@ -170,7 +170,7 @@ def share_in(generator: PointGenerator, hotspot: Hotspot, start_us: int, stop_us
     return float(np.mean(np.abs(lon - hotspot.center[0]) < 15))
 
 
-def test_a_step_hotspot_takes_its_share_during_its_life_only() -> None:
+def test_a_step_hotspot_has_its_share_during_its_lifetime_only() -> None:
     generator = make(DRIFTING)
     quarter_us = HOUR_US // 4
     shares = [
@@ -194,7 +194,7 @@ def test_step_intensity_is_flat_and_normal_intensity_is_a_bell() -> None:
     assert bell[0] < 0.02 < 0.45 < max(bell)
 
 
-def test_a_drifting_hotspot_is_where_its_speed_takes_it() -> None:
+def test_a_drifting_hotspot_moves_with_its_velocity() -> None:
     time_us, lon, lat = columns(make(DRIFTING).block(90_000, 180_000))
     mine = lon < -50
     age_s = (time_us[mine] - DRIFTING.start_us) / 1e6
@@ -246,7 +246,7 @@ def test_points_stay_on_the_globe() -> None:
         assert lat == pytest.approx(np.clip(side * 89.5 + dy, -90, 90), abs=1e-9)
 
 
-LIFE = {"start_us": 0, "stop_us": 10}
+LIFETIME = {"start_us": 0, "stop_us": 10}
 
 
 @pytest.mark.parametrize(
@@ -261,15 +261,19 @@ LIFE = {"start_us": 0, "stop_us": 10}
         ),
         pytest.param(lambda: make(BELL, BELL, BELL), "generator.hotspots", id="shares above one"),
         pytest.param(
-            lambda: Hotspot((0, 0), 1, 1.5, **LIFE), "hotspot.share", id="share above one"
-        ),
-        pytest.param(lambda: Hotspot((0, 0), -1, 0.5, **LIFE), "hotspot.side", id="negative side"),
-        pytest.param(lambda: Hotspot((0, 0), 1, 0.5, 10, 10), "hotspot.stop_us", id="no life"),
-        pytest.param(
-            lambda: Hotspot((0, 0), 1, 0.5, **LIFE, spread="round"), "hotspot.spread", id="spread"
+            lambda: Hotspot((0, 0), 1, 1.5, **LIFETIME), "hotspot.share", id="share above one"
         ),
         pytest.param(
-            lambda: Hotspot((0, 0), 1, 0.5, **LIFE, intensity="loud"),
+            lambda: Hotspot((0, 0), -1, 0.5, **LIFETIME), "hotspot.side", id="negative side"
+        ),
+        pytest.param(lambda: Hotspot((0, 0), 1, 0.5, 10, 10), "hotspot.stop_us", id="no lifetime"),
+        pytest.param(
+            lambda: Hotspot((0, 0), 1, 0.5, **LIFETIME, spread="round"),
+            "hotspot.spread",
+            id="spread",
+        ),
+        pytest.param(
+            lambda: Hotspot((0, 0), 1, 0.5, **LIFETIME, intensity="loud"),
             "hotspot.intensity",
             id="intensity",
         ),

@@ -211,7 +211,7 @@ def test_an_invalid_setting_names_its_key_and_the_accepted_values(key, value, ta
             make()
         assert str(again.value) == str(error)
     assert error.key == key
-    assert takes in error.takes
+    assert takes in error.expected
     message = str(error)
     assert message.startswith(f"{key}: got ")
     assert takes in message
@@ -235,7 +235,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, suggestion: st
 def test_a_key_unlike_any_other_is_refused_too() -> None:
     with pytest.raises(ConfigError) as caught:
         with_settings(RunConfig(), {"zzz": 3})
-    assert caught.value.takes == "a known key"
+    assert caught.value.expected == "a known key"
 
 
 def test_the_file_may_have_the_sink_and_a_flag_its_topic(tmp_path: Path) -> None:
@@ -465,4 +465,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content, takes: str
         load_config(path)
     assert caught.value.key == "config"
     assert caught.value.got == str(path)
-    assert takes in caught.value.takes
+    assert takes in caught.value.expected

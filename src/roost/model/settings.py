@@ -240,8 +240,8 @@ class WindowSettings(Section, section="window"):
         if self.kind is WindowKind.TIME:
             return
         if self.lateness is not None:
-            takes = "nothing unless window.kind is time"
-            raise ConfigError("window.lateness", self.lateness, takes)
+            expected = "nothing unless window.kind is time"
+            raise ConfigError("window.lateness", self.lateness, expected)
         if self.length != int(self.length):
             raise ConfigError("window.length", self.length, f"a whole number of {self.kind}")
 
@@ -330,12 +330,12 @@ class RunConfig:
         for name, section in SECTIONS.items():
             object.__setattr__(self, name, section.of(sections.get(name, {})))
         if self.join.distance is not None and self.window.kind is None:
-            takes = "window.kind, too: a join is of points in a window"
-            raise ConfigError("join.distance", self.join.distance, takes)
+            expected = "window.kind, too: a join is of points in a window"
+            raise ConfigError("join.distance", self.join.distance, expected)
         strategy = self.engine.strategy
         if self.guard.enabled and strategy is not None and not strategy.adaptive:
-            takes = "swarm or global where guard.enabled is true: others do not rebalance"
-            raise ConfigError("engine.strategy", strategy.value, takes)
+            expected = "swarm or global where guard.enabled is true: others do not rebalance"
+            raise ConfigError("engine.strategy", strategy.value, expected)
 
 
 KEYS = {f"{name}.{item.name}": item for name, kind in SECTIONS.items() for item in fields(kind)}
@@ -352,8 +352,8 @@ RENAMED = {
 def _check_known(key: str, value: Any) -> None:
     if key not in KEYS:
         near = difflib.get_close_matches(key, KEYS, 1)
-        takes = f"a known key; did you mean {near[0]}?" if near else "a known key"
-        raise ConfigError(key, value, takes)
+        expected = f"a known key; did you mean {near[0]}?" if near else "a known key"
+        raise ConfigError(key, value, expected)
 
 
 def _unknown_keyword(name: str, value: Any) -> ConfigError:
@@ -361,11 +361,11 @@ def _unknown_keyword(name: str, value: Any) -> ConfigError:
     spelled = {key.partition(".")[2]: key for key in reversed(KEYS)}
     spelled |= {key.replace(".", "_"): key for key in KEYS} | RENAMED
     spelled |= {section: section for section in SECTIONS}
-    takes = "a section: " + ", ".join(SECTIONS)
+    expected = "a section: " + ", ".join(SECTIONS)
     for near in difflib.get_close_matches(name, spelled, 1):
         section, _, setting = spelled[near].partition(".")
-        takes = f"a section; did you mean {section}={ {setting: value} if setting else value }?"
-    return ConfigError(name, value, takes)
+        expected = f"a section; did you mean {section}={ {setting: value} if setting else value }?"
+    return ConfigError(name, value, expected)
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EARTH_RADIUS_M = 6_371_008.8
 GRID_SIDE_MAX = 1 << 15
-CIRCLE_LON_LIMIT = 540.0
+CIRCLE_LON_LIMIT = 540.0  # longitudes may wrap around once on each side
 
 
 class Coordinates(StrEnum):
@@ -52,7 +52,6 @@ class Rect:
     y1: float
 
     def __post_init__(self) -> None:
-        """Reject infinite and inverted bounds."""
         values = astuple(self)
         if not all(math.isfinite(value) for value in values):
             raise ConfigError("space.bounds", values, "four finite numbers x0,y0,x1,y1")
@@ -112,11 +111,10 @@ class Grid:
     rows: int
 
     def __post_init__(self) -> None:
-        """Reject grids that no plan can divide."""
         for side in (self.columns, self.rows):
             if not 1 <= side <= GRID_SIDE_MAX:
-                takes = f"CxR with both from 1 to {GRID_SIDE_MAX}"
-                raise ConfigError("space.grid", f"{self.columns}x{self.rows}", takes)
+                expected = f"CxR with both from 1 to {GRID_SIDE_MAX}"
+                raise ConfigError("space.grid", f"{self.columns}x{self.rows}", expected)
 
     @cached_property
     def edges_x(self) -> NDArray[np.float64]:

@@ -152,8 +152,8 @@ def decode(
         return PointBlock(x, y, time, ids, found), []
     good = faults.good
     mask = pa.array(good)
-    kept = {name: array.filter(mask) for name, array in found.items()}
-    block = PointBlock(x[good], y[good], time[good], ids.filter(mask), kept)
+    found = {name: array.filter(mask) for name, array in found.items()}
+    block = PointBlock(x[good], y[good], time[good], ids.filter(mask), found)
     return block, _rejected(table, faults)
 
 

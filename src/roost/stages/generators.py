@@ -94,8 +94,8 @@ class Hotspot:
         if not 0 <= self.side < np.inf:
             raise ConfigError("hotspot.side", self.side, "degrees, 0 or more")
         if self.start_us >= self.stop_us:
-            takes = f"more than start_us {self.start_us}"
-            raise ConfigError("hotspot.stop_us", self.stop_us, takes)
+            expected = f"more than start_us {self.start_us}"
+            raise ConfigError("hotspot.stop_us", self.stop_us, expected)
         if self.spread not in ("uniform", "normal"):
             raise ConfigError("hotspot.spread", self.spread, "uniform or normal")
         if self.intensity not in ("step", "normal"):
@@ -207,8 +207,8 @@ class PointGenerator:
             if time_us[-1] < hotspot.start_us or time_us[0] >= hotspot.stop_us:
                 continue
             ceiling = floor + hotspot.share_at(time_us)
-            taken = np.flatnonzero((pick >= floor) & (pick < ceiling))
-            lon[taken], lat[taken] = hotspot._place(time_us[taken], offset[taken])
+            moved = np.flatnonzero((pick >= floor) & (pick < ceiling))
+            lon[moved], lat[moved] = hotspot._place(time_us[moved], offset[moved])
             floor = ceiling
 
 

@@ -20,7 +20,7 @@ from roost.stages.writers import TableWriter
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.window import JoinSpec, Live, join_schema, join_segment
-from roost.window.view import WindowBatch, WindowFiles, WindowView
+from roost.window.view import WindowFiles, WindowView
 
 GROUPS_PER_SLOT = 2
 Value = TypeVar("Value")
@@ -51,10 +51,6 @@ class _FilePair(NamedTuple):
     new: _Side
     other: _Side
     same_batch: bool
-
-    @property
-    def points(self) -> int:
-        return self.new.points + self.other.points
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,8 @@ class JoinStage(Stage):
         """Join the points of the batch with the window of the batch."""
         view: WindowView = batch.outcomes["window"].result
         pairs = list(self._pairs(batch.number, view))
-        groups = deal(pairs, GROUPS_PER_SLOT * executor.slots, lambda pair: pair.points)
+        tasks = GROUPS_PER_SLOT * executor.slots
+        groups = deal(pairs, tasks, lambda pair: pair.new.points + pair.other.points)
         task = _JoinTask(
             self.spec,
             batch.prefix,
@@ -129,15 +126,11 @@ class JoinStage(Stage):
         return Outcome({"pairs": [Staged(name) for name in names if name is not None]})
 
     def _pairs(self, number: int, view: WindowView) -> Iterator[_FilePair]:
-        sides = {batch.batch_id: self._sides(view, batch) for batch in view.live()}
-        for new in sides.get(number, ()):
-            for other_number, others in sides.items():
-                for other in others:
-                    yield _FilePair(new, other, other_number == number)
-
-    def _sides(self, view: WindowView, batch: WindowBatch) -> list[_Side]:
-        lives = view.lives(batch, self.window)
-        return [
-            _Side(file.file, live, file.points)
-            for file, live in zip(batch.files, lives, strict=True)
+        sides = [
+            (batch.batch_id == number, _Side(file.file, live, file.points))
+            for batch in view.live()
+            for file, live in zip(batch.files, view.lives(batch, self.window), strict=True)
         ]
+        for new in (side for is_new, side in sides if is_new):
+            for same_batch, other in sides:
+                yield _FilePair(new, other, same_batch)

@@ -7,10 +7,10 @@ beforehand, and its result counts only if it has one row per line; all else goes
 reader, one line at a time.
 
 A block of messages is one of many, and the result of a message must not depend on the others in its
-block: values of several types in one column are kept apart. The lines of a file are all known, so
+block: values of several types in one column stay apart. The lines of a file are all known, so
 such a column can be text.
 
-The order of lines is not kept: those that are no objects come last, in a column of their own.
+The order of lines is not preserved: those that are no objects come last, in a column of their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEVELS_MAX = 500
 
 
 def read_json_lines(lines: Iterable[bytes]) -> pa.Table:
-    """Read JSON objects, one a line; other lines are kept as text, blank ones are left out.
+    """Read JSON objects, one per line; other lines stay as text, blank ones are left out.
 
     A column that holds values of several types is text.
 
@@ -45,7 +45,7 @@ def read_json_lines(lines: Iterable[bytes]) -> pa.Table:
 
 
 def read_json_messages(messages: Iterable[bytes | None], exact: Collection[str]) -> pa.Table:
-    """Read a block of messages, each a JSON object; others are kept as text, empty ones too.
+    """Read a block of messages, each a JSON object; others stay as text, empty ones too.
 
     The numbers of ``exact`` columns stay as they are, whole or not. A column with values of several
     types has the type :data:`roost.model.columns.MIXED`.

@@ -69,17 +69,17 @@ def file_format(path: Path, form: str) -> str:
 
 
 def read_csv(path: Path) -> pa.Table:
-    """Read CSV with a header; lines with another number of fields are kept as text."""
+    """Read CSV with a header; lines with another number of fields stay as text."""
     bad: list[str] = []
 
-    def keep(row: pa.csv.InvalidRow) -> str:
+    def collect(row: pa.csv.InvalidRow) -> str:
         bad.append(row.text or "")
         return "skip"
 
     try:
         table = pa.csv.read_csv(
             path,
-            parse_options=pa.csv.ParseOptions(invalid_row_handler=keep),
+            parse_options=pa.csv.ParseOptions(invalid_row_handler=collect),
             convert_options=pa.csv.ConvertOptions(strings_can_be_null=True),
         )
     except pa.ArrowInvalid as error:

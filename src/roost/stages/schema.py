@@ -9,7 +9,7 @@ from roost.errors import ConfigError
 from roost.model.columns import VIEWS
 from roost.model.schemas import TIMESTAMP, id_type_of, time_type_of
 from roost.model.settings import RunConfig
-from roost.model.space import Coordinates, Rect, Space
+from roost.model.space import CIRCLE_LON_LIMIT, Coordinates, Rect, Space
 from roost.stages.decode import MALFORMED, ROW, PointSchema
 from roost.window import Alias
 
@@ -27,8 +27,8 @@ def _find(names: list[str], given: str | None, usual: tuple[str, ...], key: str)
         raise ConfigError(key, given, f"a column of the points: {', '.join(names)}")
     found = next((name for name in (given, *usual) if name in names), None)
     if found is None:
-        takes = f"the name of a column, since the points have none of {', '.join(usual)}"
-        raise ConfigError(key, None, takes)
+        expected = f"the name of a column, since the points have none of {', '.join(usual)}"
+        raise ConfigError(key, None, expected)
     return found
 
 
@@ -76,8 +76,8 @@ def message_schema(config: RunConfig) -> pa.Schema:
         try:
             fields[name] = pa.type_for_alias(text)
         except ValueError:
-            takes = "a type such as string, double, int64, bool"
-            raise ConfigError(f"points.attributes.{name}", text, takes) from None
+            expected = "a type such as string, double, int64, bool"
+            raise ConfigError(f"points.attributes.{name}", text, expected) from None
     return pa.schema(list(fields.items()))
 
 
@@ -109,7 +109,7 @@ def _estimated_bounds(
             raise ConfigError("space.bounds", None, f"x0,y0,x1,y1 ({name} is text)") from None
         numbers = numbers[np.isfinite(numbers)]
         if coordinates is Coordinates.LONLAT:
-            numbers = numbers[np.abs(numbers) <= 540.0]
+            numbers = numbers[np.abs(numbers) <= CIRCLE_LON_LIMIT]
         low, high = np.quantile(numbers, BOUND_QUANTILES) if numbers.size else (0.0, 1.0)
         if not low < high:
             low, high = low - 0.5, high + 0.5
@@ -130,13 +130,13 @@ def window_attributes(config: RunConfig, points: PointSchema) -> pa.Schema:
         return known
     for name in config.window.attributes:
         if name not in known.names:
-            takes = f"attributes of the points: {', '.join(known.names)}"
-            raise ConfigError("window.attributes", name, takes)
-    kept = {points.x, points.y, points.time, points.point_id, *config.window.attributes}
-    return pa.schema([field for field in known if field.name in kept])
+            expected = f"attributes of the points: {', '.join(known.names)}"
+            raise ConfigError("window.attributes", name, expected)
+    stored = {points.x, points.y, points.time, points.point_id, *config.window.attributes}
+    return pa.schema([field for field in known if field.name in stored])
 
 
-def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
+def aliases_of(points: PointSchema, stored: pa.Schema) -> dict[str, Alias]:
     """Return the attributes that equal a column that every window segment has."""
     moment = points.time_type == TIMESTAMP
     own = [
@@ -148,5 +148,5 @@ def aliases_of(points: PointSchema, kept: pa.Schema) -> dict[str, Alias]:
     return {
         name: alias
         for name, kind, alias in own
-        if name is not None and kept.field(name).type == kind
+        if name is not None and stored.field(name).type == kind
     }

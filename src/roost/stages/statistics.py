@@ -79,7 +79,6 @@ class CellStage(Stage):
     _counts: QueryCounts = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start without any query."""
         self._counts = QueryCounts(self.space)
 
     def histogram(self, now: int) -> EulerHistogram:
