@@ -144,11 +144,6 @@ class Index:
         made._reset()
         return made
 
-    @property
-    def size(self) -> int:
-        """Number of slots, terminated ones included."""
-        return sum(segment.size for segment in self.segments)
-
     def match(self, block: PointBlock) -> Iterator[Pairs]:
         """Yield every (query, point) pair of a block once, in chunks."""
         if block.size == 0 or not self.segments:

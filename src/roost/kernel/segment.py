@@ -27,8 +27,13 @@ from roost.model.space import EARTH_RADIUS_M, Coordinates, Space
 
 Arrays = dict[str, NDArray[Any]]
 
-# Optional arrays of a segment file, and the attributes of a segment that hold them.
-_OPTIONAL = {
+# Arrays of a segment file, and the attributes of a segment that hold them; from "radius" on, an
+# array may be absent.
+_ARRAYS = {
+    "kinds": "kinds",
+    "boxes": "boxes",
+    "keys": "keys",
+    "key_slots": "key_slots",
     "radius": "radius",
     "live_from": "live_from",
     "live_until": "live_until",
@@ -273,9 +278,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
 
 
-def _encode_texts(
-    column: pa.ChunkedArray,
-) -> tuple[NDArray[np.int32] | None, tuple[str, ...]]:
+def _encode_texts(column: pa.ChunkedArray) -> tuple[NDArray[np.int32] | None, tuple[str, ...]]:
     if column.null_count == len(column):
         return None, ()
     encoded = _one_chunk(pc.dictionary_encode(column))
@@ -296,14 +299,14 @@ def _unpack_text(prefix: str, arrays: Mapping[str, NDArray[Any]], to: pa.DataTyp
     return large.cast(to)
 
 
+def _unpack_texts(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    return tuple(_unpack_text(prefix, arrays, pa.string()).to_pylist())
+
+
 def pack(segment: Segment) -> Arrays:
     """Return all arrays of a segment by the names that its file uses."""
-    arrays: Arrays = {
-        "kinds": segment.kinds,
-        "boxes": segment.boxes,
-        "keys": segment.keys,
-        "key_slots": segment.key_slots,
-    }
+    held = {name: getattr(segment, attribute) for name, attribute in _ARRAYS.items()}
+    arrays: Arrays = {name: values for name, values in held.items() if values is not None}
     if pa.types.is_integer(segment.ids.type):
         arrays["ids"] = segment.ids.to_numpy(zero_copy_only=False)
     else:
@@ -311,10 +314,6 @@ def pack(segment: Segment) -> Arrays:
     users = pc.dictionary_encode(segment.users)
     arrays["user_codes"] = users.indices.to_numpy(zero_copy_only=False)
     _pack_text("users", users.dictionary, arrays)
-    for name, attribute in _OPTIONAL.items():
-        values = getattr(segment, attribute)
-        if values is not None:
-            arrays[name] = values
     _pack_text("predicates", pa.array(segment.predicate_texts, pa.string()), arrays)
     if segment.outputs is not None:
         _pack_text("wants_texts", pa.array(segment.output_texts, pa.string()), arrays)
@@ -337,22 +336,15 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
     plain = arrays.get("ids")
     ids = _unpack_text("ids", arrays, pa.string()) if plain is None else as_arrow(plain)
     users = _unpack_text("users", arrays, pa.string())
+    held: dict[str, Any] = {name: arrays.get(stored) for stored, name in _ARRAYS.items()}
     return Segment(
         size=int(arrays["kinds"].size),
         ids=ids,
         users=pa.DictionaryArray.from_arrays(as_arrow(arrays["user_codes"]), users),
-        kinds=arrays["kinds"],
-        boxes=arrays["boxes"],
-        keys=arrays["keys"],
-        key_slots=arrays["key_slots"],
         box_postings=_group("box", BoxPostings, arrays),
         shape_postings=_group("shape", ShapePostings, arrays),
-        predicate_texts=tuple(_unpack_text("predicates", arrays, pa.string()).to_pylist()),
-        output_texts=(
-            tuple(_unpack_text("wants_texts", arrays, pa.string()).to_pylist())
-            if "wants" in arrays
-            else ()
-        ),
+        predicate_texts=_unpack_texts("predicates", arrays),
+        output_texts=_unpack_texts("wants_texts", arrays) if "wants" in arrays else (),
         wkb=_unpack_text("wkb", arrays, pa.binary()) if "wkb.offsets" in arrays else None,
-        **{attribute: arrays.get(name) for name, attribute in _OPTIONAL.items()},
+        **held,
     )

@@ -77,7 +77,7 @@ def neighbour(board: Board, slot: int, vertical: bool, low: bool) -> int:
     rows, columns = board.table.shape
     if column < 0 or row < 0 or column >= columns or row >= rows:
         return -1
-    beside = board.table[row, column]
+    beside = int(board.table[row, column])
     other = read_area(board.rect, beside)
     axis = 1 if vertical else 0
     same = other[axis] == area[axis] and other[axis + 2] == area[axis + 2]
@@ -409,7 +409,7 @@ def isolate(board: Board, column: int, row: int) -> int:
 
     Returns the slot of the cell, which then has no owner.
     """
-    slot: int = board.table[row, column]
+    slot = int(board.table[row, column])
     column0, row0, column1, row1 = read_area(board.rect, slot)
     owner = release(board, slot)
     if column1 - column0 >= row1 - row0:
