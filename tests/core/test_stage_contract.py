@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -392,10 +393,19 @@ def test_a_batch_that_loses_or_doubles_a_report_fails(
     check_refused(scenario, message.format(stage))
 
 
-@pytest.mark.parametrize(("change", "count"), [(lose, 1), (double, 3)])
+def replace_first(items: list[Item]) -> list[Item]:
+    """Lose the first item and double the second."""
+    return [items[1], *items[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "senders"),
+    [(lose, [1]), (double, [0, 0, 1]), (replace_first, [1, 1])],
+    ids=["lost", "doubled", "one lost, another doubled"],
+)
 @pytest.mark.parametrize(("reader", "level"), [(KeyTotals.name, 0), (KeyCheck.name, 1)])
 def test_a_batch_that_loses_or_doubles_a_mark_fails(
-    tmp_path: Path, reader: str, level: int, change: Change, count: int
+    tmp_path: Path, reader: str, level: int, change: Change, senders: list[int]
 ) -> None:
     def chosen(item: Item) -> bool:
         if not isinstance(item, Mark) or item.machine != 0:
@@ -408,7 +418,8 @@ def test_a_batch_that_loses_or_doubles_a_mark_fails(
         three_levels=True,
         executor=change_of(2, level, chosen, change),
     )
-    check_refused(scenario, f"{reader} received {count} marks of partial counts instead of 2")
+    message = f"{reader} received marks of partial counts from machines {senders} instead of [0, 1]"
+    check_refused(scenario, re.escape(message))
 
 
 @pytest.mark.parametrize("change", [lose, double])

@@ -34,11 +34,12 @@ class Parcel(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A mark of an earlier stage for a stage on a machine."""
+    """A mark for a stage on a machine, from one machine of an earlier stage."""
 
     stage: str
     machine: int
     source: str
+    sender: int
     value: Any
 
 
@@ -147,26 +148,26 @@ def run_part(
         run.rows_in += getattr(block, "num_rows", 0)
         yield from emitted(run, partial(run.work.process, port, block))
 
-    marks: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    marks: dict[str, list[Mark]] = defaultdict(list)
     for item in group[0].timed(lambda: items):
         if isinstance(item, Report):
             yield (0 if last else part % len(chain.parts(level + 1))), item
         elif item.stage not in running:
             yield hop(item.stage, item.machine), item
         elif isinstance(item, Mark):
-            marks[item.stage][item.source].append(item.value)
+            marks[item.stage].append(item)
         else:
             yield from received(running[item.stage], item.port, item.block)
     for run in group:
         name = run.node.name
-        checked = _checked(chain, run.node, marks[name])
-        yield from emitted(run, partial(_finished, run.work, tasks[name], checked))
+        values = _mark_values(chain, run.node, marks[name])
+        yield from emitted(run, partial(_finished, run.work, tasks[name], values))
     for run in group:
         report = run.report(executor, machine)
         if report.mark is not None:
             for node in chain.readers_of(run.node.name):
                 for target in node.machines:
-                    mark = Mark(node.name, target, run.node.name, report.mark)
+                    mark = Mark(node.name, target, run.node.name, machine, report.mark)
                     yield hop(node.name, target), mark
         yield (0 if last else part % len(chain.parts(level + 1))), report
 
@@ -196,14 +197,16 @@ def _started(
     return group
 
 
-def _checked(
-    chain: Chain, node: Node, marks: Mapping[str, Sequence[Any]]
-) -> Mapping[str, Sequence[Any]]:
-    """Check that every machine of each stage whose marks are read has sent one."""
+def _mark_values(chain: Chain, node: Node, marks: Sequence[Mark]) -> dict[str, list[Any]]:
+    """Return the marks by stage, in the order of machines; each machine must have sent one."""
+    values: dict[str, list[Any]] = {}
     for source in node.marks:
-        found, expected = len(marks.get(source, ())), len(chain.node(source).machines)
-        if found != expected:
+        found = sorted((m for m in marks if m.source == source), key=lambda mark: mark.sender)
+        senders, expected = [mark.sender for mark in found], sorted(chain.node(source).machines)
+        if senders != expected:
             raise RuntimeError(
-                f"{node.name} received {found} marks of {source} instead of {expected}"
+                f"{node.name} received marks of {source} from machines {senders} "
+                f"instead of {expected}"
             )
-    return marks
+        values[source] = [mark.value for mark in found]
+    return values
