@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost.errors import SourceError
-from roost.runtime import pipeline, records
+from roost.runtime import loop, pipeline, records
 from roost.stages.slices import Slice
 from roost.stages.sources import Source
 from roost.storage.store import Fact
-from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario
+from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario, random_points
 
 KINDS = ("matches", "dead", "totals")
 
@@ -163,6 +164,48 @@ def test_a_replay_notices_that_a_file_has_become_shorter(tmp_path: Path, kept: i
     pq.write_table(whole, path, row_group_size=16)
     scenario.resume()
     scenario.check()
+
+
+# --------------------------------------------------------------------------- retention
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "swarm"])
+def test_old_rows_are_deleted_within_the_slack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Each driver dies in a step that would delete; each plan has another number of machines."""
+    every, history, batches = 4, 3, 26
+    monkeypatch.setattr(loop, "CLEANUP_BATCHES", every)
+    tables = (records.COMMITS, records.INTENTS, records.ROUNDS, records.PLANS)
+    deaths = [0, every, 2 * every, 2 * every + 1, 3 * every, 4 * every]
+    most: dict[str, int] = dict.fromkeys(tables, 0)
+
+    def on_step(step: str, number: int) -> None:
+        for table in tables:
+            most[table] = max(most[table], len(store.items(table)))
+        if deaths and (step, number) == ("cleanup", deaths[0]):
+            deaths.pop(0)
+            raise Killed
+
+    points = random_points(1, ROWS * batches)
+    scenario = Scenario(tmp_path, points=points, on_step=on_step)
+    with closing(scenario.store()) as store:
+        for machines in (2, 3, 2, 3, 2, 3, 2):
+            scenario.settings = {
+                "engine.strategy": strategy,
+                "engine.machines": machines,
+                "out.history": history,
+            }
+            with contextlib.suppress(Killed):
+                scenario.live()
+        left = {table: [key for key, _ in store.items(table)] for table in tables}
+        assert store.get(records.TOTALS, "batches")["batches"] == batches
+    assert max(most.values()) <= history + every
+    for table in (records.COMMITS, records.INTENTS):
+        assert left[table] == list(range(batches - 1 - history, batches))
+    assert len(left[records.PLANS]) <= history < left[records.PLANS][-1], "no plan was deleted"
+    assert scenario.published_matches() == scenario.expected_matches()
+    assert scenario.published_totals() == scenario.expected_totals()
 
 
 # --------------------------------------------------------------------------- rounds

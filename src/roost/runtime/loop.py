@@ -56,7 +56,8 @@ from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 
 STAGING = "_staging"
-CLEANUP_BATCHES = 64  # batches between two deletions of old rows
+CLEANUP_BATCHES = 64
+"""Batches between two deletions of old rows: at most so many rows exceed the history."""
 
 
 class Sink(Protocol):
@@ -129,6 +130,7 @@ class BatchLoop:
         last = last_commit(self.store)
         if last is not None:
             self._publish(last)
+            self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
         self._reached = reached(self.store)
         self._position = -1
@@ -288,7 +290,7 @@ class BatchLoop:
             drop_versions(self.store, intent.position)
             self._position = intent.position
         if intent.batch_id % CLEANUP_BATCHES == 0:
-            self._delete_old_rows(intent)
+            self._delete_old_rows(intent.batch_id)
         self.jobs.step()
 
     def _clean(self) -> None:
@@ -298,12 +300,15 @@ class BatchLoop:
         for stage in self.stages:
             stage.cleanup()
 
-    def _delete_old_rows(self, intent: Intent) -> None:
-        """Delete rows of batches, rounds and epochs that no step can request again."""
+    def _delete_old_rows(self, batch_id: int) -> None:
+        """Delete rows of batches, rounds and epochs that no step after a batch can request."""
         newest = {table: self.store.last(table) for table in (ROUNDS, GUARD_LOG)}
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
-        limits[COMMITS] = limits[INTENTS] = intent.batch_id - max(self.history, 2)
-        limits[PLANS] = min(intent.epochs[SPACE], self.tables[SPACE].epoch - self.history) - 1
+        limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
+        limits[PLANS] = self.tables[SPACE].epoch - self.history
+        done = intent(self.store, batch_id)
+        if done is not None:  # the next batch compares its plan with that of this one
+            limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
         self.store.record(
             *(
                 Fact(table, key, None)
