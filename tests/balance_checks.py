@@ -11,7 +11,7 @@ import math
 import random
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from roost.balance import Partition, Plan
 from roost.kernel import unpack
 from roost.model.schemas import request_schema
 from roost.queries.partitions import live_ranges, slots_in
-from roost.stages.contract import Report
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import InProcessExecutor
+from roost.stages.contract import Report, Task
 from roost.stages.matching import MatchingTask
 from roost.stages.statistics import TrioTask, TrioValue, load_statistics
 from roost.workload import MachineStats
@@ -559,6 +561,43 @@ Busy = Callable[[int, Report], float]
 def simulated_seconds(number: int, report: Report) -> float:
     """Compute the seconds that a machine is busy from its points and checks, without a clock."""
     return 1e-4 + 2e-6 * report.counts["points"] + 2e-8 * report.counts["checks"]
+
+
+def counted(busy: Busy, number: int, report: Report) -> Report:
+    """Replace the measured times of a report by those of the work, so that decisions repeat."""
+    if report.stage != "matching":
+        return replace(report, seconds=0.0)
+    load_s = 1e-9 * report.counts["loaded_bytes"]
+    counts = {**report.counts, "load_s": load_s}
+    return replace(report, counts=counts, seconds=busy(number, report) + load_s)
+
+
+class InProcessCounted(InProcessExecutor):
+    """Runs batches in this process with counted times.
+
+    Each batch is noted in ``seen``, if there is such a list; ``in_job`` is called after its tasks.
+    """
+
+    def __init__(
+        self,
+        busy: Busy = simulated_seconds,
+        seen: list[Seen] | None = None,
+        in_job: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        super().__init__(measure=lambda report: counted(busy, self._number, report))
+        self._number = 0
+        self._seen = seen
+        self._in_job = in_job
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        self._number = tasks["matching"].number  # type: ignore[attr-defined]
+        reports = super().run(inputs, chain, tasks, placement)
+        if self._seen is not None:
+            self._seen.append(observe(tasks, reports))
+        self._in_job(self._number)
+        return reports
 
 
 def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:

@@ -21,6 +21,7 @@ from balance_checks import (
     CORNERS,
     SIDE,
     Busy,
+    InProcessCounted,
     Reference,
     Scenario,
     Seen,
@@ -41,7 +42,6 @@ from balance_checks import (
     simulated_seconds,
     spread,
 )
-from local_pipeline import Local
 from roost import RunConfig
 from roost.model.choices import Strategy
 from roost.model.space import Coordinates, Rect
@@ -49,7 +49,7 @@ from roost.runtime import records
 from roost.runtime.records import Commit
 from roost.stages.contract import Report
 from roost.storage.store import Fact, Store
-from roost.testing.oracle import brute_force
+from roost.testing import InProcessPipeline, brute_force
 
 ROWS = 250
 SEED = 10
@@ -127,7 +127,7 @@ class Scene:
         on_step: Callable[[str, int], None] = lambda step, batch_id: None,
         in_job: Callable[[int], None] = lambda batch_id: None,
         upto: int | None = None,
-        prepare: Callable[[Local], None] = lambda pipeline: None,
+        prepare: Callable[[InProcessPipeline], None] = lambda pipeline: None,
     ) -> dict[str, Any]:
         """Continue from the recorded state: to the end, until killed, or for some batches."""
         scenario = self.scenario
@@ -139,18 +139,17 @@ class Scene:
             if upto is not None and following >= upto:
                 pipeline.stop()
 
-        pipeline = Local(self.config(), self.busy, on_batch=after, on_step=on_step)
-        pipeline.watch.in_job, pipeline.watch.watched = in_job, self.watched
+        executor = InProcessCounted(self.busy, self.seen if self.watched else None, in_job)
+        pipeline = InProcessPipeline(
+            self.config(), executor=executor, on_batch=after, on_step=on_step
+        )
         prepare(pipeline)
         with pipeline:
             if scenario.requests[0]:
                 pipeline.log.append(scenario.block(0), tag="before-0")
             for commit in records.commits(pipeline.store):
                 after(commit)
-            try:
-                return pipeline.run()
-            finally:
-                self.seen += pipeline.seen
+            return pipeline.run()
 
     @property
     def epochs(self) -> list[int]:
@@ -465,7 +464,7 @@ class Killer:
     def in_job(self, batch_id: int) -> None:
         self.on_step("files", batch_id)
 
-    def prepare(self, pipeline: Local) -> None:
+    def prepare(self, pipeline: InProcessPipeline) -> None:
         def recorded(facts: tuple[Fact, ...]) -> None:
             if facts[0].table == records.ROUNDS:
                 self.on_step("written", facts[0].value["batch_id"])

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from local_pipeline import Local
+from balance_checks import InProcessCounted
 from roost import Box, Query, RunConfig
 from roost.model.settings import with_settings
 from roost.runtime.records import Commit
+from roost.testing import InProcessPipeline
 
 ROWS, BATCHES, LATENESS = 40, 6, 5.0
 SCHEMA = pa.schema(
@@ -89,7 +90,7 @@ def test_late_points_are_rejected_and_match_nothing(
     feed(0)
     for number in range(BATCHES if restarted else 1):
         config = with_settings(RunConfig(), settings)
-        with Local(config, on_batch=on_batch) as pipeline:
+        with InProcessPipeline(config, executor=InProcessCounted(), on_batch=on_batch) as pipeline:
             if number == 0:
                 pipeline.request(Query("everywhere", Box(0, 0, 100, 100)))
             pipeline.run()

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from balance_checks import InProcessCounted
 from guard_story import worked_by_pairs
-from local_pipeline import Local
 from roost import RunConfig
 from roost.errors import StateError
 from roost.queries.guard_state import GuardCommand, decisions, load_guard, pending
@@ -37,6 +37,7 @@ from roost.storage.agreement import agreed
 from roost.storage.inputs import point_files, seen_inputs
 from roost.storage.lock import RunLock
 from roost.storage.store import Store
+from roost.testing import InProcessPipeline
 from roost.window.view import read_view
 
 DATA = Path(__file__).parents[1] / "data" / "state-0.1"
@@ -255,8 +256,8 @@ def test_the_run_continues_with_the_same_results(folder: Path) -> None:
         guard={"enabled": True, "round": 240.0, "users_max": 64},
         out={"dir": folder / "out"},
     )
-    with Local(config, worked_by_pairs, seed=1) as pipeline:
-        pipeline.watch.watched = False
+    executor = InProcessCounted(worked_by_pairs)
+    with InProcessPipeline(config, executor=executor, seed=1) as pipeline:
         report = pipeline.run()
         loaded = load_guard(pipeline.store)
         assert loaded is not None

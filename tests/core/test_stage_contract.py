@@ -489,7 +489,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_equal_the_store_after_every_batch(tmp_path: Path, kind: str, strategy: str) -> None:
-    """The scenario compares them after each commit and at the end of each batch."""
+    """The pipeline compares them after each commit and at the end of each batch."""
     deaths = Deaths([("after", 1), ("round", 3)])
     scenario = Scenario(
         tmp_path,
@@ -521,7 +521,7 @@ def test_a_state_that_differs_from_the_store_is_found(tmp_path: Path) -> None:
             assert isinstance(totals, KeyTotals)
             return [partial, Incomplete(totals.folder, totals.output)]
 
-    with pytest.raises(AssertionError, match="key totals has another state than the store"):
+    with pytest.raises(AssertionError, match="the state of key totals differs from the store"):
         Faulty(tmp_path).live()
 
 

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from balance_checks import InProcessCounted
 from guard_story import worked_by_pairs
-from local_pipeline import Local
 from roost import RunConfig
 from roost.model.choices import Strategy
 from roost.queries.guard_state import BLOCK, GuardCommand, load_guard, send
 from roost.queries.versions import version_at
 from roost.runtime import records
 from roost.storage.store import Fact, Store
+from roost.testing import InProcessPipeline
 from roost.window.view import batch_of, lease_view, read_view
 
 ROWS, BATCHES = 40, 9
@@ -62,7 +63,7 @@ class Run:
         self.transactions: list[tuple[Fact, ...]] = []
         self.deaths: list[tuple[str, int]] = []
 
-    def request(self, pipeline: Local, number: int) -> None:
+    def request(self, pipeline: InProcessPipeline, number: int) -> None:
         rng = np.random.default_rng(number)
         corner = 4 * rng.random((3, 2))
         names = [f"q{number}-{k}" for k in range(3)]
@@ -86,9 +87,13 @@ class Run:
         def on_batch(commit: records.Commit) -> None:
             self.request(pipeline, commit.batch_id + 1)
 
-        hooks: dict[str, Any] = {"on_step": on_step, "on_batch": on_batch, "seed": 1}
-        with Local(self.config, worked_by_pairs, **hooks) as pipeline:
-            pipeline.watch.watched = False
+        with InProcessPipeline(
+            self.config,
+            executor=InProcessCounted(worked_by_pairs),
+            on_step=on_step,
+            on_batch=on_batch,
+            seed=1,
+        ) as pipeline:
             pipeline.store._on_record = self.transactions.append
             for number in range(len(records.commits(pipeline.store)) + 1):
                 self.request(pipeline, number)
@@ -216,8 +221,8 @@ def test_a_lease_protects_the_oldest_batch_of_the_window(run: Run) -> None:
                 lease, view = lease_view(reader, clock=lambda: 1e10)
                 taken.append((lease, [f.file for b in view.batches for f in b.files]))
 
-    with Local(run.config, worked_by_pairs, seed=1, on_batch=on_batch) as pipeline:
-        pipeline.watch.watched = False
+    executor = InProcessCounted(worked_by_pairs)
+    with InProcessPipeline(run.config, executor=executor, seed=1, on_batch=on_batch) as pipeline:
         pipeline.run()
         ((lease, held),) = taken
         files = pipeline.store.files("window")

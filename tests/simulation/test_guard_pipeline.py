@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from balance_checks import InProcessCounted
 from guard_story import GuardStory, blocked_users, worked_by_pairs
-from local_pipeline import Local
 from roost import Box, Query
 from roost.errors import RequestError
 from roost.model.choices import Strategy
@@ -23,6 +23,7 @@ from roost.model.records import TIME_MIN
 from roost.queries.guard_state import decisions
 from roost.runtime import records
 from roost.runtime.records import Commit
+from roost.testing import InProcessPipeline
 
 STEPS = ("intent", "apply", "run", "deliver", "commit", "publish", "cleanup", "round", "end")
 SHORT = ("apply", "commit", "round", "end")
@@ -92,9 +93,13 @@ class Scene:
                 self.deaths.remove((batch_id, step))
                 raise Died
 
-        hooks = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
-        with Local(self.config, worked_by_pairs, **hooks) as pipeline:
-            pipeline.watch.watched = False
+        with InProcessPipeline(
+            self.config,
+            executor=InProcessCounted(worked_by_pairs),
+            on_batch=on_batch,
+            on_step=on_step,
+            seed=1,
+        ) as pipeline:
             pipeline.log.append(blocks[0], tag="before-0")
             done = len(records.commits(pipeline.store))
             for number in range(1, min(done, len(blocks) - 1) + 1):
@@ -102,10 +107,10 @@ class Scene:
             pipeline.run()
             return self._look(pipeline)
 
-    def watch(self, pipeline: Local, commit: Commit) -> None:
+    def watch(self, pipeline: InProcessPipeline, commit: Commit) -> None:
         """Look on after each batch."""
 
-    def _look(self, pipeline: Local) -> Ran:
+    def _look(self, pipeline: InProcessPipeline) -> Ran:
         assert pipeline._loop is not None and pipeline._loop.guard is not None
         guard, queries = pipeline._loop.guard.guard, pipeline._loop.queries
         live = [
@@ -205,7 +210,7 @@ def test_quarantine_hides_what_suspects_register_and_nothing_else(
     hidden: dict[int, int] = {}
 
     class Watching(Scene):
-        def watch(self, pipeline: Local, commit: Commit) -> None:
+        def watch(self, pipeline: InProcessPipeline, commit: Commit) -> None:
             last = records.last_round(pipeline.store)
             assert last is not None
             if last["quarantined"]:
@@ -242,7 +247,7 @@ def test_the_pipeline_refuses_a_blocked_user_with_the_reason(tmp_path: Path) -> 
     answers: list[str] = []
 
     class Asking(Scene):
-        def watch(self, pipeline: Local, commit: Commit) -> None:
+        def watch(self, pipeline: InProcessPipeline, commit: Commit) -> None:
             end = pipeline.log.end()
             name = f"mine-{commit.batch_id}"
             try:

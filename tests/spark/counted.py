@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pyspark import SparkContext
 
-from balance_checks import Busy, Seen, observe, simulated_seconds
+from balance_checks import Busy, Seen, counted, observe, simulated_seconds
 from roost.engine.executor import SparkExecutor
 from roost.runtime.chain import Chain, Placement
 from roost.stages.contract import Report, Task
@@ -38,17 +37,9 @@ class CountedExecutor(SparkExecutor):
         if self._busy_of is not None:
             number = tasks["matching"].number  # type: ignore[attr-defined]
             reports = {
-                stage: [_counted(self._busy_of, number, report) for report in found]
+                stage: [counted(self._busy_of, number, report) for report in found]
                 for stage, found in reports.items()
             }
         if self._seen is not None:
             self._seen.append(observe(tasks, reports))
         return reports
-
-
-def _counted(busy: Busy, number: int, report: Report) -> Report:
-    if report.stage != "matching":
-        return replace(report, seconds=0.0)
-    load_s = 1e-9 * report.counts["loaded_bytes"]
-    counts = {**report.counts, "load_s": load_s}
-    return replace(report, counts=counts, seconds=busy(number, report) + load_s)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from roost import Pipeline, RunConfig
 from roost.model.settings import with_settings
 from roost.runtime.records import Commit
-from roost.testing.pipeline import check_states
+from roost.testing import check_states
 from stage_scenario import ROWS, Scenario, random_points
 from toy_stage import KeyTotals
 

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from roost.runtime.executor import InProcessExecutor
 from roost.testing.oracle import brute_force
-from roost.testing.pipeline import InProcessPipeline
+from roost.testing.pipeline import InProcessPipeline, check_states
 
-__all__ = ["InProcessExecutor", "InProcessPipeline", "brute_force"]
+__all__ = ["InProcessExecutor", "InProcessPipeline", "brute_force", "check_states"]
