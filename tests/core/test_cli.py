@@ -32,7 +32,7 @@ from roost.queries.live import QuerySet
 from roost.runtime import records
 from roost.runtime.records import Commit, Intent
 from roost.storage.agreement import agree
-from roost.storage.store import Store
+from roost.storage.store import Fact, Store
 
 SPACE = Space(Rect(-74.0, 40.0, -73.0, 41.0), 20, 10, Coordinates.LONLAT)
 
@@ -382,7 +382,7 @@ def make_state(state: Path) -> None:
     queries.advance(2)
     service.close()
     plan = initial_plan(Strategy.UNIFORM, SPACE.grid, 5)
-    store.record(records.plan_fact(store, {**plan.to_json(), "strategy": "uniform"}))
+    store.record(Fact(records.PLANS, 0, {**plan.to_json(), "strategy": "uniform"}))
     for batch_id in range(12):
         records.begin(store, Intent(batch_id, {"space": 0}, 2))
         metrics = {

@@ -268,7 +268,9 @@ def test_a_snapshot_is_the_window_at_its_batch(
     listed = {f.file for b in story.stage.view.batches for f in b.files}
     listed |= set(story.stage.gone)
     assert set(story.stage.files.names()) == listed
-    assert story.cache.size("window") <= sum(len(batch.files) for batch in story.stage.view.batches)
+    assert len(story.cache._entries["window"]) <= sum(
+        len(batch.files) for batch in story.stage.view.batches
+    )
 
 
 COLUMNS_KEPT = ("x", "y", "time", "fare", "seats", "base", "ok")

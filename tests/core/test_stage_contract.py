@@ -20,7 +20,7 @@ from roost.balance import Plan
 from roost.runtime import records
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
-from roost.runtime.jobs import JOBS, _Call
+from roost.runtime.jobs import JOBS
 from roost.runtime.part import SOURCE, Item, Mark, Parcel, run_part
 from roost.stages.contract import (
     Batch,
@@ -676,12 +676,15 @@ def test_a_job_that_fails_is_abandoned_and_tried_again(tmp_path: Path) -> None:
     failed = []
 
     class Failing(FaultyExecutor):
-        def map(self, call: Callable[[Any, WorkerCache], Any], items: Sequence[Any]) -> list[Any]:
-            results = super().map(call, items)
-            if isinstance(call, _Call) and len(failed) < 2:
-                failed.extend(results)
-                raise OSError("the disk is full")
-            return results
+        def submit(
+            self, call: Callable[[Any, WorkerCache], Any], items: Sequence[Any]
+        ) -> Future[list[Any]]:
+            future = super().submit(call, items)
+            if len(failed) < 2:
+                failed.extend(future.result())
+                future = Future()
+                future.set_exception(OSError("the disk is full"))
+            return future
 
     scenario = Scenario(tmp_path, executor=Failing)
     with pytest.warns(UserWarning, match="job . of key totals failed: the disk is full") as seen:

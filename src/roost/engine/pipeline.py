@@ -73,7 +73,7 @@ class Pipeline(BasePipeline):
         self._snapshots: Snapshots | None = None
         self._request_logs: list[QueryLog] = []
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *failure: object) -> None:
         """Cancel running jobs and close the state directory; the Spark session stays open."""
         if self._executor is not None:
             self._executor.close()
@@ -81,7 +81,7 @@ class Pipeline(BasePipeline):
             self._snapshots.close()
         for log in self._request_logs:
             log.close()
-        super().__exit__(*error)
+        super().__exit__(*failure)
 
     @property
     def spark(self) -> SparkSession:

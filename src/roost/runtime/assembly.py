@@ -35,7 +35,7 @@ from roost.runtime.executor import Executor
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
-from roost.runtime.rounds import Policy, Rounds
+from roost.runtime.rounds import NO_CELLS, Policy, Rounds
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.joins import JoinStage
@@ -58,18 +58,22 @@ HISTORY_QUERIES = 200_000
 
 
 class Sampled(Protocol):
-    """What bounds and costs are learned from before the stream begins."""
+    """A source of points from which bounds and costs are learned before the stream begins."""
 
     def sample(self, columns: list[str]) -> pa.Table:
-        """Return some rows."""
+        """Return these columns of some rows."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller may observe or replace.
+    """What a caller may add, observe or replace.
 
     Parameters
     ----------
+    sinks
+        Sinks beside the one that the configuration names.
+    more_stages
+        Stages beside Roost's own.
     on_step
         Called before each step of a batch, see :mod:`roost.runtime.loop`.
     clock
@@ -78,6 +82,8 @@ class Hooks:
         Seed of the guard; drawn, and kept secret, if there is none.
     """
 
+    sinks: Sequence[Sink] = ()
+    more_stages: Sequence[Stage] = ()
     on_step: Callable[[str, int], None] = lambda step, number: None
     clock: Callable[[], float] = time.perf_counter
     seed: int | None = None
@@ -85,16 +91,9 @@ class Hooks:
 
 @dataclass(frozen=True)
 class StreamShape:
-    """What a run knows of its points: columns, space and a sample.
+    """The columns and the space of the points, and what costs are learned from, if anything.
 
-    Parameters
-    ----------
-    points, space
-        Which columns are what, and where points are.
-    sample
-        What costs are learned from; None without a sample.
-    json_column
-        Column that holds each point as JSON text; None reads the columns.
+    With a ``json_column``, each point is JSON text in that column.
     """
 
     points: PointSchema
@@ -104,27 +103,11 @@ class StreamShape:
 
 
 def release_memory() -> None:
-    """Return what loading queries needed to the system, before workers need it."""
+    """Return the memory that loading queries needed to the system, before workers need it."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it, or needs it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def query_id_type(config: RunConfig, store: Store, log: QueryLog) -> pa.DataType:
-    """Return the type of query identifiers: as recorded, configured, or first seen."""
-    known = agreed(store)
-    if known is not None:
-        return pa.int64() if known["query_id_type"] == "int64" else pa.string()
-    if config.queries.id_type is not None:
-        return pa.int64() if config.queries.id_type == "int" else pa.string()
-    first = next(iter(log.read(0, min(1, log.end()))), None)
-    if first is None or "query_id" not in first.column_names:
-        return pa.string()
-    try:
-        return id_type_of(first.schema.field("query_id").type, "query_id")
-    except ConfigError:
-        return pa.string()  # any client may have sent it: the request is refused, not the run
 
 
 def assemble(
@@ -133,75 +116,60 @@ def assemble(
     log: QueryLog,
     executor: Executor,
     shape: StreamShape,
-    *,
-    default_strategy: Strategy = Strategy.REPLICATED,
-    sinks: Sequence[Sink] = (),
-    more_stages: Sequence[Stage] = (),
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+    default_strategy: Strategy = Strategy.REPLICATED,
 ) -> BatchLoop:
-    """Build the batch loop of a run; the caller holds the run lock.
-
-    Parameters
-    ----------
-    config
-        Settings of the run.
-    store, log
-        The durable state.
-    executor
-        Runs the tasks.
-    shape
-        What the points look like.
-    default_strategy
-        Strategy of a run that names none.
-    sinks
-        Sinks beside the Parquet output.
-    more_stages
-        Stages beside Roost's own.
-    hooks
-        What the caller observes.
-    """
-    return _Assembly(config, store, log, executor, shape, hooks).loop(
-        default_strategy, sinks, more_stages
-    )
+    """Build the batch loop of a run; the caller holds the run lock."""
+    return _Assembly(config, store, log, executor, shape, hooks).loop(default_strategy)
 
 
+@dataclass
 class _Assembly:
     """The steps of :func:`assemble`, which share many values."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        store: Store,
-        log: QueryLog,
-        executor: Executor,
-        shape: StreamShape,
-        hooks: Hooks,
-    ) -> None:
-        self.config = config
-        self.store = store
-        self.log = log
-        self.executor = executor
-        self.shape = shape
-        self.points, self.space = shape.points, shape.space
-        self.hooks = hooks
-        self.out = config.out.dir.absolute()
-        self.unit = time_unit(shape.points)
-        self.id_type = query_id_type(config, store, log)
-        self.spec = window_spec(config.window, self.unit)
+    config: RunConfig
+    store: Store
+    log: QueryLog
+    executor: Executor
+    shape: StreamShape
+    hooks: Hooks
+
+    def __post_init__(self) -> None:
+        self.points, self.space = self.shape.points, self.shape.space
+        self.out = self.config.out.dir.absolute()
+        self.unit = time_unit(self.points)
+        self.id_type = self._query_id_type()
+        self.spec = window_spec(self.config.window, self.unit)
+        self.join = join_spec(self.config.join, self.unit)
         self._agree()
         self.cache = WorkerCache()
-        self.guard = GuardState.load(store)
+        self.guard = GuardState.load(self.store)
         self.window = None if self.spec is None else self._window(self.spec)
         self.queries = self._queries()
         release_memory()
 
+    def _query_id_type(self) -> pa.DataType:
+        """Return the type of query identifiers: as recorded, configured, or first seen."""
+        known, configured = agreed(self.store), self.config.queries.id_type
+        if known is not None:
+            return pa.int64() if known["query_id_type"] == "int64" else pa.string()
+        if configured is not None:
+            return pa.int64() if configured == "int" else pa.string()
+        first = next(iter(self.log.read(0, min(1, self.log.end()))), None)
+        if first is None or "query_id" not in first.column_names:
+            return pa.string()
+        try:
+            return id_type_of(first.schema.field("query_id").type, "query_id")
+        except ConfigError:
+            return pa.string()  # any client may have sent it: the request is refused, not the run
+
     def _agree(self) -> None:
         """Check that the state directory was made with the same settings."""
-        points, join = self.points, join_spec(self.config.join, self.unit)
+        points = self.points
         window: dict[str, Any] = {}
         if self.spec is not None:
             window = {
-                "join": None if join is None else join.to_json(),
+                "join": None if self.join is None else self.join.to_json(),
                 "window": self.spec.to_json(),
                 "window_attributes": window_attributes(self.config, points).names,
             }
@@ -256,11 +224,9 @@ class _Assembly:
             self.guard.now = TIME_MIN if now is None else now
         return queries
 
-    def loop(
-        self, default: Strategy, sinks: Sequence[Sink], more_stages: Sequence[Stage]
-    ) -> BatchLoop:
+    def loop(self, default: Strategy) -> BatchLoop:
         """Build the stages, the policies and the loop."""
-        config = self.config
+        config, hooks = self.config, self.hooks
         strategy = config.engine.strategy or default
         machines = config.engine.machines or self.executor.slots
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
@@ -279,12 +245,12 @@ class _Assembly:
                 self.space,
                 self.id_type,
                 segment_files(self.store),
-                staging(self.out, "matches") if config.out.sink != "count" or sinks else None,
+                staging(self.out, "matches") if config.out.sink != "count" or hooks.sinks else None,
                 table,
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
-            *more_stages,
+            *hooks.more_stages,
         ]
         return BatchLoop(
             self.store,
@@ -293,13 +259,13 @@ class _Assembly:
             stages,
             self.executor,
             self.out,
-            sinks=sinks,
+            sinks=hooks.sinks,
             publish_matches=config.out.sink == "parquet",
             rounds=self._rounds(strategy, statistics),
             guard=self.guard,
             history=config.out.history,
-            on_step=self.hooks.on_step,
-            clock=self.hooks.clock,
+            on_step=hooks.on_step,
+            clock=hooks.clock,
         )
 
     def _plan(self, strategy: Strategy, machines: int) -> int:
@@ -311,14 +277,14 @@ class _Assembly:
             return last
         sample = self.shape.sample
         if strategy is Strategy.HISTORY and sample is None:
-            takes = "another strategy for a stream without a sample of points"
-            raise ConfigError("engine.strategy", strategy.value, takes)
+            accepted = "another strategy for a stream without a sample of points"
+            raise ConfigError("engine.strategy", strategy.value, accepted)
         history = None
         if strategy in (Strategy.HISTORY, Strategy.GLOBAL) and sample is not None:
             history = self._history(sample)
-        made = initial_plan(strategy, self.space.grid, machines, history)
+        first = initial_plan(strategy, self.space.grid, machines, history)
         epoch = 0 if last is None else last + 1
-        plan = made.renumbered(epoch, int(known.get("next_id", 0)))
+        plan = first.renumbered(epoch, int(known.get("next_id", 0)))
         plan.check_invariants()
         store.record(Fact(PLANS, epoch, {**plan.to_json(), "strategy": strategy.value}))
         return epoch
@@ -340,27 +306,23 @@ class _Assembly:
         return CellStage(self.queries, self.space) if strategy is Strategy.GLOBAL else None
 
     def _window_results(self) -> list[Stage]:
-        """Build the stages that compute more of the window than single matches."""
-        config, points = self.config, self.points
-        if self.window is None or config.out.sink == "count":
+        """Build the stages of standing queries and of the join."""
+        if self.window is None or self.config.out.sink == "count":
             return []
-        files, types = (
-            WindowFiles(self.window.files, self.cache),
-            (points.id_type, points.time_type),
-        )
+        files = WindowFiles(self.window.files, self.cache)
+        types = self.points.id_type, self.points.time_type
         kinds = {kind: staging(self.out, kind) for kind in StandingStage.kinds}
         folder = segment_files(self.store)
         found: list[Stage] = [StandingStage(folder, files, kinds, self.id_type, *types)]
-        spec = join_spec(config.join, self.unit)
-        if spec is not None:
-            spec.check(self.window.schema)
-            found.append(JoinStage(spec, files, staging(self.out, "pairs"), *types))
+        if self.join is not None:
+            self.join.check(self.window.schema)
+            found.append(JoinStage(self.join, files, staging(self.out, "pairs"), *types))
         return found
 
     def _rounds(self, strategy: Strategy, stage: CellStage | TrioStage | None) -> Rounds | None:
         """Build the policies; they continue from the last round.
 
-        Hotspots are found by a balancer, so a guard without one only refuses blocked users.
+        A balancer finds the hotspots, so a guard without one only refuses blocked users.
         """
         config = self.config
         if stage is None:
@@ -390,7 +352,6 @@ class _Assembly:
                 quarantine=config.guard.quarantine,
             )
             policies.append(guard)
-        more = {} if guard is None else {"hidden": guard.hidden}
         return Rounds(
             self.store,
             strategy.value,
@@ -398,6 +359,6 @@ class _Assembly:
             int(config.balance.round * self.unit),
             reached(self.store),
             number,
-            clock=self.hooks.clock,
-            **more,
+            (lambda now: NO_CELLS) if guard is None else guard.hidden,
+            self.hooks.clock,
         )

@@ -1,8 +1,8 @@
-"""The balancing policies in a running pipeline: what ``swarm`` and ``global`` see of a round.
+"""The balancing policies of a run: what the strategies ``swarm`` and ``global`` see of a round.
 
-``swarm`` sees two numbers of each machine, and has one of them look at its own statistics.
-``global`` sees the points of every cell, learns from measured times what a point and a pair cost,
-and plans for all machines at once. The decisions themselves are :mod:`roost.balance`'s.
+``swarm`` sees two numbers of each machine, and searches the statistics of one of them. ``global``
+sees the points of every cell, learns from measured times what a point and a pair cost, and plans
+for all machines at once. :mod:`roost.balance` makes the decisions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statis
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
 
 ROUNDS_SEEN = 3
-# Seconds of the calibrated model before it has seen any: a machine, a point, a pair to look at.
+# Seconds of the cost model before any measurement: per machine, per point, per pair to check.
 PRIOR = (1e-3, 1e-7, 2e-9)
-# A machine matches all its points in one pass, so a partition costs hardly anything of itself; but
-# of two plans that are as good, the one with fewer is easier to route, to record and to change.
+# A machine matches all its points in one pass, so a partition itself costs hardly anything. But of
+# two equally good plans, the one with fewer partitions is easier to route, to record and to change.
 PER_PARTITION_S = 1e-5
 PER_QUERY_MOVED_S = 1e-7
 LOADING_MEMORY = 0.5
@@ -44,12 +44,7 @@ class BalancePolicy(Policy, Protocol):
 class SwarmPolicy:
     """The protocol of the paper: statistics stay with the machines.
 
-    Parameters
-    ----------
-    stage
-        The stage that writes the machines' statistics.
-    saved
-        The record of the last round before a restart, if any.
+    ``saved`` is the record of the last round before a restart, or empty.
     """
 
     name = BALANCE
@@ -59,7 +54,7 @@ class SwarmPolicy:
         self._swarm = Swarm.from_json(saved["swarm"]) if "swarm" in saved else Swarm()
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
-        """Let the protocol decide on the last numbers of each machine."""
+        """Decide on the last report of each machine."""
         values: Mapping[int, TrioValue] = snapshot.batches[-1].observed
         hidden = snapshot.hidden
         reports = [LoadReport(m, values[m].numerator, values[m].received) for m in sorted(values)]
@@ -69,8 +64,7 @@ class SwarmPolicy:
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
-        ask = partial(self._ask, hidden)
-        decision = self._swarm.decide(snapshot.plan, reports, rate, ask)
+        decision = self._swarm.decide(snapshot.plan, reports, rate, partial(self._shed, hidden))
         sent, memory = self._swarm.bytes_sent, self._swarm.to_json()
         return Proposal(decision, {"rate": rate, "bytes_sent": sent, "swarm": memory})
 
@@ -83,10 +77,10 @@ class SwarmPolicy:
         mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
         return max(mine, key=lambda p: costs[p.partition_id], default=None)
 
-    def _ask(
+    def _shed(
         self, hidden: NDArray[np.int32], machine: int, request: ShedRequest
     ) -> tuple[Change, ...]:
-        """Have a machine look for what it can give away, in its own statistics."""
+        """Return the load that a machine can give away, from its own statistics."""
         return shed(self._statistics(machine, hidden), machine, request)
 
     def _statistics(self, machine: int, hidden: NDArray[np.int32]) -> MachineStats:
@@ -100,14 +94,7 @@ class SwarmPolicy:
 class GlobalPolicy:
     """A plan for all machines at once, from counted cells and measured times.
 
-    Parameters
-    ----------
-    stage
-        The stage that counts points and queries by cell.
-    planner
-        Makes the plans.
-    saved
-        The record of the last round before a restart, if any.
+    ``saved`` is the record of the last round before a restart, or empty.
     """
 
     name = BALANCE
@@ -123,7 +110,7 @@ class GlobalPolicy:
             self._model = CostModel.from_json(saved["model"])
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
-        """Learn from the round, and plan."""
+        """Update the cost model from the round, and plan."""
         plan = snapshot.plan
         cells: dict[int, list[CellCounts]] = {}
         sent = 0
@@ -163,7 +150,7 @@ class GlobalPolicy:
     def _planned(
         self, plan: Plan, histogram: EulerHistogram, rates: CostRates, hidden: NDArray[np.int32]
     ) -> Decision:
-        """Plan for all queries, if those that are not hidden are reason enough."""
+        """Plan for all queries, if those that are not hidden justify a change."""
         rounds = list(self._rounds)
         if len(hidden):
             histogram.add(hidden, -1)
@@ -174,7 +161,7 @@ class GlobalPolicy:
         return self._planner.decide(plan, rounds, histogram, rates)
 
     def _learn_loading(self, notes: BatchNotes) -> None:
-        """Update what it takes to load a query after a move."""
+        """Update the cost of loading a query after a move."""
         if notes.loaded_queries:
             seconds = notes.load_s / notes.loaded_queries
             old = self._per_query_s
@@ -186,7 +173,7 @@ class GlobalPolicy:
         counts: Mapping[int, CellCounts],
         queries: NDArray[np.float64],
     ) -> float | None:
-        """Show the model what the machines had to do and how long they took."""
+        """Fit the model to the work of the machines and its times; returns its error before."""
         rows, times = [], []
         for machine, own in counts.items():
             if own.cells.size and busy_s[machine] > 0:

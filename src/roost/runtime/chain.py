@@ -1,10 +1,9 @@
 """A batch's stages as levels with one exchange between two levels.
 
 A *level* holds the stages that run between two exchanges; an executor runs it as one set of tasks.
-Its *parts* are (stage, machine) pairs, where the stage is one that receives its inputs through the
-exchange. Stages without a routing of their own run inside the part that makes their inputs. A
-block for a later level passes through the levels between unopened, so a line of levels carries any
-graph of stages.
+Its *parts* are (stage, machine) pairs, where the stage receives its inputs through the exchange.
+Stages without a routing run inside the part that produces their inputs. A block for a later level
+passes through the levels between unopened, so a line of levels carries any graph of stages.
 """
 
 from __future__ import annotations
@@ -20,14 +19,9 @@ from roost.stages.contract import Routing, Stage
 
 @dataclass(frozen=True)
 class Placement:
-    """Where machines prefer to run: hints, in no intent, never needed for a right result.
+    """Hints where machines run: executor groups by stage, preferred executors by routing.
 
-    Parameters
-    ----------
-    groups
-        Executor group by stage.
-    homes
-        By routing, the preferred executor of each machine.
+    They are in no intent, and no result depends on them.
     """
 
     groups: Mapping[str, str] = field(default_factory=dict)
@@ -40,16 +34,12 @@ class Node:
 
     Parameters
     ----------
-    name, inputs, outputs, marks
-        As the stage declares them.
     routing
-        Name of the routing that brings its inputs; None where they are made in the same part.
+        Name of the routing of its inputs; None where the same part produces them.
     root
         Stage that its part is named for: itself, or the one whose task it runs in.
     level
         Number of exchanges before it.
-    machines
-        Machines that it runs on.
     """
 
     name: str
@@ -75,19 +65,13 @@ class Chain:
     ) -> Chain:
         """Arrange stages that have a task.
 
-        Parameters
-        ----------
-        stages
-            In an order in which each comes after those that make its inputs.
-        routings
-            By name.
-        readers
-            Machines of the first level, which read the source.
+        Each stage comes after those that produce its inputs; the machines ``readers`` read the
+        source.
         """
-        makers: dict[str, Node] = {}
+        producers: dict[str, Node] = {}
         nodes: list[Node] = []
         for stage in stages:
-            sources = [makers[port] for port in stage.inputs]
+            sources = [producers[port] for port in stage.inputs]
             marked = [node.level for node in nodes if node.name in stage.marks]
             if len(marked) < len(stage.marks):
                 raise ValueError(f"{stage.name} reads marks of a stage that does not precede it")
@@ -100,7 +84,7 @@ class Chain:
             elif routing is None:
                 place = (None, sources[0].root, sources[0].level, sources[0].machines)
                 if any(source.root != sources[0].root for source in sources):
-                    raise ValueError(f"the inputs of {stage.name} are made in different tasks")
+                    raise ValueError(f"different tasks produce the inputs of {stage.name}")
             else:
                 level = 1 + max([source.level for source in sources] + marked)
                 place = (routing, stage.name, level, tuple(range(routings[routing].machines)))
@@ -108,7 +92,7 @@ class Chain:
             if any(level >= node.level for level in marked):
                 raise ValueError(f"{stage.name} reads marks of its own level {node.level}")
             nodes.append(node)
-            makers.update(dict.fromkeys(stage.outputs, node))
+            producers.update(dict.fromkeys(stage.outputs, node))
         used = {node.routing for node in nodes}
         return cls(tuple(nodes), {name: r for name, r in routings.items() if name in used})
 
@@ -154,7 +138,7 @@ class Chain:
         return [node for node in self.nodes if port in node.inputs]
 
     def readers_of(self, stage: str) -> list[Node]:
-        """Return the stages that read another's marks."""
+        """Return the stages that read a stage's marks."""
         return [node for node in self.nodes if stage in node.marks]
 
     def check_reports(self, reports: Sequence[Any]) -> None:
@@ -169,5 +153,5 @@ class Chain:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is computed on demand."""
+        """Leave out cached properties."""
         return {"nodes": self.nodes, "routings": self.routings}

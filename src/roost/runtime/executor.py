@@ -1,4 +1,4 @@
-"""What runs a batch: the contract of executors, and the one that runs it in this process."""
+"""The contract of executors, and the executor that runs batches in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.part import SOURCE, Item, Parcel, run_part
-from roost.stages.contract import (
-    Report,
-    Task,
-)
+from roost.stages.contract import MapExecutor, Report, Task
 from roost.stages.slices import Slice, cut
 from roost.storage.cache import WorkerCache
 
@@ -26,22 +23,16 @@ class Inputs(Protocol):
     def dealt(
         self, machines: int | None, number: int, executor: Executor
     ) -> tuple[Inputs, tuple[int, ...]]:
-        """Divide the input among readers; returns it with the machines that read it.
+        """Divide the input of batch ``number``; returns it with the machines that read it.
 
-        Parameters
-        ----------
-        machines
-            If a later stage runs inside the readers' tasks, how many machines it has.
-        number
-            Number of the batch.
-        executor
-            What runs the batch.
+        ``machines`` is how many machines a routed stage has that runs inside the readers' tasks;
+        None without such a stage.
         """
 
 
 @dataclass(frozen=True)
 class SliceInputs:
-    """Rows that are read by the task that needs them: see :mod:`roost.stages.slices`."""
+    """Rows that tasks read themselves: see :mod:`roost.stages.slices`."""
 
     slices: Sequence[Slice]
     groups: Sequence[Sequence[Slice]] = ()
@@ -49,7 +40,7 @@ class SliceInputs:
     def dealt(
         self, machines: int | None, number: int, executor: Executor
     ) -> tuple[SliceInputs, tuple[int, ...]]:
-        """Use as many machines as there is work for; those of a replicated plan take turns.
+        """Use as many machines as there is work for, in turn under a replicated plan.
 
         Launching a task costs more than matching a few thousand points.
         """
@@ -61,12 +52,8 @@ class SliceInputs:
         return SliceInputs(self.slices, cut(self.slices, len(readers))), readers
 
 
-class Executor(Protocol):
+class Executor(MapExecutor, Protocol):
     """Runs the tasks of a batch; the driver's loop knows nothing else of a cluster."""
-
-    @property
-    def slots(self) -> int:
-        """Number of tasks that run at the same time."""
 
     @property
     def rows_per_task(self) -> int:
@@ -76,9 +63,6 @@ class Executor(Protocol):
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
         """Run a batch; returns one report per stage and machine, ordered by machine, or fails."""
-
-    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
-        """Run a function on every item, each in a task of its own; results in their order."""
 
     def submit(
         self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]
@@ -96,14 +80,10 @@ def collected(chain: Chain, reports: Sequence[Report]) -> dict[str, list[Report]
 
 
 class InProcessExecutor:
-    """Runs everything in this process, one task after the other; pickles what a cluster would.
+    """Runs tasks one after the other in this process; pickles what a cluster would.
 
-    Parameters
-    ----------
-    slots
-        Number of readers of a partitioned plan.
-    measure
-        Replaces what the clock measured in a report, so that decisions repeat.
+    ``slots`` is the number of readers of a partitioned plan. ``measure`` replaces the measured
+    times of a report, so that decisions repeat.
     """
 
     rows_per_task = 1
@@ -120,10 +100,9 @@ class InProcessExecutor:
     ) -> dict[str, list[Report]]:
         """Run the levels one after the other."""
         chain, tasks = pickle.loads(pickle.dumps((chain, tasks)))
-        parts = chain.parts(0)
         items: list[list[Item]] = [
             [Parcel(stage, machine, SOURCE, group)]
-            for (stage, machine), group in zip(parts, inputs.groups, strict=True)
+            for (stage, machine), group in zip(chain.parts(0), inputs.groups, strict=True)
         ]
         for level in range(chain.levels):
             items = self.run_level(chain, tasks, level, items)
@@ -131,17 +110,11 @@ class InProcessExecutor:
         return collected(chain, [self.measure(report) for report in reports])
 
     def run_level(
-        self,
-        chain: Chain,
-        tasks: Mapping[str, Task],
-        level: int,
-        items: Sequence[Sequence[Item]],
+        self, chain: Chain, tasks: Mapping[str, Task], level: int, items: Sequence[Sequence[Item]]
     ) -> list[list[Item]]:
         """Run one level; returns the items of each part of the next."""
-        last = level + 1 == chain.levels
-        following: list[list[Item]] = [
-            [] for _ in range(1 if last else len(chain.parts(level + 1)))
-        ]
+        count = 1 if level + 1 == chain.levels else len(chain.parts(level + 1))
+        following: list[list[Item]] = [[] for _ in range(count)]
         for part, mine in enumerate(items):
             for target, item in run_part(chain, tasks, level, part, mine, self.cache):
                 following[target].append(pickle.loads(pickle.dumps(item)))

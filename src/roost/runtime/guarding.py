@@ -1,8 +1,8 @@
-"""The guard as a policy: what it sees of a round, when its own rounds end, and what it decides.
+"""The guard as a policy.
 
 At the end of a round the guard sees the partition that caused the accepted rebalancing, with all
-live queries. When its own round is over, in event time, it judges; the requests of users blocked
-then are refused from the next log position on. State and decisions are recorded with the round.
+live queries. When its own round is over, in event time, it decides whom to block; log replay
+refuses their requests from the next position on. State and decisions are recorded with the round.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ from roost.queries.live import QuerySet
 from roost.runtime.rounds import BALANCE, GUARD, NO_CELLS, Proposal, RoundSnapshot
 from roost.workload.cells import query_ranges
 
-Hottest = Callable[[Plan, int], Partition | None]
-
 
 @dataclass(frozen=True, eq=False)
 class _SegmentColumns:
-    """Columns of a segment that never change: owners, log positions and cells of its queries."""
+    """Columns of a segment that never change: users, log positions and cells of its queries."""
 
     slots: NDArray[np.int32]
     ranges: NDArray[np.int32]
     names: pa.Array
     codes: NDArray[np.int32]
-    born: NDArray[np.int64]
+    created: NDArray[np.int64]
     until: NDArray[np.int64] | None
 
     @classmethod
@@ -45,17 +43,15 @@ class _SegmentColumns:
         users = segment.users
         if not isinstance(users, pa.DictionaryArray):
             users = users.dictionary_encode()
-        nowhere = (
-            np.full(segment.size, -1)
-            if segment.created_position is None
-            else segment.created_position
-        )
+        created = segment.created_position
+        if created is None:
+            created = np.full(segment.size, -1)
         return cls(
             slots.astype(np.int32),
             query_ranges(space.grid, boxes),
             users.dictionary.cast(pa.string()),
             np.asarray(users.indices, np.int32)[slots],
-            np.asarray(nowhere, np.int64)[slots],
+            np.asarray(created, np.int64)[slots],
             None if segment.live_until is None else np.asarray(segment.live_until)[slots],
         )
 
@@ -71,7 +67,7 @@ class _SegmentColumns:
 class LiveView:
     """The live queries in the columns that the sensor reads; bounds are cells.
 
-    Locating the cells of all queries takes most of the time, so it is done once per segment.
+    Locating the cells of queries costs most, so it is done once per segment.
     """
 
     def __init__(self, queries: QuerySet, space: Space, guard: Guard) -> None:
@@ -81,7 +77,7 @@ class LiveView:
         self._columns: dict[str, _SegmentColumns] = {}
 
     def at(self, now: int) -> LiveQueries:
-        """Return the queries that have not ended at an event time."""
+        """Return the queries that are active at an event time."""
         names: list[pa.Array] = [pa.array([], pa.string())]
         codes, rounds = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         bounds = [np.empty((0, 4), np.int32)]
@@ -93,7 +89,7 @@ class LiveView:
             alive = columns.alive(ended, now)
             names.append(columns.names)
             codes.append(columns.codes[alive] + np.int32(known))
-            rounds.append(self._guard.rounds_of(columns.born[alive]))
+            rounds.append(self._guard.rounds_of(columns.created[alive]))
             bounds.append(columns.ranges[alive])
             known += len(columns.names)
         # A user who has queries in several segments gets one code.
@@ -108,14 +104,12 @@ class LiveView:
 
 
 class GuardPolicy:
-    """Shows the guard hotspots, and ends its rounds.
+    """Passes hotspots to the guard, and ends its rounds.
 
     Parameters
     ----------
     state
         The guard of the state directory, which log replay uses as well.
-    queries, space
-        The live queries, and where they are.
     round_length
         Length of a round of detection, in event time.
     hottest
@@ -134,10 +128,10 @@ class GuardPolicy:
         queries: QuerySet,
         space: Space,
         round_length: int,
-        hottest: Hottest,
+        hottest: Callable[[Plan, int], Partition | None],
         *,
-        evict: bool = False,
-        quarantine: bool = False,
+        evict: bool,
+        quarantine: bool,
     ) -> None:
         self._state = state
         self._guard = state.guard
@@ -158,7 +152,7 @@ class GuardPolicy:
         return hidden
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
-        """Observe the accepted rebalancing; judge users if the round of detection is over."""
+        """Observe the accepted rebalancing; block users if the round of detection is over."""
         now, guard = snapshot.now, self._guard
         self._state.now = now
         hiding = len(snapshot.hidden) > 0

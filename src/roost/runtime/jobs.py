@@ -7,43 +7,21 @@ its files are deleted and the stage may start it again under another number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from roost.runtime.executor import Executor
-from roost.runtime.records import TOTALS
 from roost.stages.contract import Job, Stage
-from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, Store
+from roost.storage.totals import TOTALS
 
 JOBS = "jobs"
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A job's function with its file prefix; pickled."""
-
-    call: Callable[[Any, str, WorkerCache], Any]
-    prefix: str
-
-    def __call__(self, item: Any, cache: WorkerCache) -> Any:
-        return self.call(item, self.prefix, cache)
-
-
 class Jobs:
-    """Runs one job at a time.
-
-    Parameters
-    ----------
-    store
-        Where jobs and their outcomes are recorded.
-    executor
-        Runs them.
-    stages
-        Stages that may have some.
-    """
+    """Runs one job at a time; a new instance abandons the job of a driver that died."""
 
     def __init__(self, store: Store, executor: Executor, stages: Sequence[Stage]) -> None:
         self._store = store
@@ -68,8 +46,10 @@ class Jobs:
                 self._store.record(
                     Fact(TOTALS, JOBS, number), Fact(JOBS, number, {"stage": stage.name})
                 )
-                call = _Call(job.call, job_prefix(number))
-                self._running = number, stage, job, self._executor.submit(call, job.items)
+                future = self._executor.submit(
+                    partial(job.call, prefix=job_prefix(number)), job.items
+                )
+                self._running = number, stage, job, future
                 return
 
     def _finish(self) -> None:

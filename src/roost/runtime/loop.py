@@ -1,16 +1,16 @@
 """One micro-batch, exactly once.
 
-The steps, in this order; the driver may die before or in any of them::
+The steps, in this order; the driver may fail before or in any of them::
 
-    intent     epochs, query-log position, offsets and choices are recorded, once
-    apply      the query log is applied up to that position
+    intent     record epochs, query-log position, offsets and choices, once
+    apply      apply the query log up to that position
     run        tasks write files under names of their own
     after      the stages turn the tasks' reports into outcomes
-    deliver    other sinks receive the staged matches
-    commit     one transaction records the outcomes of all stages
-    publish    the staged files get their final names
-    cleanup    leftovers, and what no batch can request, are deleted
-    round      at the end of a round: one transaction records decisions and the next routing
+    deliver    pass the staged matches to other sinks
+    commit     record the outcomes of all stages in one transaction
+    publish    give the staged files their final names
+    cleanup    delete leftovers, and what no batch can request
+    round      at the end of a round: record decisions and the next routing in one transaction
 
 A batch that finds its intent repeats it; one that finds its commit only publishes. So a batch
 leaves its results in the output once, and the same results however often it runs.
@@ -48,12 +48,12 @@ from roost.runtime.records import (
     last_round,
     reached,
 )
-from roost.runtime.report import SUMMED, add_batch
 from roost.runtime.rounds import Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.routing import PLANS, SPACE, SpatialTable
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
+from roost.storage.totals import BATCHES, SUMMED, TOTALS, add_batch
 
 STAGING = "_staging"
 CLEANUP_BATCHES = 64
@@ -64,7 +64,7 @@ class Sink(Protocol):
     """Receives the matches of a batch."""
 
     def deliver(self, batch_id: int, files: Sequence[str]) -> None:
-        """Store a batch; must not return before the matches are safe."""
+        """Store a batch; must not return before the matches are durable."""
 
 
 def staging(out: Path, kind: str) -> Files:
@@ -78,16 +78,10 @@ class BatchLoop:
 
     Parameters
     ----------
-    store, log, queries
-        The durable state.
     stages
-        In an order in which each comes after those that make its inputs.
-    executor
-        Runs the tasks.
+        In an order in which each comes after those that produce its inputs.
     out
         Folder of the output.
-    sinks
-        Further sinks.
     publish_matches
         Whether matches stay as Parquet, or are for the sinks only.
     rounds
@@ -95,7 +89,7 @@ class BatchLoop:
     guard
         Applies operators' commands before each batch; None without a guard.
     history
-        How many batches, rounds and plans stay in the store.
+        How many batches, rounds and plans stay in the store, within ``CLEANUP_BATCHES``.
     on_step
         Called with the name of each step just before it begins, and with ``end``.
     clock
@@ -118,7 +112,7 @@ class BatchLoop:
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
-        """Create the folders, compute the stages' state, and finish what a dead driver began."""
+        """Create the folders, compute the stages' state, and finish the last batch."""
         found = (stage.routing_table() for stage in self.stages)
         self.tables: dict[str, RoutingTable] = {table.name: table for table in found if table}
         self._staging = {kind: staging(self.out, kind) for s in self.stages for kind in s.kinds}
@@ -162,8 +156,8 @@ class BatchLoop:
         files = self._published(batch)
         self.on_step("deliver", number)
         self._deliver(batch)
-        figures = self._figures(intent, batch, reports, self.clock() - started)
-        commit = Commit(number, files, figures)
+        metrics = self._metrics(intent, batch, reports, self.clock() - started)
+        commit = Commit(number, files, metrics)
         self.on_step("commit", number)
         self._commit(batch, commit)
         self.on_step("publish", number)
@@ -244,36 +238,30 @@ class BatchLoop:
                     found.append((f"{kind}/{STAGING}/{staged.name}", final))
         return tuple(found)
 
-    def _figures(
+    def _metrics(
         self, intent: Intent, batch: Batch, reports: Reports, seconds: float
     ) -> dict[str, Any]:
-        figures: dict[str, Any] = dict.fromkeys(SUMMED, 0)
+        metrics: dict[str, Any] = dict.fromkeys(SUMMED, 0)
         for outcome in batch.outcomes.values():
-            figures.update(outcome.metrics)
-        figures["stages"] = {
-            name: {
-                "seconds": sum(report.seconds for report in mine),
-                "rows_in": sum(report.rows_in for report in mine),
-                "rows_out": sum(report.rows_out for report in mine),
-                "bytes_out": sum(report.bytes_out for report in mine),
-            }
-            for name, mine in reports.items()
-        }
-        sent = (r.seconds for mine in reports.values() for r in mine if r.bytes_out)
-        epoch = intent.epochs[SPACE]
+            metrics.update(outcome.metrics)
+        sums = ("seconds", "rows_in", "rows_out", "bytes_out")
         return {
-            **figures,
-            "route_s": sum(sent),
+            **metrics,
+            "stages": {
+                name: {field: sum(getattr(report, field) for report in mine) for field in sums}
+                for name, mine in reports.items()
+            },
+            "route_s": sum(r.seconds for mine in reports.values() for r in mine if r.bytes_out),
             "seconds": seconds,
-            "epoch": epoch,
+            "epoch": intent.epochs[SPACE],
             "position": intent.position,
         }
 
     def _commit(self, batch: Batch, commit: Commit) -> None:
-        totals = add_batch(self.store, commit.figures)
+        totals = add_batch(self.store.get(TOTALS, BATCHES) or {}, commit.figures)
         facts = [fact for outcome in batch.outcomes.values() for fact in outcome.facts]
-        self.store.record(commit_fact(commit), totals, *facts)
-        self._reached = totals.value["time_max"]
+        self.store.record(commit_fact(commit), Fact(TOTALS, BATCHES, totals), *facts)
+        self._reached = totals["time_max"]
         for stage in self.stages:
             stage.committed(batch, batch.outcomes[stage.name])
 
@@ -294,7 +282,7 @@ class BatchLoop:
         self.jobs.step()
 
     def _clean(self) -> None:
-        """Delete what failed attempts left; no batch is running now."""
+        """Delete the files of failed attempts; no batch is running now."""
         for files in self._staging.values():
             files.delete("")
         for stage in self.stages:
@@ -321,7 +309,7 @@ class BatchLoop:
         table = self.tables[SPACE]
         assert isinstance(table, SpatialTable)
         if self.rounds is None or intent.epochs[SPACE] != table.epoch:
-            return  # what a plan that is no longer used did says nothing about this one
+            return  # policies see only batches of the current plan
         after = self.rounds.after_batch(batch, reports)
         if after is not None:
             table.epoch = after.epoch

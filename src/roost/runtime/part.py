@@ -1,4 +1,4 @@
-"""The only task code: one part of one level of a batch, on whatever executor.
+"""The only task code: one part of one level of a batch, on any executor.
 
 Executors move items between levels and call :func:`run_part`. An item is a block for a stage and
 machine (:class:`Parcel`), a mark (:class:`Mark`) or a report. Blocks and marks that are for a later
@@ -15,12 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from roost.runtime.chain import Chain, Node
-from roost.stages.contract import (
-    Output,
-    Report,
-    Task,
-    Work,
-)
+from roost.stages.contract import Output, Report, Task, Work
 from roost.storage.cache import WorkerCache
 
 
@@ -49,7 +44,7 @@ SOURCE = "source"
 
 
 class _Running:
-    """A stage at work in this part, with what it is measured by."""
+    """A stage in this part: its work, where its outputs go, and its measurements."""
 
     def __init__(self, node: Node, clock: Callable[[], float]) -> None:
         self.node = node
@@ -102,22 +97,10 @@ def run_part(
     executor: str = "",
     clock: Callable[[], float] = time.process_time,
 ) -> Iterator[tuple[int, Item]]:
-    """Run one part; yields items with the number of the part of the next level they go to.
+    """Run one part on the items that the level before sent to it.
 
-    Parameters
-    ----------
-    chain, tasks
-        The batch: its stages, and the task of each.
-    level, part
-        Which part this is.
-    items
-        What the level before sent here.
-    cache
-        What the worker retains between tasks.
-    executor
-        Name of the executor, for the reports.
-    clock
-        Processor seconds.
+    Yields items with the number of the part of the next level that they go to. ``executor`` is the
+    name for the reports; ``clock`` returns processor seconds.
     """
     root, machine = chain.parts(level)[part]
     group = _started(chain, tasks, root, machine, cache, clock)
@@ -141,8 +124,7 @@ def run_part(
                 split = partial(chain.routings[node.routing].split, port, block, cache)
                 for target, piece in run.timed(split):
                     run.bytes_out += piece.nbytes
-                    parcel = Parcel(node.name, target, port, piece)
-                    yield hop(node.name, target), parcel
+                    yield hop(node.name, target), Parcel(node.name, target, port, piece)
 
     def received(run: _Running, port: str, block: Any) -> Iterator[tuple[int, Item]]:
         run.rows_in += getattr(block, "num_rows", 0)
@@ -159,9 +141,8 @@ def run_part(
         else:
             yield from received(running[item.stage], item.port, item.block)
     for run in group:
-        name = run.node.name
-        values = _mark_values(chain, run.node, marks[name])
-        yield from emitted(run, partial(_finished, run.work, tasks[name], values))
+        task, values = tasks[run.node.name], _mark_values(chain, run.node, marks[run.node.name])
+        yield from emitted(run, partial(_finished, run.work, task, values))
     for run in group:
         report = run.report(executor, machine)
         if report.mark is not None:

@@ -1,8 +1,4 @@
-"""A run without Spark: one state directory, one source of points, one loop of batches.
-
-:class:`BasePipeline` accepts requests and replays Roost's own sources on any executor.
-:class:`roost.Pipeline` adds Spark; :class:`roost.testing.InProcessPipeline` runs in one process.
-"""
+"""A run without Spark: accepts requests and replays Roost's own sources on any executor."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -42,14 +38,11 @@ from roost.storage.store import Store
 POLL_S = 0.2
 IDLE_S = 0.002
 
-OnBatch = Callable[[Commit], None]
-OnStep = Callable[[str, int], None]
-
 
 def requests_table(requests: Iterable[Request]) -> pa.Table:
-    """Make a block for the query log."""
+    """Return requests as a block of the query log."""
     records = [request_record(request) for request in requests]
-    # Arrow would take the columns of the first record alone, and drop another shape's fields.
+    # Arrow itself would use the columns of the first record only, and drop another shape's fields.
     names = dict.fromkeys(name for record in records for name in record)
     return pa.table({name: [record.get(name) for record in records] for name in names})
 
@@ -57,24 +50,18 @@ def requests_table(requests: Iterable[Request]) -> pa.Table:
 class BasePipeline(ABC):
     """Continuous spatial queries over a stream of points, on some executor.
 
+    :class:`roost.Pipeline` runs on Spark, :class:`roost.testing.InProcessPipeline` in one process.
+
     Parameters
     ----------
     config
         Settings of the run.
     source
         Where points come from, if not from the configuration.
-    sinks
-        Further sinks, beside the one that the configuration names.
     on_batch
         Called after each batch with its commit.
-    on_step
-        Called before each step of a batch, see :mod:`roost.runtime.loop`.
-    clock
-        Seconds, to time batches.
-    seed
-        Seed of the guard; drawn, and kept secret, if there is none.
-    more_stages
-        Stages beside Roost's own.
+    **hooks
+        Sinks, stages, callbacks, clock and seed: see :class:`roost.runtime.assembly.Hooks`.
     """
 
     def __init__(
@@ -82,19 +69,13 @@ class BasePipeline(ABC):
         config: RunConfig,
         *,
         source: Source | None = None,
-        sinks: Sequence[Sink] = (),
-        on_batch: OnBatch = lambda commit: None,
-        on_step: OnStep = lambda step, batch_id: None,
-        clock: Callable[[], float] = time.perf_counter,
-        seed: int | None = None,
-        more_stages: Sequence[Stage] = (),
+        on_batch: Callable[[Commit], None] = lambda commit: None,
+        **hooks: Any,
     ) -> None:
         self.config = config
         self.source = source
-        self._sinks = list(sinks)
         self._on_batch = on_batch
-        self._hooks = Hooks(on_step, clock, seed)
-        self._more_stages = more_stages
+        self._hooks = Hooks(**hooks)
         self._stopping = False
         self._opening = threading.RLock()  # other threads may send requests
         self._lock: RunLock | None = None
@@ -107,12 +88,7 @@ class BasePipeline(ABC):
         """Use the pipeline in a ``with`` block."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         """Release the state directory."""
         for resource in (self._store, self._log):
             if resource is not None:
@@ -165,7 +141,7 @@ class BasePipeline(ABC):
         return self.log.append(requests_table(requests))
 
     def _current_guard(self) -> GuardState | None:
-        """Return the guard of the run, or as it was recorded, read again only after a change."""
+        """Return the guard of the run, or the recorded one, read again only after a change."""
         if self._loop is not None and self._loop.guard is not None:
             return self._loop.guard
         now = stamp(self.store)
@@ -217,16 +193,9 @@ class BasePipeline(ABC):
         self, points: PointSchema, sample: Sampled | None, json_column: str | None
     ) -> BatchLoop:
         shape = StreamShape(points, self._space(points, sample), sample, json_column)
+        hooks = replace(self._hooks, sinks=[*self._hooks.sinks, *self._configured_sinks()])
         self._loop = assemble(
-            self.config,
-            self.store,
-            self.log,
-            self.executor,
-            shape,
-            default_strategy=self.default_strategy,
-            sinks=[*self._sinks, *self._configured_sinks()],
-            more_stages=self._more_stages,
-            hooks=self._hooks,
+            self.config, self.store, self.log, self.executor, shape, hooks, self.default_strategy
         )
         return self._loop
 

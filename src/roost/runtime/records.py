@@ -1,7 +1,7 @@
-"""Intents, commits, plans and rounds: the driver's facts, with types.
+"""The driver's facts with types: intents, commits, plans and rounds.
 
-An *intent* is written before any work of a batch, a *commit* after all of it. A *plan* belongs to
-an epoch. A *round* says what was decided, and why.
+An *intent* is recorded before any work of a batch, a *commit* after all of it. A *plan* belongs to
+an epoch. A *round* has the decisions at its end, with reasons.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roost.errors import StateError
+from roost.stages.routing import PLANS
 from roost.storage.store import Fact, Store, View
+from roost.storage.totals import BATCHES, TOTALS
 
-INTENTS, COMMITS, PLANS, ROUNDS, TOTALS = "intents", "commits", "plans", "rounds", "totals"
-SPACE = "space"
+INTENTS, COMMITS, ROUNDS = "intents", "commits", "rounds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,6 @@ class Intent:
 
     Parameters
     ----------
-    batch_id
-        Number of the batch.
     epochs
         Epoch of every routing.
     position
@@ -99,17 +98,8 @@ def _commit(body: dict[str, Any]) -> Commit:
 
 def reached(view: View) -> int | None:
     """Return the largest event time of any committed batch."""
-    totals = view.get(TOTALS, "batches") or {}
-    times = [totals.get("time_max"), *(c.figures.get("time_max") for c in commits(view))]
-    return max((time for time in times if time is not None), default=None)
-
-
-def plan_fact(view: View, plan: dict[str, Any]) -> Fact:
-    """Return the row of a new plan; an epoch is written once."""
-    epoch = int(plan["epoch"])
-    if view.get(PLANS, epoch) is not None:
-        raise StateError(f"plan of epoch {epoch} exists already")
-    return Fact(PLANS, epoch, plan)
+    found: int | None = (view.get(TOTALS, BATCHES) or {}).get("time_max")
+    return found
 
 
 def plan_of(view: View, epoch: int) -> dict[str, Any]:
@@ -124,11 +114,6 @@ def last_epoch(view: View) -> int | None:
     """Return the newest plan epoch."""
     found = view.last(PLANS)
     return None if found is None else found[0]
-
-
-def round_fact(row: dict[str, Any]) -> Fact:
-    """Return the row of a round."""
-    return Fact(ROUNDS, int(row["round"]), row)
 
 
 def rounds(view: View) -> list[dict[str, Any]]:

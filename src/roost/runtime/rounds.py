@@ -1,14 +1,13 @@
-"""Rounds: what the driver does between two batches to adapt.
+"""Rounds: how the driver adapts between two batches.
 
-A round is an interval of stream time, and at least one batch. When it ends, the policies propose in
-a fixed order what to change, and the arbiter accepts or refuses. Decisions, verdicts, the policies'
-memories and the next routing are recorded in one transaction before any batch uses them, so after
-a crash a change is wholly there or not at all.
+A round is an interval of stream time, and at least one batch. When it ends, the policies propose
+changes in a fixed order, and the arbiter accepts or refuses. Decisions, verdicts, the policies'
+memories and the next routing are recorded in one transaction before any batch uses them, so a
+crash leaves a change complete or absent.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -20,13 +19,13 @@ from roost.balance import Plan
 from roost.balance.changes import Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
 from roost.model.records import TIME_MIN
-from roost.runtime.report import add_round
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
-from roost.stages.routing import SpatialRouting, spatial
+from roost.stages.routing import PLANS, SpatialRouting, spatial
 from roost.stages.statistics import STATISTICS
 from roost.storage.store import Fact, Store
+from roost.storage.totals import ROUNDS, TOTALS, add_round
 
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD = "balance", "guard"
@@ -34,15 +33,7 @@ BALANCE, GUARD = "balance", "guard"
 
 @dataclass(frozen=True)
 class BatchNotes:
-    """What a batch left for the policies.
-
-    Parameters
-    ----------
-    observed
-        What the statistics stage observed.
-    loaded_queries, load_s
-        Queries that machines loaded because their partitions moved, and how long that took.
-    """
+    """What policies see of a batch: what the statistics stage observed, and the cost of moves."""
 
     observed: Any
     loaded_queries: int
@@ -55,24 +46,16 @@ class RoundSnapshot:
 
     Parameters
     ----------
-    number, batch
-        Numbers of the round and of its last batch.
-    routing
-        The spatial routing under which it ran.
     busy_s
         Processor time of each machine, without loading queries.
     now
         Event time that the stream has reached.
-    batches
-        Notes of the round's batches, in order.
     hidden
         Cells of queries that are no reason to rebalance, ``(k, 4)``, both ends included.
     accepted
         Decisions accepted so far in this round, by policy.
     """
 
-    number: int
-    batch: int
     routing: SpatialRouting
     busy_s: NDArray[np.float64]
     now: int
@@ -82,7 +65,7 @@ class RoundSnapshot:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the round."""
+        """The spatial plan of the round."""
         return self.routing.plan
 
 
@@ -92,10 +75,8 @@ class Proposal:
 
     Parameters
     ----------
-    decision
-        Changes, or none, with the reason.
     memory
-        What the policy must know after a restart, and figures for the record of the round.
+        What the policy needs after a restart, and metrics for the record of the round.
     facts
         Rows to record whether the decision is accepted or not.
     """
@@ -118,7 +99,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a proposal, and why."""
+    """Whether a proposal was accepted, and why."""
 
     policy: str
     accepted: bool
@@ -131,31 +112,28 @@ class Verdict:
         return {"policy": self.policy, "verdict": verdict, "reason": self.reason}
 
 
-class Arbiter:
-    """Accepts or refuses what policies propose; the only place that does."""
+def arbitrate(
+    snapshot: RoundSnapshot, policies: Sequence[Policy]
+) -> tuple[list[Verdict], SpatialRouting | None]:
+    """Accept or refuse what policies propose, in their order; the only place that does.
 
-    def end_round(
-        self, snapshot: RoundSnapshot, policies: Sequence[Policy]
-    ) -> tuple[list[Verdict], SpatialRouting | None]:
-        """Ask the policies in their order; returns the verdicts and the next routing, if any.
-
-        A later policy sees the decisions accepted before it.
-        """
-        verdicts: list[Verdict] = []
-        after: SpatialRouting | None = None
-        for policy in policies:
-            proposal = policy.propose(snapshot)
-            decision, accepted, reason = proposal.decision, True, proposal.decision.reason
-            if isinstance(decision, Rebalance):
-                try:
-                    after = (after or snapshot.routing).apply(decision.changes)
-                except ValueError as error:
-                    accepted, reason = False, f"{reason}; refused: {error}"
-                    decision = NoChange(reason)
-            verdicts.append(Verdict(policy.name, accepted, reason, proposal))
-            known = {**snapshot.accepted, policy.name: decision}
-            snapshot = replace(snapshot, accepted=known)
-        return verdicts, after
+    A later policy sees the decisions accepted before it. Returns the verdicts and the next
+    routing, if any.
+    """
+    verdicts: list[Verdict] = []
+    after: SpatialRouting | None = None
+    for policy in policies:
+        proposal = policy.propose(snapshot)
+        decision, accepted, reason = proposal.decision, True, proposal.decision.reason
+        if isinstance(decision, Rebalance):
+            try:
+                after = (after or snapshot.routing).apply(decision.changes)
+            except ValueError as error:
+                accepted, reason = False, f"{reason}; refused: {error}"
+                decision = NoChange(reason)
+        verdicts.append(Verdict(policy.name, accepted, reason, proposal))
+        snapshot = replace(snapshot, accepted={**snapshot.accepted, policy.name: decision})
+    return verdicts, after
 
 
 class Rounds:
@@ -163,8 +141,6 @@ class Rounds:
 
     Parameters
     ----------
-    store
-        Where decisions are recorded.
     strategy
         Name of the strategy, for the record.
     policies
@@ -187,10 +163,10 @@ class Rounds:
         strategy: str,
         policies: Sequence[Policy],
         round_length: int,
-        now: int | None = None,
-        number: int = 0,
-        hidden: Callable[[int], NDArray[np.int32]] = lambda now: NO_CELLS,
-        clock: Callable[[], float] = time.perf_counter,
+        now: int | None,
+        number: int,
+        hidden: Callable[[int], NDArray[np.int32]],
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._strategy = strategy
@@ -200,7 +176,6 @@ class Rounds:
         self._number = number
         self._hidden = hidden
         self._clock = clock
-        self._arbiter = Arbiter()
         self._start_round(None)
 
     def _start_round(self, opened: int | None) -> None:
@@ -241,10 +216,8 @@ class Rounds:
         routing = spatial(batch.routings)
         busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
         hidden = self._hidden(self._now)
-        snapshot = RoundSnapshot(
-            self._number, batch.number, routing, busy_s, self._now, tuple(self._notes), hidden
-        )
-        verdicts, after = self._arbiter.end_round(snapshot, self._policies)
+        snapshot = RoundSnapshot(routing, busy_s, self._now, tuple(self._notes), hidden)
+        verdicts, after = arbitrate(snapshot, self._policies)
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
         decision = balance.proposal.decision
         changes = decision.changes if isinstance(decision, Rebalance) and balance.accepted else ()
@@ -262,10 +235,11 @@ class Rounds:
             "verdicts": [verdict.to_json() for verdict in verdicts],
             **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
         }
-        facts = [Fact("rounds", self._number, row), add_round(self._store, row)]
+        totals = add_round(self._store.get(TOTALS, ROUNDS) or {}, row)
+        facts = [Fact(ROUNDS, self._number, row), Fact(TOTALS, ROUNDS, totals)]
         if after is not None:
             body = {**after.plan.to_json(), "strategy": self._strategy}
-            facts.append(Fact("plans", after.epoch, body))
+            facts.append(Fact(PLANS, after.epoch, body))
         self._store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
         self._number += 1
         self._start_round(self._now)

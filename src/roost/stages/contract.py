@@ -152,8 +152,8 @@ class Batch:
 class Job:
     """Background work of a stage, beside the batches; may be abandoned at any time."""
 
-    # Runs on an executor for each item, with the item, the job's file prefix and the cache.
-    call: Callable[[Any, str, WorkerCache], Any]
+    # Runs on an executor for each item: the item, the cache, and the file prefix as ``prefix``.
+    call: Callable[..., Any]
     items: Sequence[Any]  # names of immutable files, and the like
     # Turns the results into an outcome, whose facts are recorded between two batches.
     after: Callable[[Sequence[Any]], Outcome]

@@ -17,7 +17,7 @@ def agreed(view: View) -> dict[str, Any] | None:
     return found
 
 
-def agree(store: Store, meta: dict[str, Any]) -> dict[str, Any]:
+def agree(store: Store, meta: dict[str, Any]) -> None:
     """Record settings that results depend on, or check that they equal the recorded ones.
 
     Raises
@@ -29,11 +29,10 @@ def agree(store: Store, meta: dict[str, Any]) -> dict[str, Any]:
     found = agreed(store)
     if found is None:
         store.record(Fact(META, META, meta))
-        return meta
+        return
     for key in sorted(set(found) | set(meta)):
         if found.get(key) != meta.get(key):
             raise StateError(
                 f"state in {store.folder} was made with {key} = {found.get(key)!r}, "
                 f"this run has {meta.get(key)!r}; use the same settings or another --state"
             )
-    return found

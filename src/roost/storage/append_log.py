@@ -19,7 +19,7 @@ class AppendLog:
                 " entry blob not null, kind integer not null default 0)"
             )
             if "kind" not in {row[1] for row in db.execute("pragma table_info(log)")}:
-                # Made before entries were of several kinds.
+                # Written before entries had kinds.
                 db.execute("alter table log add column kind integer not null default 0")
             db.execute("create table if not exists tags (tag text primary key)")
 
@@ -36,18 +36,16 @@ class AppendLog:
 
     def end(self) -> int:
         """Return the position after the last committed entry."""
-        with self.database.reading() as db:
-            return int(db.execute("select max(position) from log").fetchone()[0] or 0)
+        return int(self.database.rows("select max(position) from log")[0][0] or 0)
 
     def read(self, after: int, upto: int) -> Iterator[tuple[bytes, int]]:
         """Yield the entries ``after + 1 .. upto`` in order, with their kinds."""
-        statement = "select position, entry, kind from log where position > ? and position <= ?"
-        while after < upto:
-            with self.database.reading() as db:
-                row = db.execute(f"{statement} order by position limit 1", (after, upto)).fetchone()
-            if row is None:
-                return
-            after, entry, kind = row
+        statement = (
+            "select position, entry, kind from log where position > ? and position <= ?"
+            " order by position limit 1"
+        )
+        while rows := self.database.rows(statement, after, upto):
+            after, entry, kind = rows[0]
             yield entry, kind
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""Named arrays in one file that any process can map.
+"""Named arrays in one file that any process can map; only its owner may read it.
 
-Layout: an 8-byte magic, the length of a JSON directory, the directory (name, type, shape, place
-of each array), then the arrays, each at a multiple of 64 bytes. Files are written under another
-name, flushed and renamed, so a file with its final name is complete. Files never change, and only
-their owner may read them.
+Layout: an 8-byte magic, the length of a JSON directory, the directory (name, type, shape and offset
+of each array), then the arrays, each at a multiple of 64 bytes. A file is written under another
+name, flushed and renamed, so a file with its final name is complete. It never changes.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
     place = 0
     for name, array in arrays.items():
         place = _aligned(place)
-        directory.append(
-            {"name": name, "dtype": array.dtype.str, "shape": array.shape, "place": place}
-        )
+        entry = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "place": place}
+        directory.append(entry)
         place += array.nbytes
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))
@@ -72,14 +70,9 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
     length = int.from_bytes(mapped[len(MAGIC) : len(MAGIC) + 8], "little")
     directory = json.loads(mapped[len(MAGIC) + 8 : len(MAGIC) + 8 + length])
     start = _aligned(len(MAGIC) + 8 + length)
-    arrays: dict[str, NDArray[Any]] = {}
-    for entry in directory:
-        shape = tuple(entry["shape"])
-        count = int(np.prod(shape))
-        dtype = np.dtype(entry["dtype"])
-        if count:
-            array = np.frombuffer(mapped, dtype, count, start + entry["place"])
-        else:
-            array = np.empty(0, dtype)
-        arrays[entry["name"]] = array.reshape(shape)
-    return arrays
+    return {
+        entry["name"]: np.ndarray(
+            entry["shape"], np.dtype(entry["dtype"]), mapped, start + entry["place"]
+        )
+        for entry in directory
+    }

@@ -1,4 +1,4 @@
-"""What a worker process retains between tasks, passed in as an argument."""
+"""What a worker process retains between tasks; task code receives it as an argument."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ Value = TypeVar("Value")
 
 
 class WorkerCache:
-    """What a worker process retains between tasks; entries are immutable and named by their key.
-
-    The least recently used entry of a kind is dropped first.
-    """
+    """Immutable entries by kind and key; the least recently used of a kind is dropped first."""
 
     LIMITS: ClassVar[Mapping[str, int]] = {
         "index": 2,
@@ -49,8 +46,3 @@ class WorkerCache:
             entries = self._entries.get(kind, OrderedDict())
             for key in [key for key in entries if stale(key)]:
                 del entries[key]
-
-    def size(self, kind: str) -> int:
-        """Return the number of entries of a kind."""
-        with self._lock:
-            return len(self._entries.get(kind, ()))

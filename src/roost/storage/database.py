@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from roost.storage.private import JOURNALS, close_to_others, private_file
 
@@ -39,15 +40,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class Database:
-    """One SQLite file.
+    """One SQLite file, created if missing.
 
-    Parameters
-    ----------
-    path
-        The file, created if missing.
-    durable
-        Whether a transaction waits for the disk. Without, a host failure may lose the last ones,
-        a process failure none.
+    With ``durable``, a transaction waits for the disk. Without, a host failure may lose the last
+    ones, a process failure none.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -61,7 +57,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Read, at one point in time, without the uncommitted writes of other threads."""
+        """Read at one point in time, without the uncommitted writes of other threads."""
         with self._lock:
             if self._db.in_transaction:
                 yield self._db
@@ -80,6 +76,16 @@ class Database:
             self._db.execute("begin immediate")
             with self._db:
                 yield self._db
+
+    def rows(self, statement: str, *values: Any) -> list[Any]:
+        """Return the rows of a query."""
+        with self.reading() as db:
+            return db.execute(statement, values).fetchall()
+
+    def write(self, statement: str, *values: Any) -> int:
+        """Run one statement as a transaction; returns the number of the row that it inserted."""
+        with self.writing() as db:
+            return db.execute(statement, values).lastrowid or 0
 
     def close(self) -> None:
         """Close the file."""

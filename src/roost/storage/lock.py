@@ -13,11 +13,6 @@ from roost.storage.private import private_opener
 class RunLock:
     """Exclusive lock of the run that writes to a state directory; readers do not need it.
 
-    Parameters
-    ----------
-    folder
-        The state directory.
-
     Raises
     ------
     StateError

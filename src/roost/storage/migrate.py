@@ -7,8 +7,8 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from roost.storage.database import Database
 from roost.storage.files import Files
 from roost.storage.lock import RunLock
 from roost.storage.private import private_folder
+from roost.storage.totals import BATCHES, ROUNDS, TOTALS, add_batch, add_round
 
 FORMAT = 2
 LOCK_WAIT_S = 5.0
@@ -40,19 +41,7 @@ _COPIES = {
     "guard_orders": "insert into commands select number, body from guard_orders",
     "pins": "insert into leases (value, until) select batch_id, until from pins",
 }
-_CONVERTED = ("meta", "batches", "guard_state", "guard_tallies")
-_BATCH_SUMS = (
-    "points",
-    "matches",
-    "checks",
-    "dead_points",
-    "dead_requests",
-    "seconds",
-    "loaded_queries",
-    "loaded_bytes",
-    "load_s",
-)
-_MACHINE_SUMS = ("points", "checks", "matches", "busy_s")
+Row = tuple[str, int | str, Any]
 
 
 def prepare(database: Database, folder: Path, *, locked: bool) -> None:
@@ -111,32 +100,19 @@ def _run_lock(database: Database, folder: Path) -> Iterator[None]:
 
 def _convert(db: sqlite3.Connection, folder: Path) -> None:
     """Copy the tables of version 0.1 into facts, commands and leases, and drop them."""
-    old = _tables(db) & {*_COPIES, *_CONVERTED}
+    old = _tables(db) & {*_COPIES, *_CONVERSIONS}
     for table in sorted(old & set(_COPIES)):
         db.execute(_COPIES[table])
     facts = [
-        row
-        for table, converted in (
-            ("meta", _meta),
-            ("batches", _batches),
-            ("rounds", _rounds),
-            ("guard_tallies", _tallies),
-        )
-        if table in old
-        for row in converted(db)
+        row for name, rows_of in _CONVERSIONS.items() if name in old for row in rows_of(db, folder)
     ]
-    if "guard_state" in old:
-        facts += _guard_state(db, folder)
     rows = ((table, key, json.dumps(value)) for table, key, value in facts)
     db.executemany("insert into facts values (?, ?, ?)", rows)
     for table in old:
         db.execute(f"drop table {table}")
 
 
-Row = tuple[str, int | str, Any]
-
-
-def _meta(db: sqlite3.Connection) -> Iterator[Row]:
+def _meta(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
     for key, text in db.execute("select key, value from meta").fetchall():
         value = json.loads(text)
         if key == "meta":
@@ -144,7 +120,7 @@ def _meta(db: sqlite3.Connection) -> Iterator[Row]:
         yield key, "meta" if key == "meta" else "state", value
 
 
-def _batches(db: sqlite3.Connection) -> Iterator[Row]:
+def _batches(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
     figures = []
     for number, intent, done in db.execute("select batch_id, intent, done from batches").fetchall():
         body = json.loads(intent)
@@ -155,49 +131,16 @@ def _batches(db: sqlite3.Connection) -> Iterator[Row]:
             figures.append(commit["figures"])
             yield "commits", number, commit
     if figures:
-        yield "totals", "batches", _batch_totals(figures)
+        yield TOTALS, BATCHES, reduce(add_batch, figures, {})
 
 
-def _batch_totals(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    times = [one["time_max"] for one in figures if one.get("time_max") is not None]
-    machines: dict[str, Counter[str]] = {}
-    for row in (row for one in figures for row in one.get("machines", ())):
-        total = machines.setdefault(str(row["machine"]), Counter(dict.fromkeys(_MACHINE_SUMS, 0)))
-        total.update({name: row[name] for name in _MACHINE_SUMS})
-    return {
-        "batches": len(figures),
-        "time_max": max(times, default=None),
-        **_sums(figures, _BATCH_SUMS),
-        "machines": machines,
-    }
-
-
-def _rounds(db: sqlite3.Connection) -> Iterator[Row]:
+def _rounds(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
     bodies = db.execute("select body from rounds order by number").fetchall()
-    rows = [json.loads(body) for (body,) in bodies]
-    if not rows:
-        return
-    sums = _sums(rows, ("seconds", "bytes_sent"))
-    errors = [row["model_error"] for row in rows if row.get("model_error") is not None]
-    yield (
-        "totals",
-        "rounds",
-        {
-            "rounds": len(rows),
-            "plan_changes": sum(row["next_epoch"] is not None for row in rows),
-            "decision_seconds": sums["seconds"],
-            "bytes_sent": sums["bytes_sent"],
-            "model_error": errors[-1] if errors else None,
-            "last_reason": rows[-1]["reason"],
-        },
-    )
+    if bodies:
+        yield TOTALS, ROUNDS, reduce(add_round, (json.loads(body) for (body,) in bodies), {})
 
 
-def _sums(rows: Iterable[dict[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    return {name: sum(row.get(name, 0) for row in rows) for name in names}
-
-
-def _tallies(db: sqlite3.Connection) -> Iterator[Row]:
+def _tallies(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
     for number, counted, body in db.execute("select number, counted, body from guard_tallies"):
         data = base64.b64encode(body).decode()
         yield "guard_tallies", number, {"counted": counted, "bytes": data}
@@ -210,3 +153,12 @@ def _guard_state(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
         files.write(name, {"bytes": np.frombuffer(body, np.uint8)})
         db.execute("delete from commands where number <= ?", (applied,))
         yield "guard", "state", {"file": name, "applied": applied}
+
+
+_CONVERSIONS: dict[str, Callable[[sqlite3.Connection, Path], Iterator[Row]]] = {
+    "meta": _meta,
+    "batches": _batches,
+    "rounds": _rounds,
+    "guard_tallies": _tallies,
+    "guard_state": _guard_state,
+}

@@ -1,10 +1,9 @@
 """Files and folders that only their owner may read, whatever the umask.
 
 The state directory holds the queries of all users and the points of the window, and the usual umask
-lets every user of the host read them. So folders are created with mode 0700 and files with 0600;
-they are never open, not even for a moment, and processes that create the same one at once agree.
-The umask itself stays as it is: it belongs to the whole process and to the output files, which
-users may share.
+lets every user of the host read them. So folders are created with mode 0700 and files with 0600,
+also if several processes create the same one at once. The umask does not change: it belongs to the
+whole process and to the output files, which users may share.
 
 Nothing is encrypted. The superuser and processes of the same user can read everything.
 """
@@ -32,17 +31,17 @@ _creating = threading.Lock()
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder that only its owner may read, or take the rights of others from it.
+    """Create a folder that only its owner may read, or revoke the rights of others.
 
     Missing parents are created according to the umask.
     """
     folder.mkdir(FOLDER, parents=True, exist_ok=True)
-    _close(folder, FOLDER)
+    close_to_others(folder, FOLDER)
     return folder
 
 
 def state_folder(folder: Path) -> Path:
-    """Create the state directory, or take the rights of other users from it.
+    """Create the state directory, or revoke the rights of other users.
 
     A folder that holds other files as well stays as it is, with a warning: other users may need it.
     """
@@ -51,15 +50,15 @@ def state_folder(folder: Path) -> Path:
     if shared and not all(_is_state(name) for name in os.listdir(folder)):
         _warn(folder, "it holds more than a state directory")
     else:
-        _close(folder, FOLDER)
+        close_to_others(folder, FOLDER)
     for name in FOLDERS:
         if (folder / name).is_dir():
-            _close(folder / name, FOLDER)
+            close_to_others(folder / name, FOLDER)
     return folder
 
 
 def private_file(path: Path) -> Path:
-    """Create an empty file that only its owner may read; take the rights of others from an old one.
+    """Create an empty file that only its owner may read; revoke others' rights to an old one.
 
     Libraries that then open it by name, such as Arrow and SQLite, retain its mode.
     """
@@ -68,7 +67,7 @@ def private_file(path: Path) -> Path:
     with _creating:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE))
-        _close(path, FILE)
+        close_to_others(path)
     return path
 
 
@@ -82,17 +81,12 @@ def private_opener(path: str, flags: int) -> int:
     return file
 
 
-def close_to_others(path: Path) -> None:
-    """Take the rights of other users from a file."""
-    _close(path, FILE)
-
-
 def _is_state(name: str) -> bool:
     files = (database + suffix for database in DATABASES for suffix in ("", *JOURNALS))
     return name in (*FOLDERS, *files, "run.lock") or name.startswith(CHECKPOINTS)
 
 
-def _close(path: Path, mode: int) -> None:
+def close_to_others(path: Path, mode: int = FILE) -> None:
     """Set the mode where other users have rights or the owner lacks some."""
     found = path.stat().st_mode
     if found & 0o777 == mode:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from roost.storage.database import Database
 from roost.storage.files import Files
@@ -20,6 +20,7 @@ from roost.storage.migrate import prepare
 from roost.storage.private import private_folder, state_folder
 
 Key = int | str
+_INTEGER_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +32,48 @@ class Fact:
     value: Any
 
 
-class View(Protocol):
+class View:
     """Reads facts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def get(self, table: str, key: Key) -> Any:
         """Return the value of a row; None if there is no such row."""
+        rows = self._read("select null, value from facts where tbl = ? and key = ?", table, key)
+        return rows[0][1] if rows else None
 
     def last(self, table: str, upto: int | None = None) -> tuple[int, Any] | None:
         """Return the row with the largest integer key that is not beyond ``upto``."""
+        # Text sorts after every number.
+        rows = self._read(
+            "select key, value from facts where tbl = ? and key <= ? order by key desc limit 1",
+            table,
+            _INTEGER_MAX if upto is None else upto,
+        )
+        return rows[0] if rows else None
 
     def items(
         self, table: str, after: int | None = None, upto: int | None = None
     ) -> list[tuple[Any, Any]]:
         """Return the rows with ``after < key <= upto`` in key order; integers sort as numbers."""
+        statement = "select key, value from facts where tbl = ?"
+        bounds = [bound for bound in (after, upto) if bound is not None]
+        statement += "" if after is None else " and key > ?"
+        statement += "" if upto is None else " and key <= ?"
+        return self._read(f"{statement} order by key", table, *bounds)
+
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, Any]]:
+        return [(key, json.loads(text)) for key, text in self._database.rows(statement, *values)]
 
 
-class Store:
-    """Facts, command log and leases of one state directory.
+class Store(View):
+    """Facts, command log and leases of one state directory, which is created if missing.
 
     Reads outside :meth:`view` see the last committed transaction, each its own.
 
     Parameters
     ----------
-    folder
-        The state directory, created if missing.
     durable
         Whether a transaction waits for the disk; a process that only reads need not.
     locked
@@ -73,7 +92,7 @@ class Store:
     ) -> None:
         self.folder = folder.absolute()  # workers may have another working directory
         state_folder(folder)
-        self._database = Database(folder / "state.db", durable=durable)
+        super().__init__(Database(folder / "state.db", durable=durable))
         try:
             prepare(self._database, self.folder, locked=locked)
         except BaseException:
@@ -111,39 +130,6 @@ class Store:
         with self._database.reading():
             yield self
 
-    def get(self, table: str, key: Key) -> Any:
-        """See :meth:`View.get`."""
-        rows = self._read("select null, value from facts where tbl = ? and key = ?", table, key)
-        return rows[0][1] if rows else None
-
-    def last(self, table: str, upto: int | None = None) -> tuple[int, Any] | None:
-        """See :meth:`View.last`."""
-        # Text sorts after every number.
-        rows = self._read(
-            "select key, value from facts where tbl = ? and key <= ? order by key desc limit 1",
-            table,
-            _MAX if upto is None else upto,
-        )
-        return rows[0] if rows else None
-
-    def items(
-        self, table: str, after: int | None = None, upto: int | None = None
-    ) -> list[tuple[Any, Any]]:
-        """See :meth:`View.items`."""
-        statement = "select key, value from facts where tbl = ?"
-        bounds = [bound for bound in (after, upto) if bound is not None]
-        statement += "" if after is None else " and key > ?"
-        statement += "" if upto is None else " and key <= ?"
-        return self._read(f"{statement} order by key", table, *bounds)
-
-    def _read(self, statement: str, *values: Any) -> list[tuple[Any, Any]]:
-        with self._database.reading() as db:
-            rows = db.execute(statement, values).fetchall()
-        return [(key, json.loads(value)) for key, value in rows]
-
-
-_MAX = (1 << 63) - 1
-
 
 class CommandLog:
     """Commands of other processes to the driver, in order, until it has applied them."""
@@ -153,22 +139,16 @@ class CommandLog:
 
     def append(self, body: Any) -> int:
         """Add a command, as JSON; returns its number."""
-        with self._database.writing() as db:
-            row = db.execute("insert into commands (body) values (?)", (json.dumps(body),))
-        assert row.lastrowid is not None
-        return row.lastrowid
+        return self._database.write("insert into commands (body) values (?)", json.dumps(body))
 
     def after(self, number: int) -> list[tuple[int, Any]]:
         """Return the commands after a number, in order, each with its number."""
         statement = "select number, body from commands where number > ? order by number"
-        with self._database.reading() as db:
-            rows = db.execute(statement, (number,)).fetchall()
-        return [(found, json.loads(body)) for found, body in rows]
+        return [(n, json.loads(body)) for n, body in self._database.rows(statement, number)]
 
     def trim(self, upto: int) -> None:
         """Delete the commands up to a number; numbers are not used again."""
-        with self._database.writing() as db:
-            db.execute("delete from commands where number <= ?", (upto,))
+        self._database.write("delete from commands where number <= ?", upto)
 
 
 class Leases:
@@ -182,21 +162,16 @@ class Leases:
 
     def take(self, value: int, until: float) -> int:
         """Hold a value until a time; returns the lease."""
-        with self._database.writing() as db:
-            row = db.execute("insert into leases (value, until) values (?, ?)", (value, until))
-        assert row.lastrowid is not None
-        return row.lastrowid
+        insert = "insert into leases (value, until) values (?, ?)"
+        return self._database.write(insert, value, until)
 
     def release(self, lease: int) -> None:
         """Give up a lease; one that has expired is ignored."""
-        with self._database.writing() as db:
-            db.execute("delete from leases where lease = ?", (lease,))
+        self._database.write("delete from leases where lease = ?", lease)
 
     def oldest(self, now: float) -> int | None:
         """Return the smallest value that is held, and delete leases that have expired."""
-        with self._database.reading() as db:
-            rows = db.execute("select value, until from leases").fetchall()
+        rows = self._database.rows("select value, until from leases")
         if any(until < now for _, until in rows):
-            with self._database.writing() as db:
-                db.execute("delete from leases where until < ?", (now,))
+            self._database.write("delete from leases where until < ?", now)
         return min((value for value, until in rows if until >= now), default=None)

@@ -1,0 +1,52 @@
+"""Running totals of a state directory: one row for its batches, one for its rounds.
+
+Each is updated in the transaction that commits a batch or records a round, so the rows of old
+batches and rounds can be deleted without losing what they add up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+TOTALS, BATCHES, ROUNDS = "totals", "batches", "rounds"
+MACHINE_METRICS = ("points", "checks", "matches", "busy_s")
+SUMMED = (
+    "points",
+    "matches",
+    "checks",
+    "dead_points",
+    "dead_requests",
+    "seconds",
+    "loaded_queries",
+    "loaded_bytes",
+    "load_s",
+)
+
+
+def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the totals with the metrics of a batch added."""
+    machines: dict[str, dict[str, Any]] = dict(old.get("machines", {}))
+    for row in figures.get("machines", ()):
+        known = machines.get(str(row["machine"]), {})
+        machines[str(row["machine"])] = {k: known.get(k, 0) + row[k] for k in MACHINE_METRICS}
+    times = [t for t in (old.get("time_max"), figures.get("time_max")) if t is not None]
+    return {
+        **{name: old.get(name, 0) + figures.get(name, 0) for name in SUMMED},
+        "batches": old.get("batches", 0) + 1,
+        "time_max": max(times, default=None),
+        "machines": machines,
+    }
+
+
+def add_round(old: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the totals with the record of a round added."""
+    error = row.get("model_error")
+    return {
+        "rounds": old.get("rounds", 0) + 1,
+        "plan_changes": old.get("plan_changes", 0) + (row["next_epoch"] is not None),
+        "decision_seconds": old.get("decision_seconds", 0) + row.get("seconds", 0),
+        "bytes_sent": old.get("bytes_sent", 0) + row.get("bytes_sent", 0),
+        "model_error": old.get("model_error") if error is None else error,
+        "last_reason": row["reason"],
+    }
