@@ -1,10 +1,9 @@
 """A small, safe language for conditions on the attributes of points.
 
 A query may restrict the points it matches: ``fare > 50 and base in ('B02617', 'B02682')``. The
-text is untrusted: it is never executed, and parsing it has a bounded cost. `parse` turns a text
-into a tree of immutable values, `check` validates the tree against the schema of the points, and
-a `PredicateSet` evaluates arrays of (predicate, point) pairs, millions per second: predicates that
-differ only in their constants share one compiled template with an array of constants.
+text is untrusted: it is never executed, and parsing it has a bounded cost. `parse` returns a tree
+of immutable values, `check` validates the tree against the schema of the points, and a
+`PredicateSet` evaluates arrays of (predicate, point) pairs, millions per second.
 
 The language has comparisons of an attribute with a literal, ``in``, ``between``, ``is null``,
 ``and``, ``or``, ``not``, bare boolean attributes, and word search in strings (``note has any
@@ -17,7 +16,6 @@ from __future__ import annotations
 from roost.predicate.ast import Expression
 from roost.predicate.evaluate import PredicateSet
 from roost.predicate.kinds import check
-from roost.predicate.lexer import Limits
 from roost.predicate.parser import parse
 
-__all__ = ["Expression", "Limits", "PredicateSet", "check", "parse"]
+__all__ = ["Expression", "PredicateSet", "check", "parse"]

@@ -1,9 +1,9 @@
 """The syntax tree of a predicate: conditions joined by connectives, all immutable values.
 
-Equal trees have the same meaning, whatever their spelling: ``5 < x`` is stored as ``x > 5``, and
-``x not in (1)`` as the negation of ``x in (1)``. ``str`` prints canonical text that parses to an
-equal tree. ``erased`` is the tree without its constants, by which predicates are grouped;
-``bind`` inserts constants. Both visit constants in text order.
+Spellings of one meaning are equal trees: ``5 < x`` is stored as ``x > 5``, and ``x not in (1)`` as
+the negation of ``x in (1)``. ``str`` prints canonical text that parses to an equal tree. ``erased``
+is the tree without its constants, by which predicates are grouped; ``bind`` inserts constants. Both
+visit constants in text order.
 """
 
 from __future__ import annotations
@@ -47,15 +47,11 @@ class Condition:
 
     Parameters
     ----------
-    attribute
-        Name of the attribute.
     operator
         ``= != < <= > >=``, ``between``, ``in``, ``has any``, ``has all``, ``is null``, or
         ``is true`` for a bare boolean attribute. ``has 'word'`` is ``has all`` of one word.
     kind
         Kind of the constants, if any. Part of equality: ``true`` is not ``1``.
-    values
-        The constants.
     """
 
     attribute: str
@@ -93,17 +89,9 @@ class Condition:
         yield self
 
     def bind(self, constants: Iterator[Constant]) -> Condition:
-        """Return the same tree with other constants.
+        """Return the same tree with other constants; a list of two or more is one constant.
 
-        Parameters
-        ----------
-        constants
-            The constants in text order; a list of two or more is one constant.
-
-        Raises
-        ------
-        ValueError
-            If ``has`` would search for something other than a single word.
+        Raises ValueError if ``has`` would search for something other than a single word.
         """
         if not self.values:
             return self
@@ -128,17 +116,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Connective:
-    """A negation of one operand, or a conjunction or disjunction of two or more.
+    """A negation of one operand, or a conjunction or disjunction of two or more."""
 
-    Parameters
-    ----------
-    operator
-        ``not``, ``and`` or ``or``.
-    operands
-        The nodes below.
-    """
-
-    operator: str
+    operator: str  # "not", "and" or "or"
     operands: tuple[Expression, ...]
 
     def __str__(self) -> str:

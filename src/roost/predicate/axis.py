@@ -15,9 +15,10 @@ of that float64, so that ``price = 1.10`` finds 1.10.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,114 +36,58 @@ _NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _NS_PER_DAY = 86_400 * 10**9
 
 
-class Axis(Protocol):
-    """The ordered values that a column can hold."""
-
-    dtype: np.dtype[Any]
-    lowest: Any
-    highest: Any
-
-    def floor(self, value: Any) -> tuple[Any, bool]:
-        """Return the greatest point not above a literal, and whether it equals the literal."""
-
-    def after(self, point: Any) -> Any:
-        """Return the next point."""
-
-    def before(self, point: Any) -> Any:
-        """Return the previous point."""
-
-
-class IntegerAxis:
-    """Integers that count a unit: integers, booleans, times and decimals.
+class Axis:
+    """The ordered values that a column can hold: integers that count a unit, or float64 numbers.
 
     Parameters
     ----------
     dtype
-        Type of the stored values: int64, uint64, or object for Python integers.
+        Type of the stored values: int64, uint64, object for Python integers, or float64, which
+        includes infinities; NaN is in no interval.
+    floor
+        Returns the greatest point not above a literal, and whether it equals the literal.
     """
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
+    def __init__(self, dtype: npt.DTypeLike, floor: Callable[[Any], tuple[Any, bool]]) -> None:
         self.dtype = np.dtype(dtype)
-        limits = None if self.dtype == object else np.iinfo(self.dtype)
-        self.lowest = -_WIDE_LIMIT if limits is None else int(limits.min)
-        self.highest = _WIDE_LIMIT if limits is None else int(limits.max)
+        self.floor = floor
+        self._step: Callable[[Any, int], Any] = int.__add__
+        self.lowest: Any = -_WIDE_LIMIT
+        self.highest: Any = _WIDE_LIMIT
+        if self.dtype.kind == "f":
+            self._step = _next_float
+            self.lowest, self.highest = -math.inf, math.inf
+        elif self.dtype != object:
+            limits = np.iinfo(self.dtype)
+            self.lowest, self.highest = int(limits.min), int(limits.max)
 
-    def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the greatest integer not above a number, and whether they are equal."""
-        whole = math.floor(value)
-        return whole, whole == value
+    def interval(self, operator: str, value: Any) -> tuple[Any, Any]:
+        """Return the closed interval of the points that satisfy a comparison with a literal.
 
-    def after(self, point: int) -> int:
-        """Return the next integer."""
-        return point + 1
+        Both ends are within the axis; the lower exceeds the upper if no point qualifies. The
+        operator is ``=``, ``<``, ``<=``, ``>`` or ``>=``.
+        """
+        floor, exact = self.floor(value)
+        ceiling = floor if exact else self._step(floor, 1)
+        low, high = self.lowest, self.highest
+        if operator == "=":
+            low, high = ceiling, floor
+        elif operator == "<":
+            high = self._step(ceiling, -1)
+        elif operator == "<=":
+            high = floor
+        elif operator == ">":
+            low = self._step(floor, 1)
+        else:
+            low = ceiling
+        if low > high or low > self.highest or high < self.lowest:
+            return self.highest, self.lowest
+        return max(low, self.lowest), min(high, self.highest)
 
-    def before(self, point: int) -> int:
-        """Return the previous integer."""
-        return point - 1
-
-
-class TimeAxis(IntegerAxis):
-    """Times since 1970 UTC, counted in a unit given in nanoseconds."""
-
-    def __init__(self, unit_ns: int) -> None:
-        super().__init__(np.int64)
-        self._unit_ns = unit_ns
-
-    def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the whole units of an ISO time, and whether they are exact."""
-        whole, rest = divmod(read_time_ns(value), self._unit_ns)
-        return whole, rest == 0
-
-
-class DecimalAxis(IntegerAxis):
-    """Decimals, counted by their unscaled integers."""
-
-    def __init__(self, precision: int, scale: int) -> None:
-        super().__init__(np.int64 if precision <= NARROW_DIGITS else object)
-        self._up = 10 ** max(scale, 0)
-        self._down = 10 ** max(-scale, 0)
-
-    def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the unscaled integer of a number, and whether it is exact."""
-        exact = Decimal(repr(value)) if isinstance(value, float) else value
-        numerator, denominator = exact.as_integer_ratio()
-        whole, rest = divmod(numerator * self._up, denominator * self._down)
-        return whole, rest == 0
-
-
-class FloatAxis:
-    """The float64 numbers, infinities included; NaN is in no interval."""
-
-    def __init__(self) -> None:
-        self.dtype = np.dtype(np.float64)
-        self.lowest = -math.inf
-        self.highest = math.inf
-
-    def floor(self, value: Any) -> tuple[float, bool]:
-        """Return the greatest float not above a number, and whether they are equal."""
-        nearest = float(value)
-        # Python compares an int with a float exactly.
-        return (nearest, nearest == value) if nearest <= value else (self.before(nearest), False)
-
-    def after(self, point: float) -> float:
-        """Return the next float."""
-        return math.nextafter(point, math.inf)
-
-    def before(self, point: float) -> float:
-        """Return the previous float."""
-        return math.nextafter(point, -math.inf)
-
-
-class RankAxis(IntegerAxis):
-    """Strings by rank among sorted constants: constant ``k`` is ``2k + 1``, gaps are even."""
-
-    def __init__(self, constants: Sequence[bytes]) -> None:
-        super().__init__(np.int64)
-        self._ranks = {constant: 2 * rank + 1 for rank, constant in enumerate(constants)}
-
-    def floor(self, value: Any) -> tuple[int, bool]:
-        """Return the rank of a constant."""
-        return self._ranks[value.encode()], True
+    def points(self, values: Sequence[Any]) -> list[Any]:
+        """Return the points that equal a literal; a literal between two points has none."""
+        intervals = [self.interval("=", value) for value in values]
+        return [low for low, high in intervals if low == high]
 
 
 def axis_of(type_: pa.DataType) -> Axis:
@@ -150,54 +95,48 @@ def axis_of(type_: pa.DataType) -> Axis:
     if pa.types.is_dictionary(type_):
         return axis_of(type_.value_type)
     if pa.types.is_floating(type_):
-        return FloatAxis()
+        return Axis(np.float64, _floor_float)
     if pa.types.is_decimal(type_):
-        return DecimalAxis(type_.precision, type_.scale)
+        dtype = np.int64 if type_.precision <= NARROW_DIGITS else object
+        return Axis(dtype, partial(_floor_decimal, type_.scale))
     if pa.types.is_timestamp(type_):
-        return TimeAxis(_NS_PER_UNIT[type_.unit])
-    if pa.types.is_date32(type_):
-        return TimeAxis(_NS_PER_DAY)
-    if pa.types.is_date64(type_):
-        return TimeAxis(_NS_PER_UNIT["ms"])
-    return IntegerAxis(np.uint64 if pa.types.is_uint64(type_) else np.int64)
+        return Axis(np.int64, partial(_floor_time, _NS_PER_UNIT[type_.unit]))
+    if pa.types.is_date(type_):
+        unit_ns = _NS_PER_DAY if pa.types.is_date32(type_) else _NS_PER_UNIT["ms"]
+        return Axis(np.int64, partial(_floor_time, unit_ns))
+    return Axis(np.uint64 if pa.types.is_uint64(type_) else np.int64, _floor_integer)
 
 
-def interval(axis: Axis, operator: str, value: Any) -> tuple[Any, Any]:
-    """Return the closed interval of the points that satisfy a comparison with a literal.
-
-    Parameters
-    ----------
-    axis
-        The axis of the points.
-    operator
-        ``=``, ``<``, ``<=``, ``>`` or ``>=``.
-    value
-        The literal.
-
-    Returns
-    -------
-    low, high
-        Both within the axis; ``low > high`` if no point qualifies.
-    """
-    floor, exact = axis.floor(value)
-    ceiling = floor if exact else axis.after(floor)
-    low, high = axis.lowest, axis.highest
-    if operator == "=":
-        low, high = ceiling, floor
-    elif operator == "<":
-        high = axis.before(ceiling)
-    elif operator == "<=":
-        high = floor
-    elif operator == ">":
-        low = axis.after(floor)
-    else:
-        low = ceiling
-    if low > high or low > axis.highest or high < axis.lowest:
-        return axis.highest, axis.lowest
-    return max(low, axis.lowest), min(high, axis.highest)
+def rank_axis(constants: Sequence[bytes]) -> Axis:
+    """Return the axis of strings by rank: sorted constant ``k`` is ``2k + 1``, gaps are even."""
+    ranks = {constant: 2 * rank + 1 for rank, constant in enumerate(constants)}
+    return Axis(np.int64, lambda value: (ranks[value.encode()], True))
 
 
-def points(axis: Axis, values: Sequence[Any]) -> list[Any]:
-    """Return the points that equal a literal; a literal between two points has none."""
-    spans = [interval(axis, "=", value) for value in values]
-    return [low for low, high in spans if low == high]
+def _next_float(point: float, direction: int) -> float:
+    return math.nextafter(point, direction * math.inf)
+
+
+def _floor_float(value: Any) -> tuple[float, bool]:
+    nearest = float(value)
+    # Python compares an int with a float exactly.
+    return (nearest, nearest == value) if nearest <= value else (_next_float(nearest, -1), False)
+
+
+def _floor_integer(value: Any) -> tuple[int, bool]:
+    whole = math.floor(value)
+    return whole, whole == value
+
+
+def _floor_time(unit_ns: int, value: Any) -> tuple[int, bool]:
+    """Return the whole units since 1970 UTC of an ISO time."""
+    whole, rest = divmod(read_time_ns(value), unit_ns)
+    return whole, rest == 0
+
+
+def _floor_decimal(scale: int, value: Any) -> tuple[int, bool]:
+    """Return the unscaled integer of a decimal."""
+    exact = Decimal(repr(value)) if isinstance(value, float) else value
+    numerator, denominator = exact.as_integer_ratio()
+    whole, rest = divmod(numerator * 10 ** max(scale, 0), denominator * 10 ** max(-scale, 0))
+    return whole, rest == 0

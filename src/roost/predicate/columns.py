@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,33 +24,18 @@ Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
-    """Stored values by row, and a mask of the rows that are not null; none if all are."""
-
-    values: Array
-    valid: Mask | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StringColumn:
-    """Codes by row into (nearly) distinct values, and a mask of the rows that are not null."""
+class StringColumn(NamedTuple):
+    """Codes by row into (nearly) distinct values; the codes of nulls are undefined."""
 
     codes: Index
     dictionary: pa.Array
-    valid: Mask | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordIndex:
-    """The case-folded words of the distinct values of a string column.
+    """The numbered, case-folded words of the distinct values of a string column.
 
-    Parameters
-    ----------
-    numbers
-        The number of each word.
-    starts, members
-        Sorted word numbers of the value with code ``k``: ``members[starts[k]:starts[k + 1]]``.
+    ``members[starts[k]:starts[k + 1]]`` are the sorted word numbers of the value with code ``k``.
     """
 
     numbers: dict[str, int]
@@ -83,8 +68,6 @@ class Block:
 
     Parameters
     ----------
-    columns
-        By attribute name, all of the same length.
     schema
         The types that the predicates were compiled for; a column of another type is cast.
     rows
@@ -105,8 +88,8 @@ class Block:
             self._cache[key] = compute()
         return self._cache[key]
 
-    def numbers(self, name: str) -> Column:
-        """Return a column of numbers, times or booleans."""
+    def numbers(self, name: str) -> Array:
+        """Return the stored values of a column of numbers, times or booleans."""
         return self.cached(("numbers", name), lambda: self._read_numbers(name))  # type: ignore[no-any-return]
 
     def strings(self, name: str) -> StringColumn:
@@ -121,24 +104,22 @@ class Block:
         """Return a mask of the rows that are not null; none if all are."""
         return self.cached(("valid", name), lambda: _validity(self._columns[name]))  # type: ignore[no-any-return]
 
-    def _read_numbers(self, name: str) -> Column:
+    def _read_numbers(self, name: str) -> Array:
         type_ = self._schema.field(name).type
         if pa.types.is_dictionary(type_):
             type_ = type_.value_type
-        array = _join(self._columns[name], type_)
-        return Column(_stored_values(array), self.valid(name))
+        return _stored_values(_join(self._columns[name], type_))
 
     def _read_strings(self, name: str) -> StringColumn:
         column = self._columns[name]
         if 2 * len(self._rows) >= len(column):
-            codes, dictionary = _encode(column)
-            return StringColumn(codes, dictionary, self.valid(name))
+            return _encode(column)
         codes = np.zeros(len(column), dtype=np.intp)
         if not pa.types.is_dictionary(column.type):
             # Arrow does not implement `take` for every string type, but it does for binary.
             column = column.cast(pa.large_binary())
         codes[self._rows], dictionary = _encode(column.take(pa.array(self._rows)))
-        return StringColumn(codes, dictionary, self.valid(name))
+        return StringColumn(codes, dictionary)
 
 
 def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
@@ -178,13 +159,9 @@ def _stored_values(array: pa.Array) -> Array:
         return _stored_values(array.cast(pa.uint8()))
     if pa.types.is_decimal(type_) and type_.bit_width >= 128:
         return _unscaled(array)
-    width = type_.bit_width // 8
-    dtype = type_.to_pandas_dtype() if _is_native(type_) else np.dtype(f"i{width}")
+    native = pa.types.is_integer(type_) or pa.types.is_floating(type_)
+    dtype = type_.to_pandas_dtype() if native else np.dtype(f"i{type_.bit_width // 8}")
     return _read_buffer(array, dtype, 1)
-
-
-def _is_native(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
 def _read_buffer(array: pa.Array, dtype: npt.DTypeLike, per_value: int) -> Array:
@@ -208,8 +185,7 @@ def _unscaled(array: pa.Array) -> Array:
     return np.asarray(total, dtype=object)
 
 
-def _encode(column: pa.Array | pa.ChunkedArray) -> tuple[Index, pa.Array]:
-    """Return the codes and the dictionary of a string column; codes of nulls are undefined."""
+def _encode(column: pa.Array | pa.ChunkedArray) -> StringColumn:
     chunks = _chunks(column)
     if len(chunks) != 1 or not pa.types.is_dictionary(chunks[0].type):
         chunks = [_join(column, pa.large_binary()).dictionary_encode()]
@@ -220,4 +196,4 @@ def _encode(column: pa.Array | pa.ChunkedArray) -> tuple[Index, pa.Array]:
     elif len(dictionary) > len(codes):
         used, codes = np.unique(codes, return_inverse=True)
         dictionary = dictionary.take(pa.array(used))
-    return codes, dictionary
+    return StringColumn(codes, dictionary)

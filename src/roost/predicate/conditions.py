@@ -2,9 +2,9 @@
 
 A compiled condition represents one condition of a whole group of predicates, with arrays of their
 constants. Its `evaluate` reads, for each pair, the row and the position of the predicate in the
-group. Negations have been pushed down to the conditions, so a result is true only
-if the condition is *certainly* true (or, if negated, certainly false): a null row never
-qualifies, and ``and``/``or`` of such results is SQL's three-valued logic without a third value.
+group. Negations have been pushed down to the conditions, so a result is true only if the condition
+is *certainly* true (or, if negated, certainly false): a null row never qualifies, and ``and`` or
+``or`` of such results is SQL's three-valued logic without a third value.
 
 Strings cost per distinct value of the block, not per pair: distinct values are first mapped to
 their ranks among the constants of the group, and pairs compare integers.
@@ -37,30 +37,17 @@ class Node(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AllOf:
-    """A conjunction."""
+class Combination:
+    """A conjunction or disjunction, by the function that combines two masks."""
 
     nodes: tuple[Node, ...]
+    combine: np.ufunc
 
     def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
-        """Return where all nodes are true."""
+        """Return where all nodes, or at least one, are true."""
         mask = self.nodes[0].evaluate(block, rows, positions)
         for node in self.nodes[1:]:
-            mask &= node.evaluate(block, rows, positions)
-        return mask
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AnyOf:
-    """A disjunction."""
-
-    nodes: tuple[Node, ...]
-
-    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
-        """Return where at least one node is true."""
-        mask = self.nodes[0].evaluate(block, rows, positions)
-        for node in self.nodes[1:]:
-            mask |= node.evaluate(block, rows, positions)
+            self.combine(mask, node.evaluate(block, rows, positions), out=mask)
         return mask
 
 
@@ -85,8 +72,6 @@ class Within:
 
     Parameters
     ----------
-    attribute, negated
-        The attribute, and whether the condition is negated.
     low, high
         Ends by position in the group; a scalar if all are equal; none if unbounded.
     constants
@@ -101,8 +86,8 @@ class Within:
 
     def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
         """Return where the value is inside, or outside."""
-        values, valid = _read_values(block, self, rows)
-        return _resolve(self._inside(values, positions), self.negated, valid, rows)
+        inside = self._inside(_read_values(block, self, rows), positions)
+        return _resolve(inside, block, self, rows)
 
     def _inside(self, values: Array, positions: Index) -> Mask:
         if self.low is not None and self.low is self.high:
@@ -135,8 +120,6 @@ class Member:
 
     Parameters
     ----------
-    attribute, negated
-        The attribute, and whether the condition is negated.
     starts, members
         Sorted list of the predicate at position ``k``: ``members[starts[k]:starts[k + 1]]``.
     constants
@@ -168,25 +151,21 @@ class Member:
 
     def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
         """Return where the value is in the list, or is not."""
-        values, valid = _read_values(block, self, rows)
+        values = _read_values(block, self, rows)
         listed = _contains(self.members, self.starts, positions, values)
-        return _resolve(listed, self.negated, valid, rows)
+        return _resolve(listed, block, self, rows)
 
     def encode(self, strings: pa.Array) -> Index:
-        """Return the index of the constant that equals each string; -1 if none does."""
+        """Return the members that equal the strings; -1 if none does."""
         return _find(strings, self.constants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """Whether the string contains all, or any, of the predicate's words, or its negation.
+    """Whether the string contains every, or any, of the predicate's words, or its negation.
 
     Parameters
     ----------
-    attribute, negated
-        The attribute, and whether the condition is negated.
-    every
-        Whether all words are required.
     vocabulary
         The distinct case-folded words, in the order of their numbers.
     starts, members
@@ -228,7 +207,7 @@ class Words:
             codes = column.codes[rows[begin:end]]
             found[begin:end] = self._search(index, words, codes, positions[begin:end])
             begin = end
-        return _resolve(found, self.negated, column.valid, rows)
+        return _resolve(found, block, self, rows)
 
     def _number_words(self, index: WordIndex) -> npt.NDArray[np.int64]:
         """Return the numbers of the members in the block; -1 for words not in the block."""
@@ -266,11 +245,10 @@ def _contains(members: Array, starts: npt.NDArray[np.int64], lists: Index, value
     return np.asarray((at < end) & (members[np.minimum(at, len(members) - 1)] == values))
 
 
-def _read_values(block: Block, node: Within | Member, rows: Index) -> tuple[Array, Mask | None]:
-    """Return the value of each pair and the mask of valid rows; encodes distinct strings once."""
+def _read_values(block: Block, node: Within | Member, rows: Index) -> Array:
+    """Return the value of each pair; encodes distinct strings once."""
     if node.constants is None:
-        numbers = block.numbers(node.attribute)
-        return numbers.values[rows], numbers.valid
+        return np.asarray(block.numbers(node.attribute)[rows])
     strings = block.strings(node.attribute)
     codes, dictionary = strings.codes[rows], strings.dictionary
     if len(codes) < len(dictionary):
@@ -278,16 +256,17 @@ def _read_values(block: Block, node: Within | Member, rows: Index) -> tuple[Arra
         by_code = node.encode(dictionary.take(pa.array(used)))
     else:
         by_code = block.cached(node, lambda: node.encode(dictionary))
-    return by_code[codes], strings.valid
+    return np.asarray(by_code[codes])
 
 
 def _pick(bounds: Array, positions: Index) -> Array:
     return bounds[positions] if bounds.ndim else bounds
 
 
-def _resolve(mask: Mask, negated: bool, valid: Mask | None, rows: Index) -> Mask:
+def _resolve(mask: Mask, block: Block, node: Within | Member | Words, rows: Index) -> Mask:
     """Return the certain results: negated if requested, and never true for null rows."""
-    if negated:
+    valid = block.valid(node.attribute)
+    if node.negated:
         mask = ~mask
     return mask if valid is None else mask & valid[rows]
 

@@ -1,10 +1,10 @@
 """Evaluation of many predicates for arrays of (predicate, point) pairs.
 
-A hundred thousand queries carry a hundred thousand predicates, but these have few distinct forms:
-``fare > 50``, ``fare > 60``, ``base = 'B02617'``. Predicates whose trees differ only in their
-constants form a group, compiled once into conditions with arrays of constants. To evaluate pairs,
-they are sorted by group, and each group costs a few numpy expressions. Compilation pushes
-negations down to the conditions (see `roost.predicate.conditions`).
+A hundred thousand predicates have few distinct forms: ``fare > 50``, ``fare > 60``, ``base =
+'B02617'``. Predicates whose trees differ only in their constants form a group, compiled once into
+conditions with arrays of constants. To evaluate pairs, they are sorted by group, and each group
+costs a few numpy expressions. Compilation pushes negations down to the conditions (see
+`roost.predicate.conditions`).
 
 A set is built for one schema and is immutable; it stores and caches no rows.
 """
@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from roost.errors import PredicateError
 from roost.predicate.ast import Condition, Constant, Expression, Kind, members_of
-from roost.predicate.axis import Array, Axis, RankAxis, axis_of, interval, points
+from roost.predicate.axis import Array, Axis, axis_of, rank_axis
 from roost.predicate.columns import Block, Index
-from roost.predicate.conditions import AllOf, AnyOf, Member, Node, Null, Within, Words
+from roost.predicate.conditions import Combination, Member, Node, Null, Within, Words
 from roost.predicate.kinds import check, check_kinds, kind_of
-from roost.predicate.lexer import DEFAULT_LIMITS, Key, Limits, check_text, lists_fit, scan
+from roost.predicate.lexer import Key, check_text, lists_fit, scan
 from roost.predicate.parser import parse
 
 #: Pairs evaluated at a time: bounds memory, and the arrays fit in the CPU caches.
@@ -45,16 +45,7 @@ class _Group:
 
 
 class PredicateSet:
-    """Predicates compiled for evaluation, identified by their index.
-
-    Parameters
-    ----------
-    texts
-        The predicates; the id of a predicate is its index.
-    schema
-        The attributes of the points.
-    limits
-        Maximum size of a predicate.
+    """Predicates compiled for points with a schema, identified by their index.
 
     Raises
     ------
@@ -70,12 +61,10 @@ class PredicateSet:
     [True, False, False, True]
     """
 
-    def __init__(
-        self, texts: Sequence[str], schema: pa.Schema, limits: Limits = DEFAULT_LIMITS
-    ) -> None:
-        groups = _collect(texts, schema, limits)
+    def __init__(self, texts: Sequence[str], schema: pa.Schema) -> None:
+        groups = _collect(texts, schema)
         self._schema = schema
-        self._nodes = [_compile_group(group, texts, schema, limits) for group in groups]
+        self._nodes = [_compile_group(group, texts, schema) for group in groups]
         self._attributes = frozenset().union(*(group.template.attributes() for group in groups))
         # numpy sorts 16-bit integers in linear time.
         self._group_of = np.zeros(len(texts), np.uint16 if len(groups) < 2**16 else np.int64)
@@ -99,7 +88,7 @@ class PredicateSet:
         rows: npt.NDArray[np.integer[Any]],
         columns: Mapping[str, pa.Array | pa.ChunkedArray],
     ) -> npt.NDArray[np.bool_]:
-        """Return for each pair whether the point satisfies the predicate.
+        """Return for each pair whether the predicate is true, not false or unknown.
 
         Parameters
         ----------
@@ -107,11 +96,6 @@ class PredicateSet:
             The pairs: predicate ``predicate_ids[k]`` and the point at row ``rows[k]``.
         columns
             The attributes of the points, at least those in `attributes`.
-
-        Returns
-        -------
-        numpy.ndarray
-            True if the predicate is true; false if it is false or unknown.
         """
         if len(predicate_ids) != len(rows):
             raise ValueError(f"{len(predicate_ids)} predicates for {len(rows)} rows")
@@ -139,19 +123,23 @@ class PredicateSet:
         return results
 
 
-def _collect(texts: Sequence[str], schema: pa.Schema, limits: Limits) -> list[_Group]:
+def _collect(texts: Sequence[str], schema: pa.Schema) -> list[_Group]:
     by_key: dict[Key, _Group] = {}
     by_template: dict[Expression, _Group] = {}
     for number, text in enumerate(texts):
         try:
-            check_text(text, limits)
+            check_text(text)
             key, constants = scan(text)
             group = by_key.get(key)
             if group is None:
-                group = _find_group(text, len(constants), schema, limits, by_template)
+                template = parse(text).erased
+                group = by_template.get(template)
+                if group is None:
+                    check_kinds(template, schema)
+                    group = by_template[template] = _Group(template, [[] for _ in constants])
                 by_key[key] = group
-            elif not lists_fit(constants, limits):
-                parse(text, limits)
+            elif not lists_fit(constants):
+                parse(text)  # raises
         except PredicateError as error:
             raise _add_id(error, number, text) from None
         group.ids.append(number)
@@ -160,43 +148,21 @@ def _collect(texts: Sequence[str], schema: pa.Schema, limits: Limits) -> list[_G
     return list(by_template.values())
 
 
-def _find_group(
-    text: str,
-    slots: int,
-    schema: pa.Schema,
-    limits: Limits,
-    by_template: dict[Expression, _Group],
-) -> _Group:
-    template = parse(text, limits).erased
-    group = by_template.get(template)
-    if group is None:
-        check_kinds(template, schema)
-        group = by_template[template] = _Group(template, [[] for _ in range(slots)])
-    return group
-
-
 def _add_id(error: PredicateError, number: int, text: object) -> PredicateError:
     shown = text if isinstance(text, str) and len(text) <= 80 else str(text)[:77] + "..."
     return PredicateError(f"predicate {number} ({shown}): {error}")
 
 
-def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema, limits: Limits) -> Node:
+def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> Node:
     try:
         return _compile(group.template, False, iter(group.slots), schema)
     except (PredicateError, ValueError):
-        _raise_for_invalid(group.ids, texts, schema, limits)
+        for number in group.ids:  # find the first predicate with an invalid constant
+            try:
+                check(parse(texts[number]), schema)
+            except PredicateError as error:
+                raise _add_id(error, number, texts[number]) from None
         raise
-
-
-def _raise_for_invalid(
-    ids: Sequence[int], texts: Sequence[str], schema: pa.Schema, limits: Limits
-) -> None:
-    """Raise for the first predicate with an invalid constant."""
-    for number in ids:
-        try:
-            check(parse(texts[number], limits), schema)
-        except PredicateError as error:
-            raise _add_id(error, number, texts[number]) from None
 
 
 def _compile(
@@ -208,7 +174,8 @@ def _compile(
     if expression.operator == "not":
         return _compile(expression.operands[0], not negated, slots, schema)
     nodes = tuple([_compile(x, negated, slots, schema) for x in expression.operands])
-    return AllOf(nodes) if (expression.operator == "and") is not negated else AnyOf(nodes)
+    every = (expression.operator == "and") is not negated
+    return Combination(nodes, np.bitwise_and if every else np.bitwise_or)
 
 
 def _compile_condition(
@@ -238,7 +205,7 @@ def _compile_in(name: str, negated: bool, slot: _Slot, type_: pa.DataType) -> Me
     if kind_of(type_) is Kind.STRING:
         return Member.of_strings(name, negated, lists)
     axis = axis_of(type_)
-    return Member.of_points(name, negated, [points(axis, x) for x in lists], axis.dtype)
+    return Member.of_points(name, negated, [axis.points(x) for x in lists], axis.dtype)
 
 
 def _compile_interval(
@@ -248,7 +215,7 @@ def _compile_interval(
         low, high = _intersect(axis_of(type_), bounds)
         return Within(name, negated, low, high)
     constants = sorted({str(value).encode() for _, slot in bounds for value in slot})
-    low, high = _intersect(RankAxis(constants), bounds)
+    low, high = _intersect(rank_axis(constants), bounds)
     return Within(name, negated, low, high, pa.array(constants, pa.large_binary()))
 
 
@@ -259,9 +226,9 @@ def _intersect(
     lows: list[Array] = []
     highs: list[Array] = []
     for operator, slot in bounds:
-        spans = [interval(axis, operator, value) for value in slot]
-        lows.append(np.array([low for low, _ in spans], dtype=axis.dtype))
-        highs.append(np.array([high for _, high in spans], dtype=axis.dtype))
+        intervals = [axis.interval(operator, value) for value in slot]
+        lows.append(np.array([low for low, _ in intervals], dtype=axis.dtype))
+        highs.append(np.array([high for _, high in intervals], dtype=axis.dtype))
     low = _collapse(np.maximum.reduce(lows), axis.lowest)
     high = _collapse(np.minimum.reduce(highs), axis.highest)
     if low is not None and high is not None and np.array_equal(low, high):

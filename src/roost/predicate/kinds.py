@@ -77,13 +77,6 @@ def _days_since_epoch(day: str) -> int | None:
 def check(expression: Expression, schema: pa.Schema) -> None:
     """Validate a predicate against the attributes of the points.
 
-    Parameters
-    ----------
-    expression
-        A tree returned by `roost.predicate.parse`.
-    schema
-        The attributes and their types.
-
     Raises
     ------
     PredicateError

@@ -3,8 +3,8 @@
 Among a hundred thousand predicates, few differ in more than their constants. `scan` splits a text
 into its *key* (the tokens, with one mark for each literal or list of literals) and its constants,
 at about 1 µs per token. Texts with equal keys parse to equal trees except for the constants, so
-the parser runs once per key. `tokenise` yields the tokens with the positions that error messages
-need. Both use the same pattern and the same rules for literals.
+the parser runs once per key. `tokenise` yields the tokens with positions for error messages. Both
+use the same pattern and the same rules for literals.
 """
 
 from __future__ import annotations
@@ -25,27 +25,10 @@ from roost.predicate.ast import (
     members_of,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Maximum size of a predicate.
-
-    Parameters
-    ----------
-    text_length
-        Characters in the text.
-    depth
-        Levels of nested parentheses and ``not``.
-    list_length
-        Members of one list.
-    """
-
-    text_length: int = 4096
-    depth: int = 64
-    list_length: int = 1024
-
-
-DEFAULT_LIMITS = Limits()
+#: Limits of a predicate: characters, levels of parentheses and ``not``, members of one list.
+TEXT_LENGTH_MAX = 4096
+DEPTH_MAX = 64
+LIST_LENGTH_MAX = 1024
 
 # A number consumes all adjacent letters and digits, so that `5and` is one malformed number.
 _TOKEN = re.compile(
@@ -75,24 +58,12 @@ _LIST_OFFSET = 3
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of predicate text.
+    """A token of predicate text."""
 
-    Parameters
-    ----------
-    kind
-        ``literal``, ``name``, ``keyword``, ``operator`` or ``end``.
-    text
-        As written; keywords in lower case.
-    place
-        Position of the first character, counted from 1.
-    value
-        The value of a literal, or the name of an attribute.
-    """
-
-    kind: str
-    text: str
-    place: int
-    value: Value = ""
+    kind: str  # "literal", "name", "keyword", "operator" or "end"
+    text: str  # as written; keywords in lower case
+    place: int  # position of the first character, counted from 1
+    value: Value = ""  # of a literal; the name of an attribute
 
     def __str__(self) -> str:
         """Return the token as error messages show it."""
@@ -106,13 +77,13 @@ def error_at(place: int, problem: str) -> PredicateError:
     return PredicateError(f"position {place}: {problem}")
 
 
-def check_text(text: object, limits: Limits) -> None:
+def check_text(text: object) -> None:
     """Raise `PredicateError` for a value that is not a string, is too long or is not Unicode."""
     if not isinstance(text, str):
         raise PredicateError(f"expected a string, got {type(text).__name__}")
-    if len(text) > limits.text_length:
-        problem = f"expected at most {limits.text_length} characters, got {len(text)}"
-        raise error_at(limits.text_length + 1, problem)
+    if len(text) > TEXT_LENGTH_MAX:
+        problem = f"expected at most {TEXT_LENGTH_MAX} characters, got {len(text)}"
+        raise error_at(TEXT_LENGTH_MAX + 1, problem)
     if not text.isascii():
         try:
             text.encode()
@@ -120,25 +91,16 @@ def check_text(text: object, limits: Limits) -> None:
             raise error_at(error.start + 1, "expected Unicode, got a lone surrogate") from None
 
 
-def lists_fit(constants: Sequence[Constant], limits: Limits) -> bool:
+def lists_fit(constants: Sequence[Constant]) -> bool:
     """Return whether all lists are within the limit, which a key does not determine."""
-    return all([len(members_of(constant)) <= limits.list_length for constant in constants])
+    return all([len(members_of(constant)) <= LIST_LENGTH_MAX for constant in constants])
 
 
 def scan(text: str) -> tuple[Key, list[Constant]]:
-    """Split a text into its key and its constants.
+    """Split a text that passed `check_text` into its key and its constants.
 
-    Malformed tokens are part of the key as they are, so that no valid text has the same key.
-
-    Parameters
-    ----------
-    text
-        A text that passed `check_text`.
-
-    Returns
-    -------
-    key, constants
-        Two or more literals in a list are one list of constants, another literal is one constant.
+    Two or more literals in a list are one constant. Malformed tokens are part of the key as they
+    are, so that no valid text has the same key.
     """
     key: list[str | int] = []
     constants: list[Constant] = []

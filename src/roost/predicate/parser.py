@@ -27,9 +27,9 @@ from functools import lru_cache
 from roost.errors import PredicateError
 from roost.predicate.ast import Condition, Connective, Expression, Kind, Value, is_word
 from roost.predicate.lexer import (
-    DEFAULT_LIMITS,
+    DEPTH_MAX,
+    LIST_LENGTH_MAX,
     Key,
-    Limits,
     Token,
     check_text,
     error_at,
@@ -60,15 +60,8 @@ _CACHED_TOKENS = 64
 _CACHED_KEYS = 1024
 
 
-def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Expression:
-    """Return the tree of a predicate text.
-
-    Parameters
-    ----------
-    text
-        The predicate, such as ``fare > 50 and not shared``.
-    limits
-        Maximum size of the predicate.
+def parse(text: str) -> Expression:
+    """Return the tree of a predicate text, such as ``fare > 50 and not shared``.
 
     Raises
     ------
@@ -84,28 +77,27 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Expression:
     >>> sorted(tree.attributes())
     ['base', 'fare']
     """
-    check_text(text, limits)
+    check_text(text)
     key, constants = scan(text)
-    if len(key) <= _CACHED_TOKENS and lists_fit(constants, limits):
+    if len(key) <= _CACHED_TOKENS and lists_fit(constants):
         try:
-            return _parse_key(key, limits.depth).bind(iter(constants))
+            return _parse_key(key).bind(iter(constants))
         except (PredicateError, ValueError):
             pass  # A key has no positions: the parser below reports the error.
-    return _Parser(tokenise(text), limits).parse()
+    return _Parser(tokenise(text)).parse()
 
 
 @lru_cache(maxsize=_CACHED_KEYS)
-def _parse_key(key: Key, depth: int) -> Expression:
+def _parse_key(key: Key) -> Expression:
     """Return the tree that all texts with a key share, without their constants."""
-    return _Parser(tokenise_key(key), Limits(depth=depth)).parse().erased
+    return _Parser(tokenise_key(key)).parse().erased
 
 
 class _Parser:
     """One pass over the tokens of one text, with one token of lookahead."""
 
-    def __init__(self, tokens: Iterator[Token], limits: Limits) -> None:
+    def __init__(self, tokens: Iterator[Token]) -> None:
         self._tokens = tokens
-        self._limits = limits
         self._depth = 0
         self._next = next(tokens)
 
@@ -130,9 +122,8 @@ class _Parser:
         if not (self._accept("not") or self._accept("(")):
             return self._condition()
         self._depth += 1
-        if self._depth > self._limits.depth:
-            problem = f"expected at most {self._limits.depth} levels of nesting"
-            raise error_at(start.place, problem)
+        if self._depth > DEPTH_MAX:
+            raise error_at(start.place, f"expected at most {DEPTH_MAX} levels of nesting")
         if start.text == "not":
             inner: Expression = Connective("not", (self._negation(),))
         else:
@@ -183,8 +174,8 @@ class _Parser:
         self._require("(", "'(' and a list of literals")
         members = [self._word() if words else self._literal()]
         while self._accept(","):
-            if len(members) == self._limits.list_length:
-                problem = f"expected at most {self._limits.list_length} members in a list"
+            if len(members) == LIST_LENGTH_MAX:
+                problem = f"expected at most {LIST_LENGTH_MAX} members in a list"
                 raise error_at(self._next.place, problem)
             members.append(self._word() if words else self._literal(members[0]))
         self._require(")", "',' or ')'")

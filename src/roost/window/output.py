@@ -15,7 +15,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from roost.errors import ConfigError, PredicateError
-from roost.predicate.lexer import DEFAULT_LIMITS, Token, check_text, tokenise
+from roost.predicate.lexer import TEXT_LENGTH_MAX, Token, check_text, tokenise
 from roost.window.aggregate import FUNCTIONS, KEY, AggregateSpec, Function
 
 NEAREST_MAX = 1000
@@ -39,14 +39,14 @@ def parse_aggregates(text: str) -> AggregateSpec:
     ('count', 'avg(fare)', 'quantile(`end`, 0.5)')
     """
     try:
-        check_text(text, DEFAULT_LIMITS)
+        check_text(text)
         tokens = list(tokenise(text))
     except PredicateError as error:
         raise ConfigError(KEY, text, f"a list of functions ({error})") from None
     spec = AggregateSpec(_Reader(tokens).functions())
     # The canonical text has more spaces, and must be parsable again.
-    if len(", ".join(spec.names)) > DEFAULT_LIMITS.text_length:
-        takes = f"a list of at most {DEFAULT_LIMITS.text_length} characters"
+    if len(", ".join(spec.names)) > TEXT_LENGTH_MAX:
+        takes = f"a list of at most {TEXT_LENGTH_MAX} characters"
         raise ConfigError(KEY, f"{len(spec.names)} functions", takes)
     return spec
 
