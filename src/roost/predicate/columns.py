@@ -9,8 +9,7 @@ duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,29 +30,48 @@ class StringColumn(NamedTuple):
     dictionary: pa.Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WordIndex:
-    """The numbered, case-folded words of the distinct values of a string column.
+class Lists(NamedTuple):
+    """Sorted lists in two arrays: list ``k`` is ``members[starts[k]:starts[k + 1]]``."""
 
-    ``members[starts[k]:starts[k + 1]]`` are the sorted word numbers of the value with code ``k``.
-    """
+    starts: npt.NDArray[np.int64]
+    members: Array
+
+    @classmethod
+    def of(cls, lists: Sequence[Iterable[Any]], dtype: npt.DTypeLike = np.int64) -> Lists:
+        """Sort and join lists."""
+        ordered = [sorted(members) for members in lists]
+        starts = np.cumsum([0, *map(len, ordered)], dtype=np.int64)
+        return cls(starts, np.array([member for part in ordered for member in part], dtype))
+
+    def contain(self, lists: Index, values: Array) -> Mask:
+        """Return for each pair of list and value whether the list contains the value.
+
+        A binary search of all pairs at once; the longest list determines the number of steps.
+        """
+        starts, members = self
+        if len(members) == 0:
+            return np.zeros(len(values), dtype=np.bool_)
+        at, end = starts[lists], starts[lists + 1]
+        for bit in reversed(range(int(np.diff(starts).max()).bit_length())):
+            ahead = at + (1 << bit)
+            below = members[np.minimum(ahead, len(members)) - 1] < values
+            at = np.where((ahead <= end) & below, ahead, at)
+        return np.asarray((at < end) & (members[np.minimum(at, len(members) - 1)] == values))
+
+
+class WordIndex(NamedTuple):
+    """The numbers of case-folded words, and those of each distinct value of a string column."""
 
     numbers: dict[str, int]
-    starts: npt.NDArray[np.int64]
-    members: npt.NDArray[np.int64]
+    lists: Lists
 
     @classmethod
     def build(cls, dictionary: pa.Array) -> WordIndex:
         """Split every value at characters that are neither letters nor digits."""
         numbers: dict[str, int] = {}
-        counts = [0]
-        members: list[int] = []
-        for value in dictionary.to_pylist():
-            words = _split((value or b"").decode("utf-8", "replace"))
-            found = sorted({numbers.setdefault(word, len(numbers)) for word in words})
-            counts.append(len(found))
-            members += found
-        return cls(numbers, np.cumsum(counts), np.array(members, dtype=np.int64))
+        texts = [(value or b"").decode("utf-8", "replace") for value in dictionary.to_pylist()]
+        lists = [{numbers.setdefault(x, len(numbers)) for x in _split(text)} for text in texts]
+        return cls(numbers, Lists.of(lists))
 
 
 def _split(text: str) -> list[str]:
@@ -140,17 +158,10 @@ def _join(column: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
 
 
 def _validity(column: pa.Array | pa.ChunkedArray) -> Mask | None:
-    masks = [_chunk_validity(chunk) for chunk in _chunks(column)]
-    mask = np.concatenate(masks) if masks else np.ones(0, dtype=np.bool_)
-    return None if mask.all() else mask
-
-
-def _chunk_validity(array: pa.Array) -> Mask:
-    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
-        array = _decode(array)
-    if array.null_count == 0:
-        return np.ones(len(array), dtype=np.bool_)
-    return np.asarray(array.is_valid())
+    encoded = pa.types.is_dictionary(column.type)
+    if encoded and any(chunk.dictionary.null_count for chunk in _chunks(column)):
+        column = _join(column, column.type.value_type)
+    return np.asarray(column.is_valid()) if column.null_count else None
 
 
 def _stored_values(array: pa.Array) -> Array:

@@ -20,10 +20,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import Condition, Constant, Expression, Kind, members_of
+from roost.predicate.ast import (
+    LIST_OPERATORS,
+    Condition,
+    Constant,
+    Expression,
+    Kind,
+    is_word,
+    members_of,
+)
 from roost.predicate.axis import Array, Axis, axis_of, rank_axis
-from roost.predicate.columns import Block, Index
-from roost.predicate.conditions import Combination, Member, Node, Null, Within, Words
+from roost.predicate.columns import Block, Index, Lists
+from roost.predicate.conditions import (
+    Combination,
+    Compiled,
+    Member,
+    Null,
+    Within,
+    Words,
+    number_strings,
+)
 from roost.predicate.kinds import check, check_kinds, kind_of
 from roost.predicate.lexer import Key, check_text, lists_fit, scan
 from roost.predicate.parser import parse
@@ -153,7 +169,7 @@ def _add_id(error: PredicateError, number: int, text: object) -> PredicateError:
     return PredicateError(f"predicate {number} ({shown}): {error}")
 
 
-def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> Node:
+def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> Compiled:
     try:
         return _compile(group.template, False, iter(group.slots), schema)
     except (PredicateError, ValueError):
@@ -167,7 +183,7 @@ def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> No
 
 def _compile(
     expression: Expression, negated: bool, slots: Iterator[_Slot], schema: pa.Schema
-) -> Node:
+) -> Compiled:
     """Compile a tree or its negation; consumes the slots of its constants in text order."""
     if isinstance(expression, Condition):
         return _compile_condition(expression, negated, slots, schema)
@@ -180,43 +196,45 @@ def _compile(
 
 def _compile_condition(
     condition: Condition, negated: bool, slots: Iterator[_Slot], schema: pa.Schema
-) -> Node:
+) -> Compiled:
     name, operator = condition.attribute, condition.operator
     if operator == "is null":
         return Null(name, negated)
     if operator == "is true":
         true = np.array(1)
-        return Within(name, negated, true, true)
-    if operator in ("has any", "has all"):
-        lists = [*map(members_of, next(slots))]
-        return Words.build(name, negated, operator == "has all", lists)
-    type_ = schema.field(name).type
-    if operator == "in":
-        return _compile_in(name, negated, next(slots), type_)
+        return Within(name, negated, None, true, true)
+    if operator in LIST_OPERATORS:
+        lists: list[list[Any]] = [members_of(constant) for constant in next(slots)]
+        return _compile_list(name, negated, operator, lists, schema)
     if operator == "between":
-        return _compile_interval(name, negated, [(">=", next(slots)), ("<=", next(slots))], type_)
-    if operator == "!=":
-        return _compile_interval(name, not negated, [("=", next(slots))], type_)
-    return _compile_interval(name, negated, [(operator, next(slots))], type_)
-
-
-def _compile_in(name: str, negated: bool, slot: _Slot, type_: pa.DataType) -> Member:
-    lists = [members_of(constant) for constant in slot]
-    if kind_of(type_) is Kind.STRING:
-        return Member.of_strings(name, negated, lists)
-    axis = axis_of(type_)
-    return Member.of_points(name, negated, [axis.points(x) for x in lists], axis.dtype)
-
-
-def _compile_interval(
-    name: str, negated: bool, bounds: Sequence[tuple[str, _Slot]], type_: pa.DataType
-) -> Within:
+        bounds = [(">=", next(slots)), ("<=", next(slots))]
+    elif operator == "!=":
+        negated, bounds = not negated, [("=", next(slots))]
+    else:
+        bounds = [(operator, next(slots))]
+    type_ = schema.field(name).type
     if kind_of(type_) is not Kind.STRING:
-        low, high = _intersect(axis_of(type_), bounds)
-        return Within(name, negated, low, high)
+        return Within(name, negated, None, *_intersect(axis_of(type_), bounds))
     constants = sorted({str(value).encode() for _, slot in bounds for value in slot})
-    low, high = _intersect(rank_axis(constants), bounds)
-    return Within(name, negated, low, high, pa.array(constants, pa.large_binary()))
+    strings = pa.array(constants, pa.large_binary())
+    return Within(name, negated, strings, *_intersect(rank_axis(constants), bounds))
+
+
+def _compile_list(
+    name: str, negated: bool, operator: str, lists: list[list[Any]], schema: pa.Schema
+) -> Compiled:
+    type_ = schema.field(name).type
+    if operator != "in":
+        if not all(is_word(word) for words in lists for word in words):
+            raise ValueError("only single words can be searched for")
+        vocabulary, numbers = number_strings([[x.casefold() for x in words] for words in lists])
+        return Words(name, negated, operator == "has all", tuple(vocabulary), numbers)
+    if kind_of(type_) is Kind.STRING:
+        strings, numbers = number_strings(lists)
+        encoded = pa.array([string.encode() for string in strings], pa.large_binary())
+        return Member(name, negated, encoded, numbers)
+    axis = axis_of(type_)
+    return Member(name, negated, None, Lists.of([axis.points(x) for x in lists], axis.dtype))
 
 
 def _intersect(
