@@ -66,7 +66,7 @@ class DriverKilled(BaseException):
 def no_waiting() -> Iterator[None]:
     """Skip fsync and freeing memory: these tests do not crash the host."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
 

@@ -111,7 +111,7 @@ class Directory:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from roost.kernel.cells import IndexGrid, locate, morton, quantise, sort_points,
 from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import EARTH_RADIUS_M, Coordinates, Rect, Space
-from roost.storage.arrays import map_arrays, write_arrays
+from roost.storage.files import map_arrays, write_arrays
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from roost.testing.oracle import brute_force

@@ -26,7 +26,7 @@ KINDS = ("matches", "dead", "totals")
 def fast() -> Iterator[None]:
     """Leave out what only matters when the host fails or its memory runs out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
 

@@ -82,7 +82,7 @@ def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
 
 
 coordinate = st.one_of(

@@ -19,8 +19,8 @@ from roost.queries.log import SqliteQueryLog
 from roost.queries.versions import segment_files
 from roost.stages.point_files import arrange
 from roost.storage.agreement import agree
-from roost.storage.arrays import map_arrays, write_arrays
 from roost.storage.database import connect
+from roost.storage.files import map_arrays, write_arrays
 from roost.storage.lock import RunLock
 from roost.storage.private import (
     private_file,

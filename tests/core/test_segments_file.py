@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from properties import examples
 from roost.errors import StateError
-from roost.storage.arrays import ALIGN, MAGIC, map_arrays, write_arrays
+from roost.storage.files import ALIGN, MAGIC, map_arrays, write_arrays
 
 dtypes = st.sampled_from(["<f8", "<i8", "<i4", "<i2", "|i1", "<u8", "<u4", "|u1", "|b1"])
 shapes = arrays_of.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=7)
@@ -61,7 +61,7 @@ def test_another_process_maps_the_same_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a.seg"
     write_arrays(path, {"values": np.arange(1000) ** 2})
     code = (
-        "import sys; from pathlib import Path; from roost.storage.arrays import map_arrays;"
+        "import sys; from pathlib import Path; from roost.storage.files import map_arrays;"
         "print(map_arrays(Path(sys.argv[1]))['values'].sum())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

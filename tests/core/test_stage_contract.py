@@ -58,7 +58,7 @@ JOIN = {"join.distance": 0.3, "join.within": 50.0}
 def fast() -> Iterator[None]:
     """Skip steps that only matter when the host fails or its memory runs out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
 

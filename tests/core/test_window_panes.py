@@ -19,7 +19,7 @@ from roost.errors import ConfigError
 from roost.model.records import Box, Circle, Query, request_record
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Space
-from roost.storage.arrays import map_arrays, write_arrays
+from roost.storage.files import map_arrays, write_arrays
 from roost.testing.oracle import covers
 from roost.window import (
     Live,

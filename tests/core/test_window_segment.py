@@ -26,7 +26,7 @@ from window_points import (
 from properties import examples
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.space import Space
-from roost.storage.arrays import map_arrays, write_arrays
+from roost.storage.files import map_arrays, write_arrays
 from roost.window import WindowSegment, build
 from roost.window.segment import ZONE_ROWS, first_time
 

@@ -36,7 +36,7 @@ class Died(BaseException):
 @pytest.fixture(autouse=True, scope="module")
 def no_waiting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.arrays.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
 

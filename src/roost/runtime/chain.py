@@ -30,25 +30,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class Node:
-    """A stage in a chain.
-
-    Parameters
-    ----------
-    routing
-        Name of the routing of its inputs; None where the same part produces them.
-    root
-        Stage that its part is named for: itself, or the one whose task it runs in.
-    level
-        Number of exchanges before it.
-    """
+    """A stage in a chain."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     marks: tuple[str, ...]
-    routing: str | None
-    root: str
-    level: int
+    routing: str | None  # of its inputs; None where the same part produces them
+    root: str  # stage that its part is named for: itself, or the one whose task it runs in
+    level: int  # number of exchanges before it
     machines: tuple[int, ...]
 
 

@@ -104,20 +104,10 @@ class LiveView:
 
 
 class GuardPolicy:
-    """Passes hotspots to the guard, and ends its rounds.
+    """Passes hotspots to the guard, and ends its rounds, whose length is in event time.
 
-    Parameters
-    ----------
-    state
-        The guard of the state directory, which log replay uses as well.
-    round_length
-        Length of a round of detection, in event time.
-    hottest
-        Returns the most expensive partition of a machine.
-    evict
-        Whether the queries of users who are detected and blocked are terminated.
-    quarantine
-        Whether the queries of suspicious users are no reason to rebalance.
+    With ``evict``, the queries of users who are detected and blocked are terminated. With
+    ``quarantine``, the queries of suspicious users are no reason to rebalance.
     """
 
     name = GUARD

@@ -76,24 +76,10 @@ def staging(out: Path, kind: str) -> Files:
 class BatchLoop:
     """Runs batches against one state directory.
 
-    Parameters
-    ----------
-    stages
-        In an order in which each comes after those that produce its inputs.
-    out
-        Folder of the output.
-    publish_matches
-        Whether matches stay as Parquet, or are for the sinks only.
-    rounds
-        Ends rounds; None if nothing adapts.
-    guard
-        Applies operators' commands before each batch; None without a guard.
-    history
-        How many batches, rounds and plans stay in the store, within ``CLEANUP_BATCHES``.
-    on_step
-        Called with the name of each step just before it begins, and with ``end``.
-    clock
-        Seconds, to time batches.
+    Each stage comes after those that produce its inputs. Matches stay as Parquet, or are for the
+    sinks only. ``history`` is how many batches, rounds and plans stay in the store, within
+    ``CLEANUP_BATCHES``. ``on_step`` is called with the name of each step just before it begins, and
+    with ``end``.
     """
 
     store: Store
@@ -104,7 +90,7 @@ class BatchLoop:
     out: Path
     sinks: Sequence[Sink] = ()
     publish_matches: bool = True
-    rounds: Rounds | None = None
+    rounds: Rounds | None = None  # if anything adapts
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None

@@ -103,7 +103,7 @@ class BasePipeline(ABC):
 
     @property
     def default_strategy(self) -> Strategy:
-        """Strategy of a run that names none."""
+        """Strategy of a run that configures none."""
         return Strategy.REPLICATED
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,26 +42,14 @@ class BatchNotes:
 
 @dataclass(frozen=True)
 class RoundSnapshot:
-    """What policies see at the end of a round; only batches of the current epochs count.
-
-    Parameters
-    ----------
-    busy_s
-        Processor time of each machine, without loading queries.
-    now
-        Event time that the stream has reached.
-    hidden
-        Cells of queries that are no reason to rebalance, ``(k, 4)``, both ends included.
-    accepted
-        Decisions accepted so far in this round, by policy.
-    """
+    """What policies see at the end of a round; only batches of the current epochs count."""
 
     routing: SpatialRouting
-    busy_s: NDArray[np.float64]
-    now: int
+    busy_s: NDArray[np.float64]  # processor time of each machine, without loading queries
+    now: int  # event time that the stream has reached
     batches: Sequence[BatchNotes]
-    hidden: NDArray[np.int32] = field(default_factory=lambda: NO_CELLS)
-    accepted: Mapping[str, Decision] = field(default_factory=dict)
+    hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
+    accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
 
     @property
     def plan(self) -> Plan:
@@ -71,14 +59,10 @@ class RoundSnapshot:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a policy proposes.
+    """What a policy proposes, and what to record whether it is accepted or not.
 
-    Parameters
-    ----------
-    memory
-        What the policy needs after a restart, and metrics for the record of the round.
-    facts
-        Rows to record whether the decision is accepted or not.
+    The memory is part of the record of the round: what the policy needs after a restart, and
+    metrics.
     """
 
     decision: Decision
@@ -97,19 +81,13 @@ class Policy(Protocol):
         """Propose what to change."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether a proposal was accepted, and why."""
 
     policy: str
     accepted: bool
     reason: str
     proposal: Proposal
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row for the record of the round."""
-        verdict = "accepted" if self.accepted else "refused"
-        return {"policy": self.policy, "verdict": verdict, "reason": self.reason}
 
 
 def arbitrate(
@@ -141,14 +119,10 @@ class Rounds:
 
     Parameters
     ----------
-    strategy
-        Name of the strategy, for the record.
     policies
         In the order in which they propose.
-    round_length
-        Length of a round in event time.
-    now
-        Event time that the stream has reached.
+    round_length, now
+        Length of a round, and what the stream has reached, in event time.
     number
         Number of the next round.
     hidden
@@ -184,19 +158,11 @@ class Rounds:
         self._notes: list[BatchNotes] = []
 
     def after_batch(self, batch: Batch, reports: Reports) -> SpatialRouting | None:
-        """Note a batch of the current epochs; returns the next routing if the round ends with one.
-
-        A batch that ran under another routing says nothing about this one and must not be noted.
-        """
-        matching = batch.outcomes[MatchingStage.name].metrics
+        """Note a batch that ran under the current routings; returns the next routing, if any."""
+        load_s = float(batch.outcomes[MatchingStage.name].metrics["load_s"])
         statistics = batch.outcomes[STATISTICS]
-        self._notes.append(
-            BatchNotes(
-                statistics.observed,
-                int(statistics.metrics["loaded_queries"]),
-                float(matching["load_s"]),
-            )
-        )
+        loaded = int(statistics.metrics["loaded_queries"])
+        self._notes.append(BatchNotes(statistics.observed, loaded, load_s))
         busy = task_seconds(reports, MatchingStage.name)
         for report in reports[MatchingStage.name]:
             spent = busy[report.machine] - report.counts["load_s"]
@@ -232,7 +198,14 @@ class Rounds:
             "quarantined": len(hidden),
             "imbalance": imbalance(busy_s),
             "seconds": self._clock() - started,
-            "verdicts": [verdict.to_json() for verdict in verdicts],
+            "verdicts": [
+                {
+                    "policy": verdict.policy,
+                    "verdict": "accepted" if verdict.accepted else "refused",
+                    "reason": verdict.reason,
+                }
+                for verdict in verdicts
+            ],
             **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
         }
         totals = add_round(self._store.get(TOTALS, ROUNDS) or {}, row)

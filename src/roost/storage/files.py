@@ -1,11 +1,17 @@
-"""Files of arrays in one folder, by name.
+"""Files of named arrays, which any process can map and only their owner may read.
 
-Names, never paths, go into tasks, reports and facts. A file is written once and never changed, so
-each attempt of a task uses a name of its own, and only names that a report or a fact lists count.
+Layout: an 8-byte magic, the length of a JSON directory, the directory (name, type, shape and offset
+of each array), then the arrays, each at a multiple of 64 bytes. A file is written under another
+name, flushed and renamed, so a file with its final name is complete. It never changes.
+
+Names, never paths, go into tasks, reports and facts. Each attempt of a task uses a name of its own,
+and only names that a report or a fact lists count.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import uuid
 from collections.abc import Collection, Mapping
@@ -13,26 +19,73 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from roost.storage.arrays import PARTIAL, map_arrays, write_arrays
+from roost.errors import StateError
+from roost.storage.private import private_opener
+
+MAGIC = b"ROOSTSG1"
+ALIGN = 64
+PARTIAL = ".partial"
+
+
+def _aligned(place: int) -> int:
+    return (place + ALIGN - 1) // ALIGN * ALIGN
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: bool = True) -> int:
+    """Write arrays to a new file; returns its size in bytes.
+
+    A file that can be computed again need not be ``durable``: it survives the failure of a
+    process, but perhaps not that of the host.
+    """
+    directory: list[dict[str, Any]] = []
+    place = 0
+    for name, array in arrays.items():
+        place = _aligned(place)
+        entry = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "place": place}
+        directory.append(entry)
+        place += array.nbytes
+    head = json.dumps(directory).encode()
+    start = _aligned(len(MAGIC) + 8 + len(head))
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    with open(partial, "wb", opener=private_opener) as file:
+        file.write(MAGIC + len(head).to_bytes(8, "little") + head)
+        for entry, array in zip(directory, arrays.values(), strict=True):
+            file.seek(start + entry["place"])
+            file.write(np.ascontiguousarray(array).data)
+        file.truncate(start + place)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.rename(path)
+    return start + place
+
+
+def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a file, read-only; pages are read when first used."""
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise StateError(f"segment {path} cannot be mapped: {error}") from error
+    if mapped[: len(MAGIC)] != MAGIC:
+        raise StateError(f"{path} is not a segment file")
+    length = int.from_bytes(mapped[len(MAGIC) : len(MAGIC) + 8], "little")
+    directory = json.loads(mapped[len(MAGIC) + 8 : len(MAGIC) + 8 + length])
+    start = _aligned(len(MAGIC) + 8 + length)
+    return {
+        entry["name"]: np.ndarray(
+            entry["shape"], np.dtype(entry["dtype"]), mapped, start + entry["place"]
+        )
+        for entry in directory
+    }
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one folder; small, so that tasks can carry it.
-
-    Examples
-    --------
-    >>> import tempfile, numpy as np
-    >>> files = Files(tempfile.mkdtemp())
-    >>> size = files.write("a-1.seg", {"x": np.arange(3)})
-    >>> files.names("a-"), files.map("a-1.seg")["x"].tolist()
-    (['a-1.seg'], [0, 1, 2])
-    >>> files.delete("a-")
-    >>> files.names()
-    []
-    """
+    """The files of one folder; small, so that tasks can carry it."""
 
     folder: str
 
@@ -41,11 +94,11 @@ class Files:
         return Path(self.folder, name)
 
     def name(self, prefix: str, label: str, suffix: str) -> str:
-        """Make a name that no other attempt uses."""
+        """Return a name that no other attempt uses."""
         return f"{prefix}{label}-{uuid.uuid4().hex}{suffix}"
 
     def write(self, name: str, arrays: Mapping[str, NDArray[Any]], *, durable: bool = True) -> int:
-        """Write arrays to a new file; returns its size in bytes."""
+        """Write arrays to a new file; see :func:`write_arrays`."""
         return write_arrays(self.path(name), arrays, durable=durable)
 
     def map(self, name: str) -> dict[str, NDArray[Any]]:
