@@ -127,8 +127,8 @@ class BatchLoop:
             self.guard.apply_commands(self.log)
         self.on_step("intent", number)
         epochs = {name: table.epoch for name, table in self.tables.items()}
-        choices = {stage.name: stage.intend() for stage in self.stages}
-        choices = {name: choice for name, choice in choices.items() if choice is not None}
+        intended = ((stage.name, stage.intend()) for stage in self.stages)
+        choices = {name: choice for name, choice in intended if choice is not None}
         planned = Intent(number, epochs, self.log.end(), dict(offsets), choices)
         intent = begin(self.store, planned)
         self.on_step("apply", number)
@@ -177,15 +177,15 @@ class BatchLoop:
         )
 
     def _run_tasks(self, batch: Batch, inputs: Inputs) -> Reports:
-        tasks = {stage.name: stage.prepare(batch) for stage in self.stages}
-        working = [stage for stage in self.stages if tasks[stage.name] is not None]
+        prepared = ((stage.name, stage.prepare(batch)) for stage in self.stages)
+        tasks = {name: task for name, task in prepared if task is not None}
+        working = [stage for stage in self.stages if stage.name in tasks]
         # Where a routed stage runs inside the readers' tasks, these are its machines.
-        local = [batch.routings[s.routing] for s in working if s.routing is not None]
-        machines = next((routing.machines for routing in local if routing.local), None)
+        used = [batch.routings[s.routing] for s in working if s.routing is not None]
+        machines = next((routing.machines for routing in used if routing.local), None)
         inputs, readers = inputs.dealt(machines, batch.number, self.executor)
         chain = Chain.of(working, batch.routings, readers)
-        sent = {name: task for name, task in tasks.items() if task is not None}
-        return self.executor.run(inputs, chain, sent, self.placement)
+        return self.executor.run(inputs, chain, tasks, self.placement)
 
     def _deliver(self, batch: Batch) -> None:
         files = [
@@ -283,13 +283,10 @@ class BatchLoop:
         done = intent(self.store, batch_id)
         if done is not None:  # the next batch compares its plan with that of this one
             limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
-        self.store.record(
-            *(
-                Fact(table, key, None)
-                for table, limit in limits.items()
-                for key, _ in self.store.items(table, upto=limit)
-            )
-        )
+        old = [
+            (t, key) for t, limit in limits.items() for key, _ in self.store.items(t, upto=limit)
+        ]
+        self.store.record(*(Fact(table, key, None) for table, key in old))
 
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
         table = self.tables[SPACE]

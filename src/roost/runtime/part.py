@@ -12,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from roost.runtime.chain import Chain, Node
 from roost.stages.contract import Output, Report, Task, Work
 from roost.storage.cache import WorkerCache
+
+Value = TypeVar("Value")
 
 
 class Parcel(NamedTuple):
@@ -43,6 +45,9 @@ SOURCE = "source"
 """Port through which the first level receives what it reads."""
 
 
+END = object()
+
+
 class _Running:
     """A stage in this part: its work, where its outputs go, and its measurements."""
 
@@ -55,25 +60,22 @@ class _Running:
         self.remote: dict[str, list[Node]] = {}
         self._clock = clock
 
-    def timed(self, outputs: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """Iterate, and count the time of the call and of each step as this stage's."""
+    def timed(self, call: Callable[[], Value]) -> Value:
+        """Count the time of a call as this stage's."""
         started = self._clock()
-        steps = iter(outputs())
-        self.seconds += self._clock() - started
-        while True:
-            started = self._clock()
-            try:
-                item = next(steps)
-            except StopIteration:
-                return
-            finally:
-                self.seconds += self._clock() - started
+        try:
+            return call()
+        finally:
+            self.seconds += self._clock() - started
+
+    def each(self, call: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """Iterate over the result of a call; count the time of both as this stage's."""
+        steps = iter(self.timed(call))
+        while (item := self.timed(partial(next, steps, END))) is not END:
             yield item
 
     def report(self, executor: str, machine: int) -> Report:
-        started = self._clock()
-        own = self.work.report()
-        self.seconds += self._clock() - started
+        own = self.timed(self.work.report)
         return replace(
             own,
             stage=self.node.name,
@@ -103,26 +105,29 @@ def run_part(
     name for the reports; ``clock`` returns processor seconds.
     """
     root, machine = chain.parts(level)[part]
-    group = _started(chain, tasks, root, machine, cache, clock)
+    group = [_Running(node, clock) for node in chain.group(root)]
+    for run in group:
+        run.work = run.timed(partial(tasks[run.node.name].build, machine, cache))
+        for port in run.node.outputs:
+            consumers = chain.consumers(port)
+            run.local[port] = [r for r in group if r.node in consumers and r.node.name != root]
+            run.remote[port] = [node for node in consumers if node.root != root]
     running = {run.node.name: run for run in group}
-    last = level + 1 == chain.levels
+    targets = 1 if level + 1 == chain.levels else len(chain.parts(level + 1))
 
     def hop(stage: str, machine: int) -> int:
         """Return where an item goes next; the same in every attempt."""
-        number = chain.number(chain.node(stage).root, machine)
-        return number % len(chain.parts(level + 1))
+        return chain.number(chain.node(stage).root, machine) % targets
 
-    def emitted(
-        run: _Running, outputs: Callable[[], Iterable[Output]]
-    ) -> Iterator[tuple[int, Item]]:
-        for port, block in run.timed(outputs):
+    def emitted(run: _Running, call: Callable[[], Iterable[Output]]) -> Iterator[tuple[int, Item]]:
+        for port, block in run.each(call):
             run.rows_out += getattr(block, "num_rows", 0)
             for reader in run.local.get(port, ()):
                 yield from received(reader, port, block)
             for node in run.remote.get(port, ()):
                 assert node.routing is not None
                 split = partial(chain.routings[node.routing].split, port, block, cache)
-                for target, piece in run.timed(split):
+                for target, piece in run.each(split):
                     run.bytes_out += piece.nbytes
                     yield hop(node.name, target), Parcel(node.name, target, port, piece)
 
@@ -131,9 +136,9 @@ def run_part(
         yield from emitted(run, partial(run.work.process, port, block))
 
     marks: dict[str, list[Mark]] = defaultdict(list)
-    for item in group[0].timed(lambda: items):
+    for item in group[0].each(lambda: items):
         if isinstance(item, Report):
-            yield (0 if last else part % len(chain.parts(level + 1))), item
+            yield part % targets, item
         elif item.stage not in running:
             yield hop(item.stage, item.machine), item
         elif isinstance(item, Mark):
@@ -141,8 +146,8 @@ def run_part(
         else:
             yield from received(running[item.stage], item.port, item.block)
     for run in group:
-        task, values = tasks[run.node.name], _mark_values(chain, run.node, marks[run.node.name])
-        yield from emitted(run, partial(_finished, run.work, task, values))
+        values = _mark_values(chain, run.node, marks[run.node.name])
+        yield from emitted(run, partial(_finish, run.work, tasks[run.node.name], values))
     for run in group:
         report = run.report(executor, machine)
         if report.mark is not None:
@@ -150,32 +155,11 @@ def run_part(
                 for target in node.machines:
                     mark = Mark(node.name, target, run.node.name, machine, report.mark)
                     yield hop(node.name, target), mark
-        yield (0 if last else part % len(chain.parts(level + 1))), report
+        yield part % targets, report
 
 
-def _finished(work: Work, task: Task, marks: Mapping[str, Sequence[Any]]) -> Iterable[Output]:
+def _finish(work: Work, task: Task, marks: Mapping[str, Sequence[Any]]) -> Iterable[Output]:
     return work.finish(task.merge(marks))
-
-
-def _started(
-    chain: Chain,
-    tasks: Mapping[str, Task],
-    root: str,
-    machine: int,
-    cache: WorkerCache,
-    clock: Callable[[], float],
-) -> list[_Running]:
-    """Build the work of a part, and connect its stages."""
-    group = [_Running(node, clock) for node in chain.group(root)]
-    for run in group:
-        started = clock()
-        run.work = tasks[run.node.name].build(machine, cache)
-        run.seconds += clock() - started
-        for port in run.node.outputs:
-            consumers = chain.consumers(port)
-            run.local[port] = [r for r in group if r.node in consumers and r.node.name != root]
-            run.remote[port] = [node for node in consumers if node.root != root]
-    return group
 
 
 def _mark_values(chain: Chain, node: Node, marks: Sequence[Mark]) -> dict[str, list[Any]]:
