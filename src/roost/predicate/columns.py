@@ -43,6 +43,13 @@ class Lists(NamedTuple):
         starts = np.cumsum([0, *map(len, ordered)], dtype=np.int64)
         return cls(starts, np.array([member for part in ordered for member in part], dtype))
 
+    @classmethod
+    def numbered(cls, lists: Sequence[Iterable[str]]) -> tuple[list[str], Lists]:
+        """Return the distinct strings of lists, and the lists of their numbers."""
+        numbers: dict[str, int] = {}
+        numbered = [{numbers.setdefault(x, len(numbers)) for x in strings} for strings in lists]
+        return list(numbers), cls.of(numbered)
+
     def contain(self, lists: Index, values: Array) -> Mask:
         """Return for each pair of list and value whether the list contains the value.
 
@@ -68,10 +75,9 @@ class WordIndex(NamedTuple):
     @classmethod
     def build(cls, dictionary: pa.Array) -> WordIndex:
         """Split every value at characters that are neither letters nor digits."""
-        numbers: dict[str, int] = {}
         texts = [(value or b"").decode("utf-8", "replace") for value in dictionary.to_pylist()]
-        lists = [{numbers.setdefault(x, len(numbers)) for x in _split(text)} for text in texts]
-        return cls(numbers, Lists.of(lists))
+        words, lists = Lists.numbered([_split(text) for text in texts])
+        return cls({word: number for number, word in enumerate(words)}, lists)
 
 
 def _split(text: str) -> list[str]:

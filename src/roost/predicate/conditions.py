@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from roost.predicate.ast import is_word
 from roost.predicate.axis import Array
 from roost.predicate.columns import Block, Index, Lists, Mask, WordIndex
 
@@ -166,8 +167,16 @@ class Words(_CompiledCondition):
     """
 
     every: bool
-    vocabulary: tuple[str, ...]
+    vocabulary: Sequence[str]
     lists: Lists
+
+    @classmethod
+    def of(cls, attribute: str, negated: bool, every: bool, lists: list[list[Any]]) -> Words:
+        """Build from one list per predicate; raises ValueError for anything but single words."""
+        if not all(is_word(word) for words in lists for word in words):
+            raise ValueError("only single words can be searched for")
+        folded = [[word.casefold() for word in words] for words in lists]
+        return cls(attribute, negated, every, *Lists.numbered(folded))
 
     def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
         index = block.words(self.attribute)
@@ -199,13 +208,6 @@ class Words(_CompiledCondition):
         present = index.lists.contain(np.repeat(codes, counts), words[at])
         hits = np.add.reduceat(present.astype(np.int64), firsts)
         return np.asarray(hits == counts if self.every else hits > 0)
-
-
-def number_strings(lists: Sequence[Sequence[str]]) -> tuple[list[str], Lists]:
-    """Return the distinct strings of lists, and the lists of their numbers."""
-    numbers: dict[str, int] = {}
-    numbered = [[numbers.setdefault(x, len(numbers)) for x in strings] for strings in lists]
-    return list(numbers), Lists.of(numbered)
 
 
 def _pick(bounds: Array, positions: Index) -> Array:

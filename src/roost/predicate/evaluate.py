@@ -20,26 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import (
-    LIST_OPERATORS,
-    Condition,
-    Constant,
-    Expression,
-    Kind,
-    is_word,
-    members_of,
-)
+from roost.predicate.ast import LIST_OPERATORS, Condition, Constant, Expression, Kind, members_of
 from roost.predicate.axis import Array, Axis, axis_of, rank_axis
 from roost.predicate.columns import Block, Index, Lists
-from roost.predicate.conditions import (
-    Combination,
-    Compiled,
-    Member,
-    Null,
-    Within,
-    Words,
-    number_strings,
-)
+from roost.predicate.conditions import Combination, Compiled, Member, Null, Within, Words
 from roost.predicate.kinds import check, check_kinds, kind_of
 from roost.predicate.lexer import Key, check_text, lists_fit, scan
 from roost.predicate.parser import parse
@@ -203,16 +187,16 @@ def _compile_condition(
     if operator == "is true":
         true = np.array(1)
         return Within(name, negated, None, true, true)
+    type_ = schema.field(name).type
     if operator in LIST_OPERATORS:
         lists: list[list[Any]] = [members_of(constant) for constant in next(slots)]
-        return _compile_list(name, negated, operator, lists, schema)
+        return _compile_list(name, negated, operator, lists, type_)
     if operator == "between":
         bounds = [(">=", next(slots)), ("<=", next(slots))]
     elif operator == "!=":
         negated, bounds = not negated, [("=", next(slots))]
     else:
         bounds = [(operator, next(slots))]
-    type_ = schema.field(name).type
     if kind_of(type_) is not Kind.STRING:
         return Within(name, negated, None, *_intersect(axis_of(type_), bounds))
     constants = sorted({str(value).encode() for _, slot in bounds for value in slot})
@@ -221,16 +205,12 @@ def _compile_condition(
 
 
 def _compile_list(
-    name: str, negated: bool, operator: str, lists: list[list[Any]], schema: pa.Schema
+    name: str, negated: bool, operator: str, lists: list[list[Any]], type_: pa.DataType
 ) -> Compiled:
-    type_ = schema.field(name).type
     if operator != "in":
-        if not all(is_word(word) for words in lists for word in words):
-            raise ValueError("only single words can be searched for")
-        vocabulary, numbers = number_strings([[x.casefold() for x in words] for words in lists])
-        return Words(name, negated, operator == "has all", tuple(vocabulary), numbers)
+        return Words.of(name, negated, operator == "has all", lists)
     if kind_of(type_) is Kind.STRING:
-        strings, numbers = number_strings(lists)
+        strings, numbers = Lists.numbered(lists)
         encoded = pa.array([string.encode() for string in strings], pa.large_binary())
         return Member(name, negated, encoded, numbers)
     axis = axis_of(type_)

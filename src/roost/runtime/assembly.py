@@ -220,9 +220,12 @@ class _Assembly:
             self.guard = GuardState.begin(store, seed, config.guard.users_max)
             queries.guard = self.guard
         if self.guard is not None:
-            now = reached(store)
-            self.guard.now = TIME_MIN if now is None else now
+            self.guard.now = self._reached()
         return queries
+
+    def _reached(self) -> int:
+        now = reached(self.store)
+        return TIME_MIN if now is None else now
 
     def loop(self, default: Strategy) -> BatchLoop:
         """Build the stages, the policies and the loop."""
@@ -357,7 +360,7 @@ class _Assembly:
             strategy.value,
             policies,
             int(config.balance.round * self.unit),
-            reached(self.store),
+            self._reached(),
             number,
             (lambda now: NO_CELLS) if guard is None else guard.hidden,
             self.hooks.clock,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +104,7 @@ class LiveView:
         )
 
 
+@dataclass
 class GuardPolicy:
     """Passes hotspots to the guard, and ends its rounds, whose length is in event time.
 
@@ -110,31 +112,23 @@ class GuardPolicy:
     ``quarantine``, the queries of suspicious users are no reason to rebalance.
     """
 
-    name = GUARD
+    name: ClassVar[str] = GUARD
 
-    def __init__(
-        self,
-        state: GuardState,
-        queries: QuerySet,
-        space: Space,
-        round_length: int,
-        hottest: Callable[[Plan, int], Partition | None],
-        *,
-        evict: bool,
-        quarantine: bool,
-    ) -> None:
-        self._state = state
-        self._guard = state.guard
-        self._queries = queries
-        self._view = LiveView(queries, space, state.guard)
-        self._length = round_length
-        self._hottest = hottest
-        self._evict = evict
-        self._quarantine = quarantine
+    state: GuardState
+    queries: QuerySet
+    space: Space
+    round_length: int
+    hottest: Callable[[Plan, int], Partition | None]
+    evict: bool
+    quarantine: bool
+
+    def __post_init__(self) -> None:
+        self._guard = self.state.guard
+        self._view = LiveView(self.queries, self.space, self._guard)
 
     def hidden(self, now: int) -> NDArray[np.int32]:
         """Return the cells of queries that are no reason to rebalance, ends included."""
-        if not (self._quarantine and self._guard.quarantine):
+        if not (self.quarantine and self._guard.quarantine):
             return NO_CELLS
         found = self._view.at(now)
         users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)
@@ -144,27 +138,27 @@ class GuardPolicy:
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Observe the accepted rebalancing; block users if the round of detection is over."""
         now, guard = snapshot.now, self._guard
-        self._state.now = now
+        self.state.now = now
         hiding = len(snapshot.hidden) > 0
         decision = snapshot.accepted[BALANCE]
         machine = relieved_machine(snapshot.plan, decision, snapshot.busy_s, hiding=hiding)
-        hot = None if machine is None else self._hottest(snapshot.plan, machine)
+        hot = None if machine is None else self.hottest(snapshot.plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
             guard.on_rebalance(rect, self._view.at(now))
         opening = guard.opened is None
         if guard.opened is None:
             guard.opened = now
-        passed = (now - guard.opened) // self._length
+        passed = (now - guard.opened) // self.round_length
         if passed > 0:
-            guard.opened += passed * self._length
+            guard.opened += passed * self.round_length
             # Close this round and any empty rounds after it.
-            last, rows = guard.round + passed - 1, self._queries.version.rows
-            decisions = guard.close_round(last, rows, evict=self._evict)
-            facts = self._state.facts(decision_row(decision) for decision in decisions)
+            last, rows = guard.round + passed - 1, self.queries.version.rows
+            decisions = guard.close_round(last, rows, evict=self.evict)
+            facts = self.state.facts(decision_row(decision) for decision in decisions)
             reason = f"detection round {last} closed with {len(decisions)} decisions"
             return Proposal(NoChange(reason), facts=tuple(facts))
         if opening or hot is not None:
             where = "no hotspot" if hot is None else f"hotspot in partition {hot.partition_id}"
-            return Proposal(NoChange(where), facts=tuple(self._state.facts()))
+            return Proposal(NoChange(where), facts=tuple(self.state.facts()))
         return Proposal(NoChange("no hotspot"))

@@ -20,7 +20,7 @@ from roost.model.space import Space
 from roost.queries.guard_state import GuardState, stamp
 from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
-from roost.runtime.executor import Executor, Inputs, SliceInputs
+from roost.runtime.executor import Executor, SliceInputs
 from roost.runtime.loop import BatchLoop, Sink
 from roost.runtime.records import Commit, commit_of, last_intent
 from roost.runtime.report import build_report
@@ -28,6 +28,7 @@ from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.point_files import read_requests
 from roost.stages.schema import point_schema, space_for
+from roost.stages.slices import Slice
 from roost.stages.sources import Source, open_source
 from roost.storage.agreement import agreed
 from roost.storage.inputs import add_inputs, seen_inputs
@@ -240,9 +241,7 @@ class BasePipeline(ABC):
                 else:
                     time.sleep(IDLE_S)
                 continue
-            stop = offset + sum(item.rows for item in slices)
-            self._run_batch(loop, number, offset, stop, SliceInputs(slices))
-            number, offset = number + 1, stop
+            number, offset = self._run_batch(loop, number, offset, slices)
 
     def _resume(self, source: Source, loop: BatchLoop) -> tuple[int, int]:
         """Repeat a batch that was begun and not committed; returns the next batch and offset."""
@@ -258,10 +257,13 @@ class BasePipeline(ABC):
                     f"batch {last.batch_id} read rows {start} to {stop}, but the points now have "
                     f"only {start + found}: were files removed?"
                 )
-            self._run_batch(loop, last.batch_id, start, stop, SliceInputs(slices))
+            return self._run_batch(loop, last.batch_id, start, slices)
         return last.batch_id + 1, stop
 
     def _run_batch(
-        self, loop: BatchLoop, number: int, start: int, stop: int, inputs: Inputs
-    ) -> None:
-        self._on_batch(loop.run(number, {"start": start, "stop": stop}, inputs))
+        self, loop: BatchLoop, number: int, start: int, slices: Sequence[Slice]
+    ) -> tuple[int, int]:
+        """Run a batch; returns the number and the offset of the next one."""
+        stop = start + sum(item.rows for item in slices)
+        self._on_batch(loop.run(number, {"start": start, "stop": stop}, SliceInputs(slices)))
+        return number + 1, stop

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from roost.balance import Plan
 from roost.balance.changes import Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
-from roost.model.records import TIME_MIN
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
@@ -29,6 +28,7 @@ from roost.storage.totals import ROUNDS, TOTALS, add_round
 
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD = "balance", "guard"
+ACCEPTED, REFUSED = "accepted", "refused"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
     """Whether a proposal was accepted, and why."""
 
     policy: str
-    accepted: bool
+    verdict: str
     reason: str
     proposal: Proposal
 
@@ -102,18 +102,19 @@ def arbitrate(
     after: SpatialRouting | None = None
     for policy in policies:
         proposal = policy.propose(snapshot)
-        decision, accepted, reason = proposal.decision, True, proposal.decision.reason
+        decision, verdict, reason = proposal.decision, ACCEPTED, proposal.decision.reason
         if isinstance(decision, Rebalance):
             try:
                 after = (after or snapshot.routing).apply(decision.changes)
             except ValueError as error:
-                accepted, reason = False, f"{reason}; refused: {error}"
+                verdict, reason = REFUSED, f"{reason}; refused: {error}"
                 decision = NoChange(reason)
-        verdicts.append(Verdict(policy.name, accepted, reason, proposal))
+        verdicts.append(Verdict(policy.name, verdict, reason, proposal))
         snapshot = replace(snapshot, accepted={**snapshot.accepted, policy.name: decision})
     return verdicts, after
 
 
+@dataclass
 class Rounds:
     """Collects what batches report, and ends rounds.
 
@@ -131,25 +132,16 @@ class Rounds:
         Seconds, to time decisions.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        strategy: str,
-        policies: Sequence[Policy],
-        round_length: int,
-        now: int | None,
-        number: int,
-        hidden: Callable[[int], NDArray[np.int32]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._strategy = strategy
-        self._policies = policies
-        self._length = round_length
-        self._now = TIME_MIN if now is None else now
-        self._number = number
-        self._hidden = hidden
-        self._clock = clock
+    store: Store
+    strategy: str
+    policies: Sequence[Policy]
+    round_length: int
+    now: int
+    number: int
+    hidden: Callable[[int], NDArray[np.int32]]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._start_round(None)
 
     def _start_round(self, opened: int | None) -> None:
@@ -170,50 +162,47 @@ class Rounds:
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
         if times.oldest is None or times.newest is None:
             return None
-        self._now = max(self._now, times.newest)
+        self.now = max(self.now, times.newest)
         if self._opened is None:
             self._opened = times.oldest
-        if self._now - self._opened < self._length:
+        if self.now - self._opened < self.round_length:
             return None
         return self._end_round(batch)
 
     def _end_round(self, batch: Batch) -> SpatialRouting | None:
-        started = self._clock()
+        started = self.clock()
         routing = spatial(batch.routings)
         busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
-        hidden = self._hidden(self._now)
-        snapshot = RoundSnapshot(routing, busy_s, self._now, tuple(self._notes), hidden)
-        verdicts, after = arbitrate(snapshot, self._policies)
+        hidden = self.hidden(self.now)
+        snapshot = RoundSnapshot(routing, busy_s, self.now, tuple(self._notes), hidden)
+        verdicts, after = arbitrate(snapshot, self.policies)
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
         decision = balance.proposal.decision
-        changes = decision.changes if isinstance(decision, Rebalance) and balance.accepted else ()
+        changes = ()
+        if isinstance(decision, Rebalance) and balance.verdict == ACCEPTED:
+            changes = decision.changes
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": batch.number,
-            "strategy": self._strategy,
+            "strategy": self.strategy,
             "epoch": routing.epoch,
             "next_epoch": None if after is None else after.epoch,
             "changes": [change_to_json(change) for change in changes],
             "reason": balance.reason,
             "quarantined": len(hidden),
             "imbalance": imbalance(busy_s),
-            "seconds": self._clock() - started,
+            "seconds": self.clock() - started,
             "verdicts": [
-                {
-                    "policy": verdict.policy,
-                    "verdict": "accepted" if verdict.accepted else "refused",
-                    "reason": verdict.reason,
-                }
-                for verdict in verdicts
+                {"policy": v.policy, "verdict": v.verdict, "reason": v.reason} for v in verdicts
             ],
             **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
         }
-        totals = add_round(self._store.get(TOTALS, ROUNDS) or {}, row)
-        facts = [Fact(ROUNDS, self._number, row), Fact(TOTALS, ROUNDS, totals)]
+        totals = add_round(self.store.get(TOTALS, ROUNDS) or {}, row)
+        facts = [Fact(ROUNDS, self.number, row), Fact(TOTALS, ROUNDS, totals)]
         if after is not None:
-            body = {**after.plan.to_json(), "strategy": self._strategy}
+            body = {**after.plan.to_json(), "strategy": self.strategy}
             facts.append(Fact(PLANS, after.epoch, body))
-        self._store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
-        self._number += 1
-        self._start_round(self._now)
+        self.store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
+        self.number += 1
+        self._start_round(self.now)
         return after

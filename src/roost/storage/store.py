@@ -131,11 +131,11 @@ class Store(View):
             yield self
 
 
+@dataclass(frozen=True)
 class CommandLog:
     """Commands of other processes to the driver, in order, until it has applied them."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def append(self, body: Any) -> int:
         """Add a command, as JSON; returns its number."""
@@ -151,14 +151,14 @@ class CommandLog:
         self._database.write("delete from commands where number <= ?", upto)
 
 
+@dataclass(frozen=True)
 class Leases:
     """Numbers that other processes hold until they release them or their time is over.
 
     A reader of the window holds the oldest batch whose files it may still open.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def take(self, value: int, until: float) -> int:
         """Hold a value until a time; returns the lease."""
