@@ -1,8 +1,9 @@
-"""The batch protocol: what is visible when, what a replay notices, and what a round may see."""
+"""The batch protocol: visibility of files, checks of a replay, retention, and rounds."""
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from roost.runtime import loop, pipeline, records
 from roost.stages.slices import Slice
 from roost.stages.sources import Source
 from roost.storage.store import Fact
+from roost.testing import pipeline as testing_pipeline
 from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario, random_points
 
 KINDS = ("matches", "dead", "totals")
@@ -65,9 +67,7 @@ def test_no_file_is_visible_before_the_commit(tmp_path: Path, strategy: str) -> 
 
 
 @pytest.mark.parametrize("step", ["after", "deliver", "commit"])
-def test_a_batch_that_dies_before_its_commit_leaves_nothing_visible(
-    tmp_path: Path, step: str
-) -> None:
+def test_a_batch_killed_before_its_commit_leaves_nothing_visible(tmp_path: Path, step: str) -> None:
     def on_step(now: str, number: int) -> None:
         if (now, number) == (step, 1):
             raise Killed
@@ -84,7 +84,7 @@ def test_a_batch_that_dies_before_its_commit_leaves_nothing_visible(
     scenario.check()
 
 
-def test_a_batch_that_dies_after_its_commit_is_published_by_the_next_driver(
+def test_a_batch_killed_after_its_commit_is_published_by_the_next_driver(
     tmp_path: Path,
 ) -> None:
     def on_step(now: str, number: int) -> None:
@@ -98,6 +98,11 @@ def test_a_batch_that_dies_after_its_commit_is_published_by_the_next_driver(
     assert visible(scenario, BATCHES - 1) == set()
     scenario.resume()
     scenario.check()
+
+
+def test_the_example_of_the_in_process_pipeline_runs() -> None:
+    results = doctest.testmod(testing_pipeline)
+    assert (results.failed, results.attempted) == (0, 7)
 
 
 # --------------------------------------------------------------------------- missing rows
@@ -117,7 +122,7 @@ class Shrunk:
         return getattr(self.source, name)
 
 
-def die_in_batch_1(tmp_path: Path) -> Scenario:
+def kill_in_batch_1(tmp_path: Path) -> Scenario:
     def on_step(step: str, number: int) -> None:
         if (step, number) == ("run", 1):
             raise Killed
@@ -136,10 +141,10 @@ def check_untouched(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, ROWS - 1, ROWS])
-def test_a_replay_notices_rows_that_the_source_no_longer_has(
+def test_a_replay_detects_rows_that_the_source_no_longer_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
-    scenario = die_in_batch_1(tmp_path)
+    scenario = kill_in_batch_1(tmp_path)
     opened = pipeline.open_source
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -152,12 +157,12 @@ def test_a_replay_notices_rows_that_the_source_no_longer_has(
     scenario.check()
 
 
-@pytest.mark.parametrize("kept", [0, 10, ROWS, 2 * ROWS - 1])
-def test_a_replay_notices_that_a_file_has_become_shorter(tmp_path: Path, kept: int) -> None:
-    scenario = die_in_batch_1(tmp_path)
+@pytest.mark.parametrize("rows", [0, 10, ROWS, 2 * ROWS - 1])
+def test_a_replay_detects_that_a_file_has_become_shorter(tmp_path: Path, rows: int) -> None:
+    scenario = kill_in_batch_1(tmp_path)
     path = tmp_path / "points.parquet"
     whole = pq.ParquetFile(path).read()
-    pq.write_table(whole.slice(0, kept), path, row_group_size=16)
+    pq.write_table(whole.slice(0, rows), path, row_group_size=16)
     with pytest.raises(SourceError, match=r"points\.parquet has only"):
         scenario.live()
     check_untouched(scenario)
@@ -173,18 +178,18 @@ def test_a_replay_notices_that_a_file_has_become_shorter(tmp_path: Path, kept: i
 def test_old_rows_are_deleted_within_the_slack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """Each driver dies in a step that would delete; each plan has another number of machines."""
+    """Each driver is killed where it would delete; each plan has another number of machines."""
     every, history, batches = 4, 3, 26
     monkeypatch.setattr(loop, "CLEANUP_BATCHES", every)
     tables = (records.COMMITS, records.INTENTS, records.ROUNDS, records.PLANS)
-    deaths = [0, every, 2 * every, 2 * every + 1, 3 * every, 4 * every]
+    kills = [0, every, 2 * every, 2 * every + 1, 3 * every, 4 * every]
     most: dict[str, int] = dict.fromkeys(tables, 0)
 
     def on_step(step: str, number: int) -> None:
         for table in tables:
             most[table] = max(most[table], len(store.items(table)))
-        if deaths and (step, number) == ("cleanup", deaths[0]):
-            deaths.pop(0)
+        if kills and (step, number) == ("cleanup", kills[0]):
+            kills.pop(0)
             raise Killed
 
     points = random_points(1, ROWS * batches)

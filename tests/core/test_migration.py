@@ -2,8 +2,8 @@
 
 ``tests/data/state-0.1`` is such a directory: SQL dumps of its databases and the files that they
 name. Version 0.1 ran the pipeline below with a count window, SWARM and the guard. It committed
-batches 0 to 3 and died in batch 4, after its log replay and before its commit. Then an operator
-sent a command, a request was appended, and a reader pinned the window. ``expected.json`` has what
+batches 0 to 3 and was killed in batch 4, after its log replay and before its commit. Then an
+operator sent a command, a request was appended, and a reader pinned the window. ``expected.json`` has what
 version 0.1 itself read from this state, and what it wrote when it continued to the end.
 """
 
@@ -198,11 +198,11 @@ def test_a_failed_migration_leaves_the_old_state(
 ) -> None:
     old = old_rows(state)
 
-    def die(*_: object) -> Iterator[migrate.Row]:
+    def fail(*_: object) -> Iterator[migrate.Row]:
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(migrate, "_guard_state", die)
+        patch.setitem(migrate._CONVERSIONS, "guard_state", fail)
         with pytest.raises(OSError, match="disk is full"):
             Store(state)
     assert old_rows(state) == old

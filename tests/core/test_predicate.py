@@ -261,11 +261,11 @@ class Oracle:
             inner = self.holds(rest[0])
             return None if inner is None else not inner
         if tag in ("and", "or"):
-            answers = [self.holds(x) for x in rest[0]]
+            results = [self.holds(x) for x in rest[0]]
             decisive = tag == "or"
-            if decisive in answers:
+            if decisive in results:
                 return decisive
-            return None if None in answers else not decisive
+            return None if None in results else not decisive
         value = self.row[rest[0]]
         if tag == "null":
             return value is None
@@ -349,11 +349,11 @@ def test_pairs_agree_with_the_row_interpreter(data: st.DataObject) -> None:
     pairs = data.draw(st.permutations(pairs))[: data.draw(st.integers(1, len(pairs)))]
     ids, rows = np.array(pairs, dtype=np.int32).T
 
-    answers = PredicateSet(texts, SCHEMA).evaluate(ids, rows, columns)
+    results = PredicateSet(texts, SCHEMA).evaluate(ids, rows, columns)
 
-    for (number, row), answer in zip(pairs, answers, strict=True):
+    for (number, row), result in zip(pairs, results, strict=True):
         oracle = Oracle({name: column[row] for name, column in values.items()})
-        assert answer == (oracle.holds(forest[number]) is True), (texts[number], oracle.row)
+        assert result == (oracle.holds(forest[number]) is True), (texts[number], oracle.row)
 
 
 GROUP_CONSTANTS = {
@@ -403,14 +403,14 @@ def test_predicates_of_one_form_share_a_group_with_their_own_constants(
     predicates = PredicateSet([show(tree) for tree in forest], SCHEMA)
     assert len(predicates._nodes) == 1
     ids, rows = rng.integers(0, 200, 1_000), rng.integers(0, 100, 1_000)
-    want = [
+    expected = [
         Oracle({name: values[row]}).holds(forest[number]) is True
         for number, row in zip(ids, rows, strict=True)
     ]
-    assert 0 < sum(want) < len(want)
+    assert 0 < sum(expected) < len(expected)
     for how in ("whole", "sliced", "chunked"):
         columns = {name: disguise(attribute.to_arrow(values), how)}
-        assert predicates.evaluate(ids, rows, columns).tolist() == want
+        assert predicates.evaluate(ids, rows, columns).tolist() == expected
 
 
 def test_pairs_and_words_evaluated_in_parts_are_concatenated(
@@ -428,12 +428,12 @@ def test_pairs_and_words_evaluated_in_parts_are_concatenated(
     monkeypatch.setattr(evaluate, "_PAIRS_AT_ONCE", 97)
     monkeypatch.setattr(conditions, "_WORDS_AT_ONCE", 10)
     got = predicates.evaluate(ids, rows, columns)
-    want = [
+    expected = [
         Oracle({"large text": values[row]}).holds(forest[number])
         for number, row in zip(ids, rows, strict=True)
     ]
-    assert got.tolist() == want
-    assert 0 < sum(map(bool, want)) < len(want)
+    assert got.tolist() == expected
+    assert 0 < sum(map(bool, expected)) < len(expected)
 
 
 EXACT = [
@@ -624,12 +624,12 @@ def test_the_sql_part_agrees_with_duckdb(
     table = pa.table({name: sql_column(name, rng, 40) for name in SQL_NAMES})
     columns = ", ".join(show(tree, mark='"') for tree in forest)
     duck.register("points", table)
-    want = duck.execute(f"select {columns} from points").fetchall()
+    found = duck.execute(f"select {columns} from points").fetchall()
     predicates = PredicateSet([show(tree) for tree in forest], table.schema)
     ids, rows = np.divmod(np.arange(len(forest) * 40), 40)
     got = predicates.evaluate(ids, rows, {n: table.column(n) for n in SQL_NAMES})
     for number, tree in enumerate(forest):
-        expected = [row[number] is True for row in want]
+        expected = [row[number] is True for row in found]
         assert got[ids == number].tolist() == expected, show(tree)
 
 

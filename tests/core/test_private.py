@@ -109,14 +109,14 @@ def test_state_that_was_open_is_closed(tmp_path: Path) -> None:
     assert mode(folder / "state.db") == 0o600
 
 
-def test_journals_of_a_process_that_died_are_closed(tmp_path: Path) -> None:
-    die = (
+def test_journals_of_a_killed_process_are_closed(tmp_path: Path) -> None:
+    program = (
         "import os, sqlite3; os.umask(0)\n"
         "db = sqlite3.connect('old.db'); db.execute('pragma journal_mode = wal')\n"
         "db.execute('create table t (one)'); db.execute('insert into t values (7)'); db.commit()\n"
         "os._exit(0)"
     )
-    subprocess.run([sys.executable, "-c", die], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     assert mode(tmp_path / "old.db-wal") == 0o644
     db = connect(tmp_path / "old.db")
     assert db.execute("select one from t").fetchall() == [(7,)]

@@ -25,16 +25,16 @@ from roost.testing import InProcessPipeline
 from roost.window.view import batch_of, lease_view, read_view
 
 ROWS, BATCHES = 40, 9
-DEATHS = [("apply", 1), ("run", 2), ("commit", 3), ("publish", 4), ("round", 5), ("end", 6)]
+KILLS = [("apply", 1), ("run", 2), ("commit", 3), ("publish", 4), ("round", 5), ("end", 6)]
 STRATEGIES = [Strategy.SWARM, Strategy.GLOBAL]
 
 
-class Died(Exception):
+class Killed(Exception):
     pass
 
 
 class Run:
-    """A run with window and guard, as often as it dies, and all that it records."""
+    """A run with window and guard, restarted whenever it is killed, and its transactions."""
 
     def __init__(self, folder: Path, strategy: Strategy = Strategy.SWARM) -> None:
         rng = np.random.default_rng(3)
@@ -61,7 +61,7 @@ class Run:
         )
         self.state = self.config.out.state_dir
         self.transactions: list[tuple[Fact, ...]] = []
-        self.deaths: list[tuple[str, int]] = []
+        self.kills: list[tuple[str, int]] = []
 
     def request(self, pipeline: InProcessPipeline, number: int) -> None:
         rng = np.random.default_rng(number)
@@ -78,11 +78,11 @@ class Run:
         if number == 4 and not pipeline.store.commands.after(0):
             send(pipeline.store, GuardCommand(BLOCK, "bob", "test", evict=True))
 
-    def live(self) -> None:
+    def run_once(self) -> None:
         def on_step(step: str, batch_id: int) -> None:
-            if (step, batch_id) in self.deaths:
-                self.deaths.remove((step, batch_id))
-                raise Died
+            if (step, batch_id) in self.kills:
+                self.kills.remove((step, batch_id))
+                raise Killed
 
         def on_batch(commit: records.Commit) -> None:
             self.request(pipeline, commit.batch_id + 1)
@@ -102,8 +102,8 @@ class Run:
     def to_the_end(self) -> None:
         while True:
             try:
-                return self.live()
-            except Died:
+                return self.run_once()
+            except Killed:
                 continue
 
 
@@ -127,9 +127,9 @@ def test_the_recorded_transactions_of_a_run_rebuild_its_facts(
     tmp_path: Path, strategy: Strategy
 ) -> None:
     run = Run(tmp_path, strategy)
-    run.deaths = list(DEATHS)
+    run.kills = list(KILLS)
     run.to_the_end()
-    assert run.deaths == []
+    assert run.kills == []
     with closing(Store(tmp_path / "rebuilt", durable=False)) as rebuilt:
         for facts in run.transactions:
             rebuilt.record(*facts)
@@ -181,9 +181,9 @@ def full_disk(store: Store, table: str) -> None:
 def test_a_transaction_that_fails_leaves_nothing_and_is_repeated(
     run: Run, table: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.deaths = [("intent", batch)]
-    with pytest.raises(Died):
-        run.live()
+    run.kills = [("intent", batch)]
+    with pytest.raises(Killed):
+        run.run_once()
     open_store = Store.__init__
 
     def opened(store: Store, *args: Any, **more: Any) -> None:
@@ -193,7 +193,7 @@ def test_a_transaction_that_fails_leaves_nothing_and_is_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "__init__", opened)
         with pytest.raises(sqlite3.IntegrityError, match="disk is full"):
-            run.live()
+            run.run_once()
     with closing(Store(run.state)) as store:
         done = records.last_commit(store)
         assert (done is None and batch == 0) or (done is not None and done.batch_id == batch - 1)

@@ -53,7 +53,7 @@ class SliceInputs:
 
 
 class Executor(MapExecutor, Protocol):
-    """Runs the tasks of a batch; the driver's loop knows nothing else of a cluster."""
+    """Runs the tasks of a batch; the loop uses no other interface of a cluster."""
 
     @property
     def rows_per_task(self) -> int:

@@ -21,7 +21,7 @@ JOBS = "jobs"
 
 
 class Jobs:
-    """Runs one job at a time; a new instance abandons the job of a driver that died."""
+    """Runs one job at a time; a new instance abandons the job of the previous driver."""
 
     def __init__(self, store: Store, executor: Executor, stages: Sequence[Stage]) -> None:
         self._store = store

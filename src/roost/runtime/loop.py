@@ -252,7 +252,7 @@ class BatchLoop:
             stage.committed(batch, batch.outcomes[stage.name])
 
     def _publish(self, commit: Commit) -> None:
-        """Give staged files their final names; those that have them already are left alone."""
+        """Rename staged files to their final names, except those already renamed."""
         for staged, final in commit.files:
             source = self.out / staged
             if source.exists():

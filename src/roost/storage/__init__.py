@@ -1,1 +1,1 @@
-"""Durable state: facts, files, logs and locks. Knows no domain type; the only package with SQL."""
+"""Durable state: facts, files, logs and locks. No domain types; the only package with SQL."""
