@@ -235,7 +235,7 @@ class MergeFiles:
 
     files: Files
 
-    def __call__(self, names: Sequence[str], prefix: str, cache: WorkerCache) -> str:
+    def __call__(self, names: Sequence[str], cache: WorkerCache, prefix: str) -> str:
         name = self.files.name(prefix, "merged", ".counts")
         merged = counted(read_totals(self.files, names))
         self.files.write(name, arrays_of(merged), durable=False)

@@ -3,8 +3,8 @@
 ``tests/data/state-0.1`` is such a directory: SQL dumps of its databases and the files that they
 name. Version 0.1 ran the pipeline below with a count window, SWARM and the guard. It committed
 batches 0 to 3 and was killed in batch 4, after its log replay and before its commit. Then an
-operator sent a command, a request was appended, and a reader pinned the window. ``expected.json`` has what
-version 0.1 itself read from this state, and what it wrote when it continued to the end.
+operator sent a command, a request was appended, and a reader pinned the window. ``expected.json``
+has what version 0.1 itself read from this state, and what it wrote when it continued to the end.
 """
 
 from __future__ import annotations

@@ -559,7 +559,7 @@ def test_no_pairs_and_invalid_pairs() -> None:
     columns = {"fare": pa.array([2.0])}
     none = np.zeros(0, dtype=np.int32)
     assert predicates.evaluate(none, none, {"fare": pa.array([], pa.float64())}).tolist() == []
-    assert len(PredicateSet([], SCHEMA)) == 0
+    assert PredicateSet([], SCHEMA).attributes == frozenset()
     with pytest.raises(IndexError):
         predicates.evaluate(np.array([-1]), np.array([0]), columns)
     with pytest.raises(IndexError):

@@ -65,22 +65,16 @@ class PredicateSet:
         groups = _collect(texts, schema)
         self._schema = schema
         self._nodes = [_compile_group(group, texts, schema) for group in groups]
-        self._attributes = frozenset().union(*(group.template.attributes() for group in groups))
+        #: The names of the columns that `evaluate` requires.
+        self.attributes: frozenset[str] = frozenset().union(
+            *(group.template.attributes() for group in groups)
+        )
         # numpy sorts 16-bit integers in linear time.
         self._group_of = np.zeros(len(texts), np.uint16 if len(groups) < 2**16 else np.int64)
         self._position_of = np.zeros(len(texts), np.int32)
         for number, group in enumerate(groups):
             self._group_of[group.ids] = number
             self._position_of[group.ids] = np.arange(len(group.ids))
-
-    def __len__(self) -> int:
-        """Return the number of predicates."""
-        return len(self._group_of)
-
-    @property
-    def attributes(self) -> frozenset[str]:
-        """The names of the columns that `evaluate` requires."""
-        return self._attributes
 
     def evaluate(
         self,

@@ -8,7 +8,6 @@ passes through the levels between unopened, so a line of levels carries any grap
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -130,17 +129,6 @@ class Chain:
     def readers_of(self, stage: str) -> list[Node]:
         """Return the stages that read a stage's marks."""
         return [node for node in self.nodes if stage in node.marks]
-
-    def check_reports(self, reports: Sequence[Any]) -> None:
-        """Check that there is one report for each stage and machine: a lost one is a lost file."""
-        found = Counter((report.stage, report.machine) for report in reports)
-        expected = Counter((node.name, machine) for node in self.nodes for machine in node.machines)
-        if found != expected:
-            lost, extra = sorted(expected - found), sorted(found - expected)
-            raise RuntimeError(
-                f"the batch returned {found.total()} reports instead of {expected.total()}: "
-                f"missing {lost}, unexpected or repeated {extra}"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached properties."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -71,12 +72,16 @@ class Executor(MapExecutor, Protocol):
 
 
 def collected(chain: Chain, reports: Sequence[Report]) -> dict[str, list[Report]]:
-    """Group checked reports by stage, in the order of machines."""
-    chain.check_reports(reports)
-    found: dict[str, list[Report]] = {node.name: [] for node in chain.nodes}
-    for report in sorted(reports, key=lambda report: report.machine):
-        found[report.stage].append(report)
-    return found
+    """Group reports by stage, in the order of machines; a lost report is a lost file."""
+    found = Counter((report.stage, report.machine) for report in reports)
+    expected = Counter((node.name, machine) for node in chain.nodes for machine in node.machines)
+    if found != expected:
+        raise RuntimeError(
+            f"the batch returned {found.total()} reports instead of {expected.total()}: missing "
+            f"{sorted(expected - found)}, unexpected or repeated {sorted(found - expected)}"
+        )
+    by_machine = sorted(reports, key=lambda report: report.machine)
+    return {node.name: [r for r in by_machine if r.stage == node.name] for node in chain.nodes}
 
 
 class InProcessExecutor:
