@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -182,26 +183,27 @@ values = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.bo
 facts = st.builds(Fact, st.sampled_from(["t", "u"]), keys, values)
 
 
-@given(transactions=st.lists(st.lists(facts, max_size=5), max_size=8))
-def test_the_recorded_transactions_rebuild_the_store(
-    tmp_path_factory: pytest.TempPathFactory, transactions: list[list[Fact]]
-) -> None:
+def test_the_recorded_transactions_rebuild_the_store(tmp_path: Path) -> None:
     sequence: list[tuple[Fact, ...]] = []
-    store = Store(tmp_path_factory.mktemp("one"), durable=False, on_record=sequence.append)
-    for transaction in transactions:
-        store.record(*transaction)
-    rebuilt = Store(tmp_path_factory.mktemp("two"), durable=False)
-    for transaction in sequence:
-        rebuilt.record(*transaction)
-    try:
+
+    @given(transactions=st.lists(st.lists(facts, max_size=5), max_size=8))
+    def check(transactions: list[list[Fact]]) -> None:
+        for emptied in (store, rebuilt):
+            emptied._database.write("delete from facts")
+        sequence.clear()
+        for transaction in transactions:
+            store.record(*transaction)
+        for recorded in sequence:
+            rebuilt.record(*recorded)
         model = {(f.table, f.key): f.value for t in transactions for f in t}
         expected = {place: value for place, value in model.items() if value is not None}
         found = {(table, key): v for table in ("t", "u") for key, v in rebuilt.items(table)}
         assert found == expected
         assert rows_of(rebuilt) == rows_of(store)
-    finally:
-        store.close()
-        rebuilt.close()
+
+    one = Store(tmp_path / "one", durable=False, on_record=sequence.append)
+    with closing(one) as store, closing(Store(tmp_path / "two", durable=False)) as rebuilt:
+        check()
 
 
 # -- commands and leases
