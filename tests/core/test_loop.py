@@ -18,6 +18,7 @@ from roost.runtime import loop, pipeline, records
 from roost.stages.slices import Slice
 from roost.stages.sources import Source
 from roost.storage.store import Fact
+from roost.storage.totals import TOTALS
 from roost.testing import pipeline as testing_pipeline
 from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario, random_points
 
@@ -204,7 +205,7 @@ def test_old_rows_are_deleted_within_the_slack(
             with contextlib.suppress(Killed):
                 scenario.live()
         left = {table: [key for key, _ in store.items(table)] for table in tables}
-        assert store.get(records.TOTALS, "batches")["batches"] == batches
+        assert store.get(TOTALS, "batches")["batches"] == batches
     assert max(most.values()) <= history + every
     for table in (records.COMMITS, records.INTENTS):
         assert left[table] == list(range(batches - 1 - history, batches))

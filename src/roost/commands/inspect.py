@@ -18,6 +18,7 @@ from roost.runtime import records
 from roost.runtime.records import Commit
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
+from roost.storage.totals import BATCHES, TOTALS
 from roost.window.view import WindowView, find_view
 
 
@@ -48,7 +49,7 @@ def inspect_state(folder: Path) -> StateSummary:
             body = None if epoch is None else records.plan_of(view, epoch)
             version, last = version_at(view, position), records.last_intent(view)
             begun = None if last is None else last.batch_id
-            commits, totals = records.commits(view), view.get(records.TOTALS, "batches") or {}
+            commits, totals = records.commits(view), view.get(TOTALS, BATCHES) or {}
             refs = () if version is None else version.segments
             sizes = [segment_files(store).path(ref.file).stat().st_size for ref in refs]
             return StateSummary(

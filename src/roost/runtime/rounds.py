@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Plan
-from roost.balance.changes import Decision, NoChange, Rebalance, change_to_json
+from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.matching import MatchingStage
@@ -178,7 +178,7 @@ class Rounds:
         verdicts, after = arbitrate(snapshot, self.policies)
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
         decision = balance.proposal.decision
-        changes = ()
+        changes: tuple[Change, ...] = ()
         if isinstance(decision, Rebalance) and balance.verdict == ACCEPTED:
             changes = decision.changes
         row = {

@@ -44,8 +44,8 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
     place = 0
     for name, array in arrays.items():
         place = _aligned(place)
-        entry = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "place": place}
-        directory.append(entry)
+        dtype, shape = array.dtype.str, array.shape
+        directory.append({"name": name, "dtype": dtype, "shape": shape, "place": place})
         place += array.nbytes
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))

@@ -41,6 +41,7 @@ _COPIES = {
     "guard_orders": "insert into commands select number, body from guard_orders",
     "pins": "insert into leases (value, until) select batch_id, until from pins",
 }
+_NO_TOTALS: dict[str, Any] = {}
 Row = tuple[str, int | str, Any]
 
 
@@ -131,13 +132,14 @@ def _batches(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
             figures.append(commit["figures"])
             yield "commits", number, commit
     if figures:
-        yield TOTALS, BATCHES, reduce(add_batch, figures, {})
+        yield TOTALS, BATCHES, reduce(add_batch, figures, _NO_TOTALS)
 
 
 def _rounds(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
     bodies = db.execute("select body from rounds order by number").fetchall()
-    if bodies:
-        yield TOTALS, ROUNDS, reduce(add_round, (json.loads(body) for (body,) in bodies), {})
+    rows = [json.loads(body) for (body,) in bodies]
+    if rows:
+        yield TOTALS, ROUNDS, reduce(add_round, rows, _NO_TOTALS)
 
 
 def _tallies(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
