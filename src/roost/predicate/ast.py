@@ -1,9 +1,8 @@
 """The syntax tree of a predicate: conditions joined by connectives, all immutable values.
 
 Spellings of one meaning are equal trees: ``5 < x`` is stored as ``x > 5``, and ``x not in (1)`` as
-the negation of ``x in (1)``. ``str`` prints canonical text that parses to an equal tree. ``erased``
-is the tree without its constants, by which predicates are grouped; ``bind`` inserts constants. Both
-visit constants in text order.
+the negation of ``x in (1)``. ``erased`` is the tree without its constants, by which predicates are
+grouped; ``bind`` inserts constants. Both visit constants in text order.
 """
 
 from __future__ import annotations
@@ -59,27 +58,6 @@ class Condition:
     kind: Kind | None = None
     values: tuple[Value, ...] = ()
 
-    def __str__(self) -> str:
-        """Return canonical text."""
-        return self._print(self.operator)
-
-    def print_negation(self) -> str:
-        """Return the canonical text of the negated condition."""
-        if self.operator == "is null":
-            return self._print("is not null")
-        return self._print("not in") if self.operator == "in" else f"not {self}"
-
-    def _print(self, operator: str) -> str:
-        name = quote_name(self.attribute)
-        literals = [*map(_print_literal, self.values)]
-        if operator == "is true":
-            return name
-        if operator == "has all" and len(literals) == 1:
-            return f"{name} has {literals[0]}"
-        if self.operator in LIST_OPERATORS:
-            return f"{name} {operator} ({', '.join(literals)})"
-        return " ".join([name, operator, *([" and ".join(literals)] if literals else [])])
-
     def attributes(self) -> frozenset[str]:
         """Return the names of the attributes that the predicate reads."""
         return frozenset([self.attribute])
@@ -121,21 +99,6 @@ class Connective:
     operator: str  # "not", "and" or "or"
     operands: tuple[Expression, ...]
 
-    def __str__(self) -> str:
-        """Return canonical text."""
-        if self.operator != "not":
-            return f" {self.operator} ".join(map(self._print_operand, self.operands))
-        inner = self.operands[0]
-        if isinstance(inner, Condition):
-            return inner.print_negation()
-        return f"not {inner}" if inner.operator == "not" else f"not ({inner})"
-
-    def _print_operand(self, operand: Expression) -> str:
-        binds_stronger = ("not", "and") if self.operator == "or" else ("not",)
-        if isinstance(operand, Condition) or operand.operator in binds_stronger:
-            return str(operand)
-        return f"({operand})"
-
     def attributes(self) -> frozenset[str]:
         """Return the names of the attributes that the predicate reads."""
         return frozenset([condition.attribute for condition in self.conditions()])
@@ -174,9 +137,3 @@ def quote_name(name: str) -> str:
     if IDENTIFIER.fullmatch(name) and name.lower() not in KEYWORDS:
         return name
     return "`" + name.replace("`", "``") + "`"
-
-
-def _print_literal(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
