@@ -188,7 +188,10 @@ def test_old_rows_are_deleted_within_the_slack(
 
     def on_step(step: str, number: int) -> None:
         for table in tables:
-            most[table] = max(most[table], len(store.items(table)))
+            count = len(store.items(table))
+            most[table] = max(most[table], count)
+            if step == "round" and number % every == 0:  # the step after the deletion
+                assert count <= history, table
         if kills and (step, number) == ("cleanup", kills[0]):
             kills.pop(0)
             raise Killed
@@ -209,7 +212,7 @@ def test_old_rows_are_deleted_within_the_slack(
     assert max(most.values()) <= history + every
     for table in (records.COMMITS, records.INTENTS):
         assert left[table] == list(range(batches - 1 - history, batches))
-    assert len(left[records.PLANS]) <= history < left[records.PLANS][-1], "no plan was deleted"
+    assert left[records.PLANS][0] > 0, "no plan was deleted"
     assert scenario.published_matches() == scenario.expected_matches()
     assert scenario.published_totals() == scenario.expected_totals()
 
