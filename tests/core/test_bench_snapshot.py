@@ -33,12 +33,12 @@ def pickups(count: int = 900) -> Pickups:
     return Pickups(stamps, lon, lat, "test")
 
 
-def brute(points: pa.Table, question: SnapshotQuery) -> np.ndarray:
+def brute(points: pa.Table, query: SnapshotQuery) -> np.ndarray:
     """Return identifiers in a box, or the smallest distances to a place."""
     lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
-    shape = question.shape
+    shape = query.shape
     if isinstance(shape, Circle):
-        return np.sort(haversine_m(shape.cx, shape.cy, lon, lat))[: question.nearest]
+        return np.sort(haversine_m(shape.cx, shape.cy, lon, lat))[: query.nearest]
     assert isinstance(shape, Box)
     inside = (lon >= shape.x0) & (lon <= shape.x1) & (lat >= shape.y0) & (lat <= shape.y1)
     return points["id"].to_numpy()[inside]
@@ -80,16 +80,16 @@ def test_both_layouts_hold_each_batch_in_a_file_of_its_own(tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_queries_cover_their_share_of_the_space_around_points(seed: int) -> None:
     points = cases.windowed_points(pickups(), 900)
-    drawn = cases.draw_questions(points, BOUNDS, 20, np.random.default_rng(seed))
-    assert drawn == cases.draw_questions(points, BOUNDS, 20, np.random.default_rng(seed))
+    drawn = cases.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
+    assert drawn == cases.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
     places = np.column_stack([points["lon"].to_numpy(), points["lat"].to_numpy()])
     whole = (BOUNDS[2] - BOUNDS[0]) * (BOUNDS[3] - BOUNDS[1])
-    for name, questions in drawn.items():
-        assert len(questions) == 20
-        for question in questions:
-            shape = question.shape
+    for name, queries in drawn.items():
+        assert len(queries) == 20
+        for query in queries:
+            shape = query.shape
             if isinstance(shape, Circle):
-                assert name == cases.NEAREST and question.nearest == 10
+                assert name == cases.NEAREST and query.nearest == 10
                 assert math.isinf(shape.radius)
                 centre = np.array([shape.cx, shape.cy])
             else:
@@ -105,17 +105,17 @@ def test_queries_cover_their_share_of_the_space_around_points(seed: int) -> None
 def test_duckdb_returns_what_brute_force_does(tmp_path: Path, layout: str) -> None:
     points = cases.windowed_points(pickups(), 900)
     folder = cases.write_layouts(points, 400, tmp_path / "parquet")[layout]
-    drawn = cases.draw_questions(points, BOUNDS, 10, np.random.default_rng(4))
+    drawn = cases.draw_queries(points, BOUNDS, 10, np.random.default_rng(4))
     # A box with points on all four borders.
     drawn["on borders"] = [SnapshotQuery(Box(-73.951, 40.748, -73.9, 40.8))]
     found = 0
     with snapshot.open_duckdb() as connection:
         contender = snapshot.duckdb_contender(connection, layout, folder)
         assert contender.name == f"duckdb_{layout}"
-        for question in [one for questions in drawn.values() for one in questions]:
-            result, expected = contender.query(question), brute(points, question)
+        for query in [one for queries in drawn.values() for one in queries]:
+            result, expected = contender.query(query), brute(points, query)
             found += result.num_rows
-            if question.nearest is None:
+            if query.nearest is None:
                 assert sorted(result["id"].to_pylist()) == expected.tolist()
             else:
                 distances = result["distance"].to_numpy()
@@ -125,7 +125,7 @@ def test_duckdb_returns_what_brute_force_does(tmp_path: Path, layout: str) -> No
 
 
 def returning(name: str, table: pa.Table) -> Contender:
-    return Contender(name, lambda question: table)
+    return Contender(name, lambda query: table)
 
 
 def ids(*values: int) -> pa.Table:
@@ -138,7 +138,7 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
     def delayed(name: str, seconds: float) -> Contender:
         count = [0]
 
-        def query(question: SnapshotQuery) -> pa.Table:
+        def result(query: SnapshotQuery) -> pa.Table:
             count[0] += 1
             now[0] += seconds * count[0]
             return ids(3, 1) if count[0] == 1 else ids(*range(4))
@@ -147,11 +147,11 @@ def test_times_become_percentiles_and_tidying_is_not_timed() -> None:
             now[0] += 100.0
             tidied.append(name)
 
-        return Contender(name, query, tidy)
+        return Contender(name, result, tidy)
 
     contenders = [delayed("a", 1.0), delayed("b", 0.01)]
-    questions = {"case": [SnapshotQuery(Box(0, 0, 1, 1))] * 5}
-    rows = snapshot.measure(contenders, questions, np.random.default_rng(1), lambda: now[0])
+    queries = {"case": [SnapshotQuery(Box(0, 0, 1, 1))] * 5}
+    rows = snapshot.measure(contenders, queries, np.random.default_rng(1), lambda: now[0])
     assert [(row["case"], row["contender"]) for row in rows] == [("case", "a"), ("case", "b")]
     for row, scale in zip(rows, (1_000.0, 10.0), strict=True):
         assert row["p50_ms"] == pytest.approx(3 * scale)
@@ -168,10 +168,10 @@ def test_different_results_end_the_benchmark() -> None:
     for other in (ids(1), ids(1, 3), ids(1, 1, 2), ids()):
         with pytest.raises(UnequalResults, match=r"q: a has 2 rows, b has \d"):
             snapshot.check_same("q", {"a": ids(1, 2), "b": other})
-    questions = {"case": [SnapshotQuery(Box(0, 0, 1, 1))]}
+    queries = {"case": [SnapshotQuery(Box(0, 0, 1, 1))]}
     with pytest.raises(UnequalResults, match="case, query 0"):
         contenders = [returning("a", ids(1)), returning("b", ids(1)), returning("c", ids(2))]
-        snapshot.measure(contenders, questions, np.random.default_rng(1))
+        snapshot.measure(contenders, queries, np.random.default_rng(1))
 
 
 def near(*pairs: tuple[int, float]) -> pa.Table:

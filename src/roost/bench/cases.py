@@ -101,13 +101,9 @@ class Case(CaseSpec):
     side_y: float
     data: str
 
-    def save(self, path: Path) -> None:
-        """Write the case as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-
     @classmethod
     def load(cls, path: Path) -> Case:
-        """Read a case that :meth:`save` wrote."""
+        """Read the ``case.json`` that :func:`make_case` wrote."""
         case = cls(**json.loads(path.read_text()))
         x0, y0, x1, y1 = case.bounds
         return dataclasses.replace(case, bounds=(x0, y0, x1, y1))
@@ -203,7 +199,7 @@ def make_case(spec: CaseSpec, pickups: Pickups, folder: Path, data: Path | None)
         side_y=side_y,
         data=pickups.source,
     )
-    case.save(folder / "case.json")
+    (folder / "case.json").write_text(json.dumps(dataclasses.asdict(case), indent=2) + "\n")
     return case
 
 

@@ -28,12 +28,10 @@ from roost.balance.planner import imbalance
 from roost.bench.cases import Pickups
 from roost.bench.common import Row
 from roost.bench.moving import Hotspot, MovingLoad, Step, TimedLoad
-from roost.bench.streams import BatchTimes
+from roost.bench.streams import LOG, BatchTimes, admit
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
 from roost.model.settings import RunConfig, with_settings
-from roost.queries.admission import Rules
-from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.runtime.assembly import Hooks, StreamShape, assemble
 from roost.runtime.chain import Chain, Placement
@@ -44,7 +42,6 @@ from roost.stages.decode import PointSchema
 from roost.stages.matching import MatchingStage
 from roost.storage.store import Store
 
-LOG = "queries.db"
 COMMITTED = ("points", "matches", "epoch", "loaded_queries", "load_s")
 # A shared host slows down for some tenths of a second at times. Each time is the minimum over
 # passes over all machines; two passes of one machine are further apart than that.
@@ -155,13 +152,6 @@ class BatchMetrics:
         return self.points * self.queries / self.batch_s
 
 
-def register(folder: Path, load: TimedLoad) -> None:
-    """Create a state directory with a load's standing queries, which clusters start from."""
-    with closing(Store(folder)) as store, closing(SqliteQueryLog(folder / LOG)) as log:
-        log.append(load.standing())
-        QuerySet(store, log, Rules(load.space, pa.int64(), TIMESTAMP)).advance(log.end())
-
-
 def _link_segments(source: str, target: str) -> None:
     """Copy a file; link a segment, which never changes."""
     if source.endswith(".seg"):
@@ -178,7 +168,7 @@ class EmulatedCluster:
     folder
         Folder of its state and output; must not exist.
     base
-        State directory that :func:`register` created.
+        State directory with the standing queries, from :func:`roost.bench.streams.admit`.
     settings
         Further settings of the run.
     work
@@ -252,7 +242,7 @@ def run_strategies(load: MovingLoad, machines: int) -> dict[Strategy, list[Batch
     found: dict[Strategy, list[BatchMetrics]] = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
-        register(base, load)
+        admit(base, load.space, load.standing())
         for strategy in Strategy:
             folder = Path(name) / strategy.value
             with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:

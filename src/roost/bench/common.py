@@ -135,7 +135,7 @@ def environment() -> Row:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "java": java_version(),
-        "packages": {name: version for name in PACKAGES if (version := package_version(name))},
+        "packages": {d.name: d.version for d in metadata.distributions() if d.name in PACKAGES},
         "load_before": [round(value, 2) for value in os.getloadavg()],
     }
 
@@ -158,11 +158,3 @@ def java_version() -> str | None:
         return None
     quoted = re.search(r'"([^"]+)"', done.stderr)
     return quoted.group(1) if quoted else None
-
-
-def package_version(name: str) -> str | None:
-    """Return an installed package's version, None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -155,9 +155,9 @@ def _measure(
         share = rows[-1]["throughput_with_guard"]
         print(f"{name}: {share:.3f} of the throughput without an attack")
         if name.endswith("/s"):
-            cluster = " on a saturated cluster" if utilisation > 1.0 else ""
+            where = " on a saturated cluster" if utilisation > 1.0 else ""
             shown = {"no attack": usual} | {k: runs[k] for k in SHOWN if k in runs}
-            panels[name + cluster] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
+            panels[name + where] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
     return rows, panels
 
 
@@ -288,7 +288,7 @@ def measure_gate() -> list[Row]:
         ]
         guard = Guard(0)
         guard.block("user-0", 0)
-        start_s = time.thread_time()  # without other work on the machine
+        start_s = time.thread_time()  # other work on the machine does not count
         for number, names in enumerate(blocks):
             guard.on_requests(names, registers, number * GATE_BLOCK)
         spent_s = time.thread_time() - start_s

@@ -32,9 +32,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.bench.cases import Floats, Pickups, data_dir, load_pickups
-from roost.bench.cluster import BatchMetrics, EmulatedCluster, counted_work, register
+from roost.bench.cluster import BatchMetrics, EmulatedCluster, counted_work
 from roost.bench.common import Row
 from roost.bench.moving import Step, TimedLoad
+from roost.bench.streams import admit
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Rect, Space
@@ -107,19 +108,14 @@ class GuardLoad(TimedLoad):
         begun = world.begin()
         self._standing = begun.table(world.names, bounds, numbered=True)
         self._live = [len(begun)]
-        self._requests = []
+        self.requests: list[pa.Table] = []  # by round
         for _ in range(rounds):
             requests = world.next()
-            self._requests.append(requests.table(world.names, bounds, numbered=True))
+            self.requests.append(requests.table(world.names, bounds, numbered=True))
             self._live.append(self._live[-1] + int(2 * requests.registers.sum() - len(requests)))
         self.malicious = frozenset(np.array(world.names)[world.malicious].tolist())
         found = (t for party in parties if isinstance(party, Attack) for t in party.targets)
         self.targets = [tick for tick, _ in found]
-
-    @property
-    def requests(self) -> list[int]:
-        """Number of requests of each round."""
-        return [block.num_rows for block in self._requests]
 
     def _places(self) -> Floats:
         """Return places of pickups in the unit square."""
@@ -148,7 +144,7 @@ class GuardLoad(TimedLoad):
             if begin <= number < begin + HOT_ROUNDS:
                 hot = random.choice(self.points, int(HOT_SHARE * self.points), replace=False)
                 x[hot], y[hot] = self.place(corner + HOT_SIDE * random.random((len(hot), 2)))
-        return Step(self.table(number, x, y), self._requests[number], self._live[number + 1])
+        return Step(self.table(number, x, y), self.requests[number], self._live[number + 1])
 
 
 @dataclass(frozen=True)
@@ -203,7 +199,7 @@ def run_case(
     found = {}
     with tempfile.TemporaryDirectory() as name:
         base, folder = Path(name) / "base", Path(name) / "run"
-        register(base, load)
+        admit(base, load.space, load.standing())
         for defence in defences:
             how = (DEFENCES[defence], counted_work)
             with closing(
@@ -279,7 +275,7 @@ def _row(name: str, attack: Attack, usual: PipelineRun, runs: Mapping[str, Pipel
     suspected, malicious = guarded.suspected_in, guarded.load.malicious
     start = attack.start // ROUND_BATCHES
     apply_us = [
-        1e6 * m.apply_s / max(requests, 1)
+        1e6 * m.apply_s / max(requests.num_rows, 1)
         for m, requests in zip(guarded.batches, guarded.load.requests, strict=True)
     ]
     return {

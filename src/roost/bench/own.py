@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost import __version__
-from roost.bench.cases import Case
 from roost.bench.common import CORES, Row
 from roost.bench.rivals.protocol import (
     PASSES_MAX,
@@ -29,19 +28,15 @@ from roost.bench.rivals.protocol import (
     save_result,
     written_rows,
 )
-from roost.bench.streams import BatchTimes, Repeated, pipeline_config
+from roost.bench.streams import BatchTimes, Repeated, admit, pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.kernel import Index
 from roost.model.choices import Strategy
-from roost.model.schemas import TIMESTAMP, PointBlock
+from roost.model.schemas import PointBlock
 from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Rect, Space
-from roost.queries.admission import Rules
-from roost.queries.live import QuerySet
-from roost.queries.log import SqliteQueryLog
 from roost.runtime.records import Commit
 from roost.stages.reading import ROWS_PER_BLOCK
-from roost.storage.store import Store
 
 ENDLESS = 1 << 20  # passes; stopped by the clock
 
@@ -106,20 +101,11 @@ def _stream(
     return pipeline, times
 
 
-def load_index(case: Case, folder: Path) -> Index:
-    """Index the queries of a case through the query log and admission of a run."""
-    store, log = Store(folder), SqliteQueryLog(folder / "queries.db")
-    log.append(pq.read_table(case.queries_path))
-    space = Space(Rect(*case.bounds))
-    queries = QuerySet(store, log, Rules(space, pa.int64(), TIMESTAMP))
-    queries.advance(log.end())
-    return Index(space, [(segment, ended) for _, segment, ended in queries.segments])
-
-
 def run_kernel(job: Job) -> Row:
     """Measure the kernel; reading the points is not timed."""
+    space = Space(Rect(*job.case.bounds))
     with tempfile.TemporaryDirectory() as folder:
-        index = load_index(job.case, Path(folder))
+        index = Index(space, admit(Path(folder), space, pq.read_table(job.case.queries_path)))
     blocks = {path: _blocks(path) for path in (job.points_path, job.case.warm_points_path)}
 
     def one_pass(points_path: str, out: Path | None) -> int:

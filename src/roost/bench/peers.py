@@ -132,9 +132,14 @@ def run(quick: bool) -> Measured:
             shown.console.print(_line(rows[-1]))
             shown.advance(task)
     check_equal(rows)
+    failed = [
+        f"{row['system']}, {row['case']}, {row['mode']}: {row['skipped']}"
+        for row in rows
+        if row["skipped"] is not None
+    ]
     return Measured(
         rows,
-        {**summarise(rows), "failed": failures(rows)},
+        {**summarise(rows), "failed": failed},
         {"": Plot("points per second", _panels(rows), columns=len(MODES), log=True)},
         table={
             "case": ("case", ""),
@@ -157,15 +162,6 @@ def prepare(systems: Iterable[System], kinds: Iterable[Kind]) -> dict[Maker, Com
         except Unavailable as reason:
             made[maker] = reason
     return made
-
-
-def failures(rows: Iterable[Row]) -> list[str]:
-    """Return what was not measured, with the reasons."""
-    return [
-        f"{row['system']}, {row['case']}, {row['mode']}: {row['skipped']}"
-        for row in rows
-        if row["skipped"] is not None
-    ]
 
 
 def run_one(case: Case, mode: Mode, system: System, command: Command, folder: Path) -> Row:

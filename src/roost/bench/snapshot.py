@@ -33,7 +33,7 @@ from roost.bench.cases import Bounds, data_dir, load_pickups
 from roost.bench.common import CORES, Measured, Plot, Row
 from roost.bench.snapshot_cases import (
     SMALL,
-    draw_questions,
+    draw_queries,
     sql_of,
     windowed_points,
     write_layouts,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 POINTS = 1_000_000
 BATCH_ROWS = 50_000
-QUESTIONS, QUESTIONS_QUICK = 40, 8
+QUERIES, QUERIES_QUICK = 40, 8
 WARM, WARM_QUICK = 10, 2
 SEED = 20140401
 # Engines compute sines differently: a distance may differ in its last digits.
@@ -75,8 +75,8 @@ def run(quick: bool) -> Measured:
     pickups = load_pickups(data_dir())
     points, bounds = windowed_points(pickups, POINTS), pickups.bounds
     rng = np.random.default_rng(SEED)
-    warm = draw_questions(points, bounds, WARM_QUICK if quick else WARM, rng)
-    timed = draw_questions(points, bounds, QUESTIONS_QUICK if quick else QUESTIONS, rng)
+    warm = draw_queries(points, bounds, WARM_QUICK if quick else WARM, rng)
+    timed = draw_queries(points, bounds, QUERIES_QUICK if quick else QUERIES, rng)
     with tempfile.TemporaryDirectory(prefix="roost-snapshot-") as name, ExitStack() as stack:
         contenders, fill_s = _contenders(points, bounds, Path(name), stack)
         measure(contenders, warm, rng)
@@ -105,7 +105,7 @@ def run(quick: bool) -> Measured:
 def _contenders(
     points: pa.Table, bounds: Bounds, folder: Path, stack: ExitStack
 ) -> tuple[list[Contender], float]:
-    """Fill the window and open the files; also returns the seconds that filling took."""
+    """Fill the window and open the files; also returns the seconds of filling."""
     path = folder / "points.parquet"
     pq.write_table(points, path, row_group_size=BATCH_ROWS, compression="none")
     settings = {
@@ -128,9 +128,9 @@ def _contenders(
         shutil.rmtree(own.store.folder / "answers", ignore_errors=True)
 
     contenders = [
-        Contender("roost", lambda question: own.snapshots.run(question).table, tidy),
-        Contender("roost_job", lambda question: jobs.run(question).table, tidy),
-        Contender("roost_frame", lambda question: own.snapshots.frame(question).toArrow(), tidy),
+        Contender("roost", lambda query: own.snapshots.run(query).table, tidy),
+        Contender("roost_job", lambda query: jobs.run(query).table, tidy),
+        Contender("roost_frame", lambda query: own.snapshots.frame(query).toArrow(), tidy),
     ]
     connection = stack.enter_context(open_duckdb())
     layouts = write_layouts(points, BATCH_ROWS, folder / "parquet")
@@ -145,7 +145,7 @@ def _contenders(
 
 
 def _spark_sql(pipeline: Pipeline, view: str) -> Callable[[SnapshotQuery], pa.Table]:
-    return lambda question: pipeline.spark.sql(sql_of(question, view)).toArrow()
+    return lambda query: pipeline.spark.sql(sql_of(query, view)).toArrow()
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def duckdb_contender(connection: duckdb.DuckDBPyConnection, layout: str, folder:
     view = f"points_{layout}"
     connection.execute(f"CREATE VIEW {view} AS SELECT * FROM read_parquet('{folder}/*.parquet')")
     return Contender(
-        f"duckdb_{layout}", lambda question: connection.sql(sql_of(question, view)).to_arrow_table()
+        f"duckdb_{layout}", lambda query: connection.sql(sql_of(query, view)).to_arrow_table()
     )
 
 
@@ -180,15 +180,15 @@ def measure(
     :class:`UnequalResults` if two results of a query differ.
     """
     found = []
-    for case, questions in cases.items():
+    for case, queries in cases.items():
         seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         sizes = []
-        for number, question in enumerate(questions):
+        for number, query in enumerate(queries):
             results = {}
             for at in rng.permutation(len(contenders)):
                 contender = contenders[at]
                 started = clock()
-                results[contender.name] = contender.query(question)
+                results[contender.name] = contender.query(query)
                 seconds[contender.name].append(clock() - started)
                 contender.tidy()
             sizes.append(check_same(f"{case}, query {number}", results))

@@ -64,7 +64,7 @@ def write_layouts(points: pa.Table, batch_rows: int, folder: Path) -> dict[str, 
     return folders
 
 
-def draw_questions(
+def draw_queries(
     points: pa.Table, bounds: Bounds, count: int, rng: np.random.Generator
 ) -> dict[str, list[SnapshotQuery]]:
     """Draw the queries of each case around points of the window; boxes cover a share of bounds."""
@@ -85,15 +85,15 @@ def draw_questions(
     return cases
 
 
-def sql_of(question: SnapshotQuery, table: str) -> str:
+def sql_of(query: SnapshotQuery, table: str) -> str:
     """Return a query as SQL for Spark and DuckDB."""
-    columns, shape = "id, event_time, lon, lat", question.shape
-    if question.nearest is not None:
+    columns, shape = "id, event_time, lon, lat", query.shape
+    if query.nearest is not None:
         assert isinstance(shape, Circle)
         distance = _haversine(_number(shape.cx), _number(shape.cy))
         return (
             f"SELECT {columns}, {distance} AS distance FROM {table} "
-            f"ORDER BY distance, id LIMIT {question.nearest}"
+            f"ORDER BY distance, id LIMIT {query.nearest}"
         )
     assert isinstance(shape, Box)
     x0, y0, x1, y1 = map(_number, (shape.x0, shape.y0, shape.x1, shape.y1))

@@ -1,9 +1,10 @@
-"""Settings, source and hooks with which benchmarks run the whole pipeline."""
+"""Settings, state, source and hooks with which benchmarks run the pipeline or parts of it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import pyarrow.parquet as pq
 
 from roost.bench.cases import Bounds
 from roost.bench.common import CORES
+from roost.kernel import Segment
+from roost.model.schemas import TIMESTAMP
 from roost.model.settings import RunConfig, with_settings
-from roost.model.space import Rect
+from roost.model.space import Rect, Space
+from roost.queries.admission import Rules
+from roost.queries.live import QuerySet
+from roost.queries.log import SqliteQueryLog
 from roost.runtime.records import Commit
 from roost.stages.slices import ParquetSlice
+from roost.storage.store import Store
+
+LOG = "queries.db"
 
 
 def pipeline_config(
@@ -30,6 +39,15 @@ def pipeline_config(
         "out.dir": out,
     }
     return with_settings(RunConfig(), {**common, **settings})
+
+
+def admit(folder: Path, space: Space, requests: pa.Table) -> list[tuple[Segment, dict[int, int]]]:
+    """Admit requests into a new state directory; returns what an index is made of."""
+    with closing(Store(folder)) as store, closing(SqliteQueryLog(folder / LOG)) as log:
+        log.append(requests)
+        queries = QuerySet(store, log, Rules(space, pa.int64(), TIMESTAMP))
+        queries.advance(log.end())
+        return [(segment, ended) for _, segment, ended in queries.segments]
 
 
 class Repeated:

@@ -18,7 +18,9 @@ and the minimum counts, so that other work on the host affects all machines alik
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +31,12 @@ from numpy.typing import NDArray
 from roost.balance.plan import Plan, Router
 from roost.balance.strategies import History, initial_plan
 from roost.bench.aqwa import NUMBERS_PER_CELL, AqwaStats
-from roost.bench.cases import SEED, Floats, Pickups, boxes_of, data_dir, load_pickups
+from roost.bench.cases import SEED, Floats, Pickups, box_requests, boxes_of, data_dir, load_pickups
 from roost.bench.common import Measured, Plot, Row
-from roost.kernel import Index, build_segment, query_schema
+from roost.bench.streams import admit
+from roost.kernel import Index
 from roost.kernel.cells import locate_cells
 from roost.model.choices import Strategy
-from roost.model.records import BOX, TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Grid, Rect, Space
 from roost.workload import (
@@ -115,7 +117,8 @@ def run(quick: bool) -> Measured:
     load = Load(pickups, sizes.queries[0])
     points = point_row(load, sizes)
     closing = close_row(load, sizes)
-    storage = [*storage_by_partitions(), *storage_by_side()]
+    storage = [_storage_row(GRID_SIDE, 10**k, "partitions") for k in range(7)]  # figure 6.3
+    storage += [_storage_row(100 * 2**k, 1000, "side") for k in range(7)]  # figure 6.4
     sent = bytes_by_machines()
     busy: list[Row] = []
     for queries in sizes.queries:
@@ -205,16 +208,6 @@ def _storage_row(side: int, partitions: int, varied: str) -> Row:
     }
 
 
-def storage_by_partitions() -> list[Row]:
-    """Return figure 6.3: a grid of a million cells, by number of partitions."""
-    return [_storage_row(GRID_SIDE, 10**k, "partitions") for k in range(7)]
-
-
-def storage_by_side() -> list[Row]:
-    """Return figure 6.4: a thousand partitions, by side of the grid."""
-    return [_storage_row(100 * 2**k, 1000, "side") for k in range(7)]
-
-
 def bytes_by_machines() -> list[Row]:
     """Return figure 6.2: bytes that the coordinator receives each round, by machines."""
     sent = aqwa_bytes(GRID_SIDE)[1]
@@ -233,13 +226,16 @@ def bytes_by_machines() -> list[Row]:
 
 def machine_stats(plan: Plan) -> list[MachineStats]:
     """Return empty statistics for every machine of a plan."""
-    owned: list[list[PartitionStats]] = [[] for _ in range(plan.machines)]
-    for p in plan.partitions:
-        for machine in p.machines:
-            owned[machine].append(
+    return [
+        MachineStats(
+            [
                 PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
-            )
-    return [MachineStats(parts) for parts in owned]
+                for p in plan.partitions
+                if machine in p.machines
+            ]
+        )
+        for machine in range(plan.machines)
+    ]
 
 
 def point_row(load: Load, sizes: Sizes) -> Row:
@@ -326,8 +322,10 @@ class Fleet:
         for p in plan.partitions:
             c0, r0, c1, r1 = load.ranges.T
             mine = (c0 < p.column1) & (c1 >= p.column0) & (r0 < p.row1) & (r1 >= p.row0)
-            segment = build_segment(box_queries(load.boxes[mine]), load.space)
-            self._indexes.append(Index(load.space, [(segment, {})]))
+            requests = box_requests(load.boxes[mine])
+            with tempfile.TemporaryDirectory() as folder:
+                segments = admit(Path(folder), load.space, requests)
+            self._indexes.append(Index(load.space, segments))
 
     def busy_s(self, at: NDArray[np.int64], repeats: int) -> Floats:
         """Measure the time that each machine takes to match some of the points."""
@@ -350,25 +348,6 @@ class Fleet:
                     spent = time.process_time() - started
                 least[machine] = min(least[machine], spent / times)
         return least
-
-
-def box_queries(boxes: Floats) -> pa.Table:
-    """Return boxes as admitted queries."""
-    count = len(boxes)
-    columns = {
-        "query_id": np.arange(count),
-        "user_id": pa.array(["bench"] * count, pa.string()),
-        "kind": np.full(count, BOX, np.int8),
-        **dict(zip(("x0", "y0", "x1", "y1"), boxes.T.copy(), strict=True)),
-        "live_from": np.full(count, TIME_MIN),
-        "live_until": np.full(count, TIME_MAX),
-    }
-    schema = query_schema(pa.int64())
-    arrays = [
-        pa.array(columns[f.name]).cast(f.type) if f.name in columns else pa.nulls(count, f.type)
-        for f in schema
-    ]
-    return pa.table(arrays, schema=schema)
 
 
 def cell_features(plan: Plan, counts: CellCounts, over: Floats) -> Floats:
