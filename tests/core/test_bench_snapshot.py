@@ -13,7 +13,6 @@ import pytest
 
 from roost import bench
 from roost.bench import snapshot
-from roost.bench import snapshot_cases as cases
 from roost.bench.cases import Pickups
 from roost.bench.snapshot import Contender, UnequalResults
 from roost.cli import build_parser
@@ -47,7 +46,7 @@ def brute(points: pa.Table, query: SnapshotQuery) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 300, 900, 901, 2_500])
 def test_points_are_thinned_out_or_repeated_in_event_order(count: int) -> None:
     source = pickups()
-    points = cases.windowed_points(source, count)
+    points = snapshot.windowed_points(source, count)
     assert points.num_rows == count
     assert points["id"].to_pylist() == list(range(count))
     times = points["event_time"].cast(pa.int64()).to_numpy()
@@ -61,8 +60,8 @@ def test_points_are_thinned_out_or_repeated_in_event_order(count: int) -> None:
 
 
 def test_both_layouts_hold_each_batch_in_a_file_of_its_own(tmp_path: Path) -> None:
-    points = cases.windowed_points(pickups(), 900)
-    layouts = cases.write_layouts(points, 400, tmp_path / "parquet")
+    points = snapshot.windowed_points(pickups(), 900)
+    layouts = snapshot.write_layouts(points, 400, tmp_path / "parquet")
     assert set(layouts) == {"plain", "sorted"}
     for name, folder in layouts.items():
         batches = [pq.read_table(path) for path in sorted(folder.iterdir())]
@@ -79,9 +78,9 @@ def test_both_layouts_hold_each_batch_in_a_file_of_its_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_queries_cover_their_share_of_the_space_around_points(seed: int) -> None:
-    points = cases.windowed_points(pickups(), 900)
-    drawn = cases.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
-    assert drawn == cases.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
+    points = snapshot.windowed_points(pickups(), 900)
+    drawn = snapshot.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
+    assert drawn == snapshot.draw_queries(points, BOUNDS, 20, np.random.default_rng(seed))
     places = np.column_stack([points["lon"].to_numpy(), points["lat"].to_numpy()])
     whole = (BOUNDS[2] - BOUNDS[0]) * (BOUNDS[3] - BOUNDS[1])
     for name, queries in drawn.items():
@@ -89,23 +88,23 @@ def test_queries_cover_their_share_of_the_space_around_points(seed: int) -> None
         for query in queries:
             shape = query.shape
             if isinstance(shape, Circle):
-                assert name == cases.NEAREST and query.nearest == 10
+                assert name == snapshot.NEAREST and query.nearest == 10
                 assert math.isinf(shape.radius)
                 centre = np.array([shape.cx, shape.cy])
             else:
                 assert isinstance(shape, Box)
                 area = (shape.x1 - shape.x0) * (shape.y1 - shape.y0)
-                assert area / whole == pytest.approx(cases.SHARES[name])
+                assert area / whole == pytest.approx(snapshot.SHARES[name])
                 centre = np.array([shape.x0 + shape.x1, shape.y0 + shape.y1]) / 2
             assert np.abs(places - centre).max(axis=1).min() < 1e-9
-    assert set(cases.SMALL) < set(drawn)
+    assert set(snapshot.SMALL) < set(drawn)
 
 
 @pytest.mark.parametrize("layout", ["plain", "sorted"])
 def test_duckdb_returns_what_brute_force_does(tmp_path: Path, layout: str) -> None:
-    points = cases.windowed_points(pickups(), 900)
-    folder = cases.write_layouts(points, 400, tmp_path / "parquet")[layout]
-    drawn = cases.draw_queries(points, BOUNDS, 10, np.random.default_rng(4))
+    points = snapshot.windowed_points(pickups(), 900)
+    folder = snapshot.write_layouts(points, 400, tmp_path / "parquet")[layout]
+    drawn = snapshot.draw_queries(points, BOUNDS, 10, np.random.default_rng(4))
     # A box with points on all four borders.
     drawn["on borders"] = [SnapshotQuery(Box(-73.951, 40.748, -73.9, 40.8))]
     found = 0
