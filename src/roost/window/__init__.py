@@ -3,8 +3,7 @@
 The points of a window stay where they were written, one immutable segment per machine and batch,
 however the plan changes. :mod:`~roost.window.spec` decides what is live,
 :mod:`~roost.window.lineage` which partitions to read, :mod:`~roost.window.segment` stores the
-points, and the other modules query one segment and merge the results. Only
-:mod:`~roost.window.view` knows files, and no module knows Spark.
+points, and the other modules query segments and merge the results. No module depends on Spark.
 """
 
 from __future__ import annotations

@@ -79,12 +79,8 @@ class AggregateSpec:
 
     The functions are those of ``FUNCTIONS``. A quantile has its rank as parameter, the others have
     None. ``count`` without a column counts points. A column is an attribute, or ``x``, ``y``,
-    ``time`` or ``id`` if no attribute has that name.
-
-    Raises
-    ------
-    ConfigError
-        If a function is unknown or repeated, or its column or parameter is missing or invalid.
+    ``time`` or ``id`` if no attribute has that name. Invalid or repeated functions raise
+    :class:`ConfigError`.
 
     Examples
     --------
@@ -112,23 +108,17 @@ class AggregateSpec:
     @property
     def names(self) -> tuple[str, ...]:
         """Name of each result; columns are backquoted where predicates require it."""
-        return tuple(
-            name if column is None else f"{name}({quote_name(column)}{_suffix(parameter)})"
-            for name, column, parameter in self.functions
-        )
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Columns that the aggregates read."""
-        return frozenset(column for _, column, _ in self.functions if column is not None)
+        names = []
+        for name, column, parameter in self.functions:
+            rank = "" if parameter is None else f", {parameter}"
+            names.append(name if column is None else f"{name}({quote_name(column)}{rank})")
+        return tuple(names)
 
     def result_schema(self, attributes: pa.Schema, id_type: pa.DataType) -> pa.Schema:
         """Return the names and types of the results.
 
-        Raises
-        ------
-        ConfigError
-            If a column does not exist or its type does not fit the function.
+        Raises :class:`ConfigError` if a column does not exist or its type does not fit the
+        function.
         """
         own = {"x": pa.float64(), "y": pa.float64(), "time": pa.int64(), "id": id_type}
         types = own | dict(zip(attributes.names, attributes.types, strict=True))
@@ -138,10 +128,6 @@ class AggregateSpec:
                 raise ConfigError(KEY, label, f"columns {', '.join(types)}")
             fields.append((label, _result_type(label, name, types.get(column or ""))))
         return pa.schema(fields)
-
-
-def _suffix(parameter: float | None) -> str:
-    return "" if parameter is None else f", {parameter}"
 
 
 def _result_type(label: str, name: str, of: pa.DataType | None) -> pa.DataType:

@@ -28,7 +28,10 @@ def compile_loops() -> None:
     for coordinates in Coordinates:
         space = Space(Rect(0.0, 0.0, 10.0, 10.0), 10, 10, coordinates)
         x, y = np.arange(10.0), np.arange(10.0)
-        attributes = {"v": pa.array(x), "seen": pa.array(range(10), pa.timestamp("us"))}
+        attributes = {
+            "v": pa.array([*x[1:], np.inf]),
+            "seen": pa.array(range(10), pa.timestamp("us")),
+        }
         block = PointBlock(x, y, np.arange(10), pa.array(range(10)), attributes)
         places = np.zeros(10, np.int32)
         arrays = build(block, space.grid.locate(x, y), places, np.zeros(1, np.int64), space)

@@ -184,7 +184,7 @@ class ExactExtremes(Grouped):
         """Find the extremes of the group."""
         if not groups.rows.size:
             return cls(None, None)
-        if not groups.is_column(column):
+        if not groups.whole:
             column = column.take(as_arrow(groups.rows))
         if pt.is_floating(column.type):
             values = doubles(column)

@@ -72,13 +72,16 @@ def carry(limbs: Integers) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def sum_doubles(
-    bits: Integers, starts: Integers, rows: NDArray[np.int32], base: int, limbs: Integers
+    bits: Integers, starts: Integers, rows: NDArray[np.int32] | None, base: int, limbs: Integers
 ) -> None:  # pragma: no cover - compiled
-    """Add the finite doubles of each group, given as bits, to its limbs from ``base`` on."""
+    """Add the finite doubles of each group, given as bits, to its limbs from ``base`` on.
+
+    Without ``rows``, they are all rows in order.
+    """
     low_mask = (1 << LIMB) - 1
     for g in range(starts.size - 1):
         for i in range(starts[g], starts[g + 1]):
-            value = bits[rows[i]]
+            value = bits[i if rows is None else rows[i]]
             exponent = (value >> 52) & 0x7FF
             if exponent == 0x7FF:
                 continue

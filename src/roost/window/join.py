@@ -43,16 +43,11 @@ from roost.window.segment import (
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec:
-    """Settings of a join.
+    """Settings of a join; raises :class:`ConfigError` if one is invalid.
 
     ``left`` and ``right`` are predicates that select the points of either side; None selects all. A
     point on both sides joins others from both, but never itself. ``distance`` (metres on lon/lat,
     coordinate units on a plane) and ``within`` (difference of event times) are inclusive maxima.
-
-    Raises
-    ------
-    ConfigError
-        If a predicate does not parse or a limit is invalid.
     """
 
     left: str | None
@@ -183,15 +178,9 @@ def join_segment(
     """Join a segment of the batch with one of the window; yield columns of ``join_schema``.
 
     A caller joins each segment of the batch with every segment of the window and of the batch (both
-    ways round, and with itself); every pair is then found exactly once.
-
-    Parameters
-    ----------
-    same_batch
-        Whether the other segment is of the same batch: then only new left points are joined with
-        its right ones; the caller swaps the segments for the reverse direction.
-    same_segment
-        Whether both are the same segment; implied if they are the same object.
+    ways round, and with itself); every pair is then found exactly once. If both segments are of the
+    same batch, only new left points are joined with the other's right ones. ``same_segment`` is
+    implied if they are the same object.
     """
     zones = _near_zones(new, other, spec)
     rows = _live_rows(new, zones[0], new_live)

@@ -41,14 +41,6 @@ class Lineage:
     """Partitions of the present plan, partitions with points, and the links between them.
 
     ``known`` has all of them by identifier. ``epoch`` is -1 before the first plan.
-
-    Examples
-    --------
-    >>> from roost.balance.plan import Partition
-    >>> lineage = Lineage().with_plan(Plan(0, 4, 2, 2, (Partition(0, 0, 0, 4, 2, (0,)),), 1))
-    >>> halves = (Partition(1, 0, 0, 2, 2, (0,), (0,)), Partition(2, 2, 0, 4, 2, (1,), (0,)))
-    >>> sorted(lineage.with_plan(Plan(1, 4, 2, 2, halves, 3)).needed([2], {0, 1, 2}))
-    [0, 2]
     """
 
     epoch: int = -1
@@ -59,12 +51,8 @@ class Lineage:
         """Add the plan of the next epoch; idempotent for the present one.
 
         A plan that was not derived from the present one has no parents. Its partitions are then
-        linked with the present partitions that they overlap.
-
-        Raises
-        ------
-        ValueError
-            If the plan is older than the present one, or has parents that were never added.
+        linked with the present partitions that they overlap. An older plan, or one with parents
+        that were never added, raises :class:`ValueError`.
         """
         if plan.epoch == self.epoch:
             return self

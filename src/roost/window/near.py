@@ -26,8 +26,6 @@ from roost.window.distance import apart
 from roost.window.grouped_loops import frozen
 from roost.window.segment import Doubles, Integers, PointColumns
 
-Found = tuple[Integers, Integers, Doubles]
-
 CHUNK = 1 << 18  # pairs in a chunk
 ROWS_MAX = 1 << 19
 SLABS_MAX = 1 << 12
@@ -208,20 +206,11 @@ def _sweep(
 
 def near_chunks(
     one: PointColumns, other: PointColumns, distance: float, within: int, lonlat: bool
-) -> Iterator[Found]:
+) -> Iterator[tuple[Integers, Integers, Doubles]]:
     """Find all pairs of points within a distance and a time of each other, inclusive.
 
     Yields chunks of about ``CHUNK`` pairs, in no particular order: the indices into the two sets,
     and the distances (metres on lon/lat, coordinate units on a plane).
-
-    Examples
-    --------
-    >>> a, b = np.array([0.0, 9.0]), np.array([0.5, 7.0, 9.0])
-    >>> times = np.array([10, 20, 30])
-    >>> sets = PointColumns(a, a, times[:2]), PointColumns(b, b, times)
-    >>> ((i, j, distances),) = near_chunks(*sets, 1.0, 10, False)
-    >>> i.tolist(), j.tolist()
-    ([0, 1], [0, 2])
     """
     ax, ay, at = one
     bx, by, bt = other

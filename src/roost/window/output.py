@@ -28,10 +28,7 @@ _TAKES_RANK = "quantile"
 def parse_aggregates(text: str) -> AggregateSpec:
     """Parse functions with their columns, separated by commas; names are case-insensitive.
 
-    Raises
-    ------
-    ConfigError
-        If the text is invalid; the message has the position and what is accepted there.
+    Raises :class:`ConfigError` with the position of the error and what is accepted there.
 
     Examples
     --------
@@ -120,17 +117,11 @@ class _Reader:
 class RequestedOutput:
     """Either aggregates over the points of the window that a query matches, or the nearest of them.
 
-    ``nearest`` is the number of points nearest to the centre of the query's circle.
-
-    Raises
-    ------
-    ConfigError
-        If both or neither are given, or the number is not from 1 to ``NEAREST_MAX``.
+    ``nearest`` is the number of points nearest to the centre of the query's circle, from 1 to
+    ``NEAREST_MAX``.
 
     Examples
     --------
-    >>> RequestedOutput(nearest=5).text
-    'nearest 5'
     >>> RequestedOutput.parse("aggregate count,avg( fare )").text
     'aggregate count, avg(fare)'
     """

@@ -187,13 +187,9 @@ def build_pane(
 ) -> Arrays:
     """Build the pane of a segment: arrays to store with those of the segment, none without pairs.
 
-    Parameters
-    ----------
-    created, rows
-        Pairs of query, by created position, and row; in any order, each once.
-    outputs
-        Requested output of each query (:attr:`RequestedOutput.text`), and the centre of its circle,
-        which only nearest points need. May have queries without pairs.
+    ``created`` and ``rows`` are pairs of query, by created position, and row; in any order, each
+    once. ``outputs`` has the requested output (:attr:`RequestedOutput.text`) and the centre of the
+    circle of each query, which only nearest points need. It may have queries without pairs.
     """
     if not created.size:
         return {}

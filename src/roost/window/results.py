@@ -89,23 +89,15 @@ def standing_results(
     queries: Mapping[int, str],
     id_type: pa.DataType | None = None,
 ) -> tuple[pa.Table, pa.Table]:
-    """Compute the results of standing queries from the panes of a window.
+    """Compute the aggregates and nearest points of standing queries from the panes of a window.
 
-    Parameters
-    ----------
-    parts
-        Every segment of the window that has a pane, and its live rows.
-    queries
-        Requested output of each query by created position; results have this order.
-    id_type
-        Type of the points' identifiers, for a window without segments.
+    ``parts`` has every segment of the window with a pane, and its live rows; ``queries`` has the
+    requested outputs by created position. ``id_type`` is the type of the points' identifiers, for a
+    window without segments.
 
-    Returns
-    -------
-    aggregates, nearest
-        The first has a row for each query and function, also without points: numbers and booleans
-        in ``number``, texts and ISO times in ``text``. The second has a row for each of a query's
-        nearest points, by rank from 1; ties are broken by identifier.
+    Results are in the order of the queries. Aggregates have a row for each query and function, also
+    without points: numbers and booleans in ``number``, texts and ISO times in ``text``. Nearest
+    points have a row for each point, by rank from 1; ties are broken by identifier.
     """
     known = _Queries.of(queries)
     sources: list[_Source] = []

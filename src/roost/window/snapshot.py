@@ -35,19 +35,11 @@ EVERYWHERE = Box(-math.inf, -math.inf, math.inf, math.inf)
 class SnapshotQuery:
     """A query on the current window.
 
-    Parameters
-    ----------
-    shape
-        Area to search; None searches everywhere.
-    predicate
-        Condition on the attributes, see ``docs/queries.md``.
-    since, until
-        Only points whose event time is in ``[since, until)``.
-    aggregate
-        Return aggregates of the points instead of the points.
-    nearest
-        Return only this many points, those nearest to the centre of the shape, which must be a
-        circle; an infinite radius does not limit the distance.
+    ``shape`` None searches everywhere, ``predicate`` is a condition on the attributes (see
+    ``docs/queries.md``), and event times are in ``[since, until)``. With ``aggregate``, the result
+    is one row instead of the points. With ``nearest``, it is only this many points, those nearest
+    to the centre of the shape, which must be a circle; an infinite radius does not limit the
+    distance.
     """
 
     shape: Box | Circle | Polygon | None = None
@@ -109,13 +101,7 @@ class Columns:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Append underscores to a name until no column has it.
-
-    Examples
-    --------
-    >>> free_name("distance", ["x", "distance"])
-    'distance_'
-    """
+    """Append underscores to a name until no column has it."""
     while name in taken:
         name += "_"
     return name

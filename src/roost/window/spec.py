@@ -26,11 +26,6 @@ class WindowSpec:
     A ``tumbling`` window starts anew at each multiple of its length, instead of sliding.
     ``lateness`` is by how much a point's event time may be behind the newest of earlier batches;
     time windows only.
-
-    Examples
-    --------
-    >>> WindowSpec(WindowKind.TIME, 3600, lateness=60).watermark(1_000)
-    940
     """
 
     kind: WindowKind
@@ -48,10 +43,7 @@ class WindowSpec:
             raise ConfigError("window.lateness", self.lateness, "0 unless the window is by time")
 
     def watermark(self, now: int | None) -> int | None:
-        """Return the event time below which a point is late, None if no point is.
-
-        ``now`` is the newest event time of all batches before the point's own.
-        """
+        """Return below which time a point is late; ``now`` is the newest of earlier batches."""
         if now is None or self.kind is not WindowKind.TIME:
             return None
         return max(now - self.lateness, TIME_MIN)
@@ -143,8 +135,6 @@ def extent(spec: WindowSpec, batches: Sequence[BatchFacts], past: Past) -> Exten
     >>> batches = [BatchFacts(0, 4, 100, 9), BatchFacts(1, 4, 100, 19)]
     >>> extent(WindowSpec(WindowKind.COUNT, 5), batches, Past()).cut
     Cut(batch_id=0, keep=1)
-    >>> extent(WindowSpec(WindowKind.TIME, 10), batches, Past())
-    Extent(first_batch=1, last_batch=1, time_after=9, cut=None)
     """
     last = batches[-1].batch_id if batches else -1
     live, time_after, cut = _live(spec, [b for b in batches if b.points], past)
