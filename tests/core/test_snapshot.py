@@ -1,4 +1,4 @@
-"""Snapshots: at any moment of any story they equal brute force over the points of the window."""
+"""Snapshot queries: at any time they equal brute force over the points of the window."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ SPECS = [
 ]
 
 
-class Story:
-    """A stream whose plan changes and whose driver dies, with a plain list of what it has seen."""
+class Scenario:
+    """A stream with plan changes and driver restarts, and a list of all its points."""
 
     def __init__(self, folder: Path, spec: WindowSpec, space: Space, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -81,7 +81,7 @@ class Story:
         self.open()
 
     def open(self) -> None:
-        """What a new driver finds."""
+        """Start a driver on the state directory."""
         self.store = Store(self.folder)
         self.cache = WorkerCache()
         files = window_files(self.store)
@@ -135,7 +135,7 @@ class Story:
         points = [p for p in points if watermark is None or p["time"] >= watermark]
         reports = self._reports(batch_id, points)
         if rng.random() < 0.3:
-            self.reopen()  # the driver died before its commit: what it wrote is no batch
+            self.reopen()  # the driver stops before its commit, so its files do not count
             reports = self._reports(batch_id, points)
         batch = self._batch(batch_id)
         outcome = self.stage.after(batch, {"window": reports}, InProcessExecutor())
@@ -152,7 +152,7 @@ class Story:
         self.sizes.append(sum(r.value.nbytes for r in reports if r.value is not None))
 
     def window(self) -> list[Point]:
-        """Points that count now, by the words of the documentation."""
+        """Return the live points by the definitions in the documentation."""
         ordered = [
             p for points in self.batches for p in sorted(points, key=lambda p: (p["time"], p["id"]))
         ]
@@ -180,21 +180,21 @@ class Story:
             kept.append(full.pop())
         return kept
 
-    def ask(self, question: SnapshotQuery) -> pa.Table:
+    def run(self, query: SnapshotQuery) -> pa.Table:
         rules = Rules(self.space, pa.string(), pa.int64(), ATTRIBUTES)
-        check_snapshot(question, rules)
+        check_snapshot(query, rules)
         view = read_view(self.store)
         assert view.batch_id == len(self.batches) - 1
-        parts = plan_scans(view, self.files, self.space, question)
+        parts = plan_scans(view, self.files, self.space, query)
         self.files.retain(view.batch_ids)
         dealt = [parts[k::2] for k in range(2)]
-        answers = [run_scans(question, COLUMNS, group, self.files) for group in dealt]
-        table = merge_results(question, COLUMNS, answers, view.batch_id)
+        results = [run_scans(query, COLUMNS, group, self.files) for group in dealt]
+        table = merge_results(query, COLUMNS, results, view.batch_id)
         assert set(table["at_batch"].to_pylist()) <= {view.batch_id}
         return table
 
 
-def some_shape(rng: random.Random, space: Space) -> Box | Circle | Polygon:
+def random_shape(rng: random.Random, space: Space) -> Box | Circle | Polygon:
     b = space.bounds
     x0, x1 = sorted(rng.uniform(b.x0, b.x1) for _ in range(2))
     y0, y1 = sorted(rng.uniform(b.y0, b.y1) for _ in range(2))
@@ -206,7 +206,7 @@ def some_shape(rng: random.Random, space: Space) -> Box | Circle | Polygon:
     return Polygon(f"POLYGON(({x0} {y0}, {x1} {y0}, {x1} {y1}, {x0} {y0}))")
 
 
-def is_in(shape: Box | Circle | Polygon, point: Point, space: Space) -> bool:
+def covers_point(shape: Box | Circle | Polygon, point: Point, space: Space) -> bool:
     fields: dict[str, Any] = (
         {"wkt": shape.text}
         if isinstance(shape, Polygon)
@@ -227,88 +227,88 @@ def test_a_snapshot_is_the_window_at_its_batch(
     tmp_path: Path, cleanup: ExitStack, spec: WindowSpec, seed: int
 ) -> None:
     space = (PLANE, EARTH)[seed % 2]
-    story = cleanup.enter_context(closing(Story(tmp_path, spec, space, seed)))
+    scenario = cleanup.enter_context(closing(Scenario(tmp_path, spec, space, seed)))
     found_some = 0
     for _ in range(14):
-        story.step()
-        window = story.window()
-        rng = story.rng
-        shape = some_shape(rng, space)
-        inside = [p for p in window if is_in(shape, p, space)]
-        found = story.ask(SnapshotQuery(shape))
+        scenario.step()
+        window = scenario.window()
+        rng = scenario.rng
+        shape = random_shape(rng, space)
+        inside = [p for p in window if covers_point(shape, p, space)]
+        found = scenario.run(SnapshotQuery(shape))
         assert sorted(found["id"].to_pylist()) == sorted(p["id"] for p in inside)
         found_some += len(inside)
-        everything = story.ask(SnapshotQuery()).sort_by("id").to_pylist()
+        everything = scenario.run(SnapshotQuery()).sort_by("id").to_pylist()
         assert [p["id"] for p in everything] == sorted(p["id"] for p in window)
         some = {p["id"]: p for p in window}
-        assert all(
-            row[name] == some[row["id"]][name] for row in everything for name in COLUMNS_KEPT
-        )
+        assert all(row[name] == some[row["id"]][name] for row in everything for name in COMPARED)
 
         rich = [p for p in inside if p["fare"] is not None and p["fare"] > 0 and p["x"] < 9]
-        asked = SnapshotQuery(shape, "fare > 0 and x < 9", since=20, until=80)
+        timed = SnapshotQuery(shape, "fare > 0 and x < 9", since=20, until=80)
         wanted = sorted(p["id"] for p in rich if 20 <= p["time"] < 80)
-        assert sorted(story.ask(asked)["id"].to_pylist()) == wanted
+        assert sorted(scenario.run(timed)["id"].to_pylist()) == wanted
 
         x, y = rng.choice([(p["x"], p["y"]) for p in window] or [(0.0, 0.0)])
-        near = story.ask(SnapshotQuery(Circle(x, y, math.inf), nearest=5)).to_pylist()
+        near = scenario.run(SnapshotQuery(Circle(x, y, math.inf), nearest=5)).to_pylist()
         ranked = sorted((distance(p, x, y, space), p["id"]) for p in window)[:5]
-        # Distances are compared, not names: on a sphere two may differ in the last bit only.
+        # Distances, not identifiers: on a sphere, two may differ in the last bit only.
         assert [row["distance"] for row in near] == pytest.approx([d for d, _ in ranked], rel=1e-9)
         assert len({row["id"] for row in near}) == len(ranked)
 
         functions = (("count", None, None), ("sum", "seats", None), ("max", "fare", None))
-        (row,) = story.ask(SnapshotQuery(shape, aggregate=AggregateSpec(functions))).to_pylist()
+        (row,) = scenario.run(SnapshotQuery(shape, aggregate=AggregateSpec(functions))).to_pylist()
         seats = [p["seats"] for p in inside if p["seats"] is not None]
         fares = [p["fare"] for p in inside if p["fare"] is not None]
         assert row["count"] == len(inside)
         assert row["sum(seats)"] == (sum(seats) if seats else None)
         assert row["max(fare)"] == max(fares, default=None)
     assert found_some
-    listed = {f.file for b in story.stage.view.batches for f in b.files}
-    listed |= set(story.stage.gone)
-    assert set(story.stage.files.names()) == listed
-    assert len(story.cache._entries["window"]) <= sum(
-        len(batch.files) for batch in story.stage.view.batches
+    listed = {f.file for b in scenario.stage.view.batches for f in b.files}
+    listed |= set(scenario.stage.gone)
+    assert set(scenario.stage.files.names()) == listed
+    assert len(scenario.cache._entries["window"]) <= sum(
+        len(batch.files) for batch in scenario.stage.view.batches
     )
 
 
-COLUMNS_KEPT = ("x", "y", "time", "fare", "seats", "base", "ok")
+COMPARED = ("x", "y", "time", "fare", "seats", "base", "ok")
 
 
-def test_only_files_that_can_hold_an_answer_are_opened(tmp_path: Path, cleanup: ExitStack) -> None:
+def test_only_files_that_may_match_are_opened(tmp_path: Path, cleanup: ExitStack) -> None:
     spec = WindowSpec(WindowKind.COUNT, 10**6)
-    story = cleanup.enter_context(closing(Story(tmp_path, spec, PLANE, 3)))
+    scenario = cleanup.enter_context(closing(Scenario(tmp_path, spec, PLANE, 3)))
     for _ in range(10):
-        story.step()
-    view = read_view(story.store)
+        scenario.step()
+    view = read_view(scenario.store)
     everything = sum(len(batch.files) for batch in view.batches)
-    corner = plan_scans(view, story.files, PLANE, SnapshotQuery(Box(0, 0, 1.5, 1.5)))
+    corner = plan_scans(view, scenario.files, PLANE, SnapshotQuery(Box(0, 0, 1.5, 1.5)))
     assert 0 < len(corner) < everything
     assert any(part.partitions is not None for part in corner)
-    nowhere = plan_scans(view, story.files, PLANE, SnapshotQuery(Box(500, 500, 501, 501)))
+    nowhere = plan_scans(view, scenario.files, PLANE, SnapshotQuery(Box(500, 500, 501, 501)))
     assert nowhere == []
 
 
-def test_a_pinned_window_stays_until_it_is_let_go(tmp_path: Path, cleanup: ExitStack) -> None:
+def test_files_of_a_leased_window_stay_until_the_lease_is_released(
+    tmp_path: Path, cleanup: ExitStack
+) -> None:
     spec = WindowSpec(WindowKind.COUNT, 1)
-    story = cleanup.enter_context(closing(Story(tmp_path, spec, PLANE, 5)))
-    while not story.window():
-        story.step()
+    scenario = cleanup.enter_context(closing(Scenario(tmp_path, spec, PLANE, 5)))
+    while not scenario.window():
+        scenario.step()
     reader = cleanup.enter_context(closing(Store(tmp_path, durable=False)))
-    pin, view = lease_view(reader)
+    lease, view = lease_view(reader)
     held = [file.file for batch in view.batches for file in batch.files]
     assert held
     for _ in range(8):
-        story.step()
-    assert all(story.stage.files.path(name).exists() for name in held)
-    reader.leases.release(pin)
+        scenario.step()
+    assert all(scenario.stage.files.path(name).exists() for name in held)
+    reader.leases.release(lease)
     for _ in range(8):
-        story.step()
-    assert not any(story.stage.files.path(name).exists() for name in held)
+        scenario.step()
+    assert not any(scenario.stage.files.path(name).exists() for name in held)
 
 
-def test_a_reader_that_died_holds_files_for_a_while_only(tmp_path: Path) -> None:
+def test_leases_expire(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         store.leases.take(0, until=100.0)
         assert store.leases.oldest(now=99.0) == 0
@@ -316,13 +316,13 @@ def test_a_reader_that_died_holds_files_for_a_while_only(tmp_path: Path) -> None
         assert store.leases.oldest(now=99.0) is None
 
 
-def test_a_state_without_a_window_says_so(tmp_path: Path) -> None:
+def test_a_state_without_a_window_is_refused(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store, pytest.raises(StateError, match="no window yet"):
         read_view(store)
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
+    ("query", "words"),
     [
         (SnapshotQuery(Box(2, 0, 1, 1)), "x0 is greater"),
         (SnapshotQuery(Circle(0, 0, math.nan)), "finite"),
@@ -341,21 +341,21 @@ def test_a_state_without_a_window_says_so(tmp_path: Path) -> None:
         (SnapshotQuery(Circle(math.nan, 0, math.inf), nearest=1), "finite"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(question: SnapshotQuery, words: str) -> None:
+def test_an_invalid_query_is_refused(query: SnapshotQuery, words: str) -> None:
     rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
     with pytest.raises(RequestError, match=words):
-        check_snapshot(question, rules)
+        check_snapshot(query, rules)
 
 
-def test_where_points_beyond_the_bounds_are_dead_a_question_is_judged_all_the_same() -> None:
+def test_a_query_outside_the_bounds_is_valid_even_if_such_points_are_rejected() -> None:
     space = replace(PLANE, outside=Outside.DEAD)
     rules = Rules(space, pa.int64(), pa.int64(), ATTRIBUTES)
-    check_snapshot(SnapshotQuery(Circle(500.0, 500.0, 1.0)), rules)  # no points are an answer
+    check_snapshot(SnapshotQuery(Circle(500.0, 500.0, 1.0)), rules)
     with pytest.raises(RequestError, match="colour"):
         check_snapshot(SnapshotQuery(Circle(500.0, 500.0, 1.0), "colour = 1"), rules)
 
 
-def test_identifiers_are_columns_of_their_own_type() -> None:
+def test_aggregates_of_identifiers_depend_on_their_type() -> None:
     spec = AggregateSpec((("avg", "id", None),))
     known = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES, point_id_type=pa.int64())
     check_snapshot(SnapshotQuery(aggregate=spec), known)
@@ -363,7 +363,7 @@ def test_identifiers_are_columns_of_their_own_type() -> None:
         check_snapshot(SnapshotQuery(aggregate=spec), replace(known, point_id_type=pa.string()))
 
 
-def test_an_aggregate_of_nothing_known_is_refused() -> None:
+def test_an_aggregate_of_an_unknown_column_is_refused() -> None:
     rules = Rules(PLANE, pa.string(), pa.int64(), ATTRIBUTES)
     spec = AggregateSpec((("sum", "colour", None),))
     with pytest.raises(ConfigError, match="colour"):

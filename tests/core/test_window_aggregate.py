@@ -1,4 +1,4 @@
-"""Aggregates: one pass, any merge and plain Python agree; sketches keep to their errors."""
+"""Aggregates in one pass and merged equal brute force; sketches are within their bounds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def all_rows(segment: WindowSegment) -> Any:
 
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 5))
 @examples(60)
-def test_any_merge_of_parts_is_one_pass_and_plain_python(seed: int, size: int, parts: int) -> None:
+def test_merged_parts_equal_one_pass_and_brute_force(seed: int, size: int, parts: int) -> None:
     rng = random.Random(seed)
     points = random_points(rng, size, PLANE)
     wanted = brute_force(points, EVERYTHING)
@@ -115,7 +115,7 @@ def test_any_merge_of_parts_is_one_pass_and_plain_python(seed: int, size: int, p
     assert_equal(finish(states[0]), wanted)
 
 
-def test_only_the_rows_that_were_chosen_count() -> None:
+def test_only_selected_rows_are_aggregated() -> None:
     points = random_points(random.Random(5), 500, PLANE)
     segment = segment_of(points, PLANE)
     rows = segment.rows_in((0.0, 0.0, 7.0, 7.0))
@@ -156,7 +156,7 @@ def of_column(column: pa.Array, *functions: str, more: pa.Array | None = None) -
     return {label.split("(")[0]: value for label, value in finish(merge(states)).items()}
 
 
-def test_nan_is_the_greatest_number_and_spoils_sums() -> None:
+def test_nan_is_the_greatest_number_and_makes_sums_nan() -> None:
     found = of_column(pa.array([1.0, math.nan, -2.0]), "sum", "avg", "min", "max", "stddev")
     assert found["min"] == -2.0
     assert all(math.isnan(found[name]) for name in ("sum", "avg", "max", "stddev"))
@@ -219,7 +219,7 @@ def test_sums_of_integers_are_exact(values: list[int], more: list[int]) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 7])
-def test_sketches_keep_to_their_errors(parts: int) -> None:
+def test_sketches_are_within_their_error_bounds(parts: int) -> None:
     rng = np.random.default_rng(9)
     values = rng.normal(size=60_000)
     names = rng.integers(0, 20_000, values.size)
@@ -255,7 +255,7 @@ def test_sketches_keep_to_their_errors(parts: int) -> None:
         (("sum", "v", None), ("sum", "v", None)),
     ],
 )
-def test_aggregates_that_make_no_sense_are_refused(functions: Any) -> None:
+def test_invalid_aggregates_are_refused(functions: Any) -> None:
     with pytest.raises(ConfigError, match="aggregate"):
         AggregateSpec(functions)
 
@@ -279,7 +279,7 @@ def test_results_have_types_that_fit_the_columns() -> None:
 @pytest.mark.parametrize(
     ("name", "column"), [("sum", "base"), ("avg", "ok"), ("quantile", "seen"), ("min", "lost")]
 )
-def test_columns_that_a_function_does_not_take_are_refused(name: str, column: str) -> None:
+def test_columns_of_unsuitable_types_are_refused(name: str, column: str) -> None:
     spec = AggregateSpec(((name, column, 0.5 if name == "quantile" else None),))
     with pytest.raises(ConfigError, match=column):
         spec.result_schema(pa.schema(TYPES.items()), pa.int64())
@@ -294,7 +294,7 @@ def test_nested_columns_can_only_be_counted() -> None:
         AggregateSpec((("min", "tags", None),)).result_schema(schema, pa.int64())
 
 
-def test_an_unknown_column_is_refused_where_it_is_read() -> None:
+def test_reading_an_unknown_column_is_refused() -> None:
     segment = segment_of(random_points(random.Random(5), 4, PLANE), PLANE)
     with pytest.raises(ConfigError, match="lost"):
         partial(segment, all_rows(segment), AggregateSpec((("count", "lost", None),)))
@@ -302,7 +302,7 @@ def test_an_unknown_column_is_refused_where_it_is_read() -> None:
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
 def test_times_beyond_python_are_clamped(unit: str) -> None:
-    """A source's "never" must not stop a stream."""
+    """A source may use an extreme value that means "never"."""
     never = pa.array([2**62, -(2**62), 0], pa.int64()).cast(pa.timestamp(unit, "Asia/Tokyo"))
     found = of_column(never, "min", "max")
     assert (found["min"].year, found["max"].year) == (1, 9999)

@@ -116,7 +116,7 @@ def test_a_cut_keeps_the_newest_points_of_all_segments_together(
     assert live_parts(Extent(4, 6, 9, Cut(4, keep)), 5, segments) == [Live(9)] * len(segments)
 
 
-def test_a_cut_through_points_that_are_alike_keeps_the_right_number() -> None:
+def test_a_cut_through_equal_points_keeps_the_exact_number() -> None:
     points = random_points(random.Random(2), 9, PLANE)
     for point in points:
         point |= {"time": 5, "id": 3}
@@ -136,7 +136,7 @@ def test_only_rows_of_the_given_partitions() -> None:
     assert select(segment, everywhere, partition_ids={8}).size == 0
 
 
-def test_circles_of_points_in_no_range_of_longitudes_find_nothing() -> None:
+def test_circles_outside_the_range_of_longitudes_match_nothing() -> None:
     segment = segment_of(random_points(random.Random(2), 50, EARTH), EARTH)
     assert select(segment, Query(1, Circle(0.0, 0.0, 0.0))).size == 0
 
@@ -156,13 +156,13 @@ def test_a_shape_that_is_not_a_polygon_is_refused(shape: str, reason: str) -> No
         select(segment, Query(1, Polygon(shape)))
 
 
-def test_a_predicate_that_does_not_fit_is_refused_even_where_no_row_is() -> None:
+def test_an_unsuitable_predicate_is_refused_even_without_rows() -> None:
     segment = segment_of(random_points(random.Random(2), 5, PLANE), PLANE)
     with pytest.raises(PredicateError):
         select(segment, Query(1, Box(900.0, 900.0, 901.0, 901.0), predicate="height > 3"))
 
 
-def test_times_are_numbers_or_moments() -> None:
+def test_times_are_numbers_or_datetimes() -> None:
     assert time_of(17) == 17
     moment = dt.datetime(2020, 1, 1, 12, 0, 0, 5)  # noqa: DTZ001
     aware = moment.replace(tzinfo=dt.timezone(dt.timedelta(hours=2)))

@@ -1,4 +1,4 @@
-"""The join within a distance and a time: brute force over all pairs, each found once."""
+"""The join within a distance and a time equals brute force, each pair once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDES: dict[str | None, Callable[[Point], bool]] = {
 
 
 def near_pairs(*sets_and_limits: Any) -> tuple[Any, Any, Any]:
-    """All chunks as one."""
+    """Concatenate all chunks."""
     chunks = list(
         near_chunks(
             PointColumns(*sets_and_limits[:3]),
@@ -59,7 +59,7 @@ def is_near(lonlat: bool, x0: float, y0: float, x1: float, y1: float, distance: 
 
 
 def check_pairs(a: list[Any], b: list[Any], distance: float, within: int, lonlat: bool) -> int:
-    """Compare with all pairs of (x, y, time) that there are; returns how many are near."""
+    """Compare with all pairs of (x, y, time); return how many are near."""
     columns = [
         [np.array([row[k] for row in rows], np.int64 if k == 2 else np.float64) for k in range(3)]
         for rows in (a, b)
@@ -155,7 +155,7 @@ def test_pairs_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_pairs(a, b, 1.0, 3, False) > 300
 
 
-def test_points_nearer_than_a_square_can_tell() -> None:
+def test_distances_whose_squares_underflow() -> None:
     tiny = [(0.0, 0.0, 0), (1e-170, 0.0, 0), (1e-100, 0.0, 0)]
     assert check_pairs(tiny, tiny, 0.0, 0, False) == 5
     assert check_pairs(tiny, tiny, 1e-165, 0, False) == 5
@@ -172,7 +172,7 @@ JOINS: list[tuple[str | None, str | None, float, float, int]] = [
 
 
 def run_stream(seed: int, window: WindowSpec, space: Space, batches: int) -> int:
-    """Join a stream batch by batch; returns how many pairs there were."""
+    """Join a stream batch by batch; return the number of pairs."""
     rng = random.Random(seed)
     left, right, plane, earth, within = JOINS[seed % len(JOINS)]
     spec = JoinSpec(left, right, plane if space is PLANE else earth, within)
@@ -271,7 +271,7 @@ def test_no_zone_with_a_pair_is_skipped(space: Space) -> None:
 
 
 @pytest.mark.parametrize("space", [EARTH, TURNED], ids=["earth", "turned"])
-def test_segments_on_either_side_of_a_seam_or_a_pole_are_near(space: Space) -> None:
+def test_segments_across_the_antimeridian_or_a_pole_are_near(space: Space) -> None:
     b = space.bounds
     spec = JoinSpec(None, None, 200_000.0, 10**6)
     for here, there in (((b.x0 + 0.2, 10.0), (b.x1 - 0.2, 10.0)), ((20.0, 89.8), (200.0, 89.8))):
@@ -301,7 +301,7 @@ def test_a_point_joins_others_in_its_place_but_not_itself() -> None:
     assert not any(pairs["distance"].to_pylist())
 
 
-def test_nothing_is_joined_with_nothing() -> None:
+def test_empty_segments_have_no_pairs() -> None:
     empty = segment_of([], PLANE)
     some = segment_of(random_points(random.Random(2), 5, PLANE), PLANE)
     spec = JoinSpec(None, "fare > 0", 1e6, 100)

@@ -1,4 +1,4 @@
-"""Nearest rows: brute force over plain records, with ties, cuts, poles and the antimeridian."""
+"""Nearest rows equal brute force, with ties, cuts, poles and the antimeridian."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def distance(space: Space, x: float, y: float, point: Point) -> float:
 def check(
     space: Space, place: tuple[float, float], found: tuple[Any, Any], wanted: list[Point], k: int
 ) -> None:
-    """Compare distances, and names where no rounding can have changed their order."""
-    distances, names = found
+    """Compare distances, and on a plane, where no rounding changes the order, identifiers."""
+    distances, ids = found
     ranked = sorted((distance(space, *place, p), p["id"]) for p in wanted)[:k]
     true = {p["id"]: distance(space, *place, p) for p in wanted}
     # Near the antipode an arc of one rounding error is a decimetre.
     slack = 0.0 if space is PLANE else 0.2 if ranked and ranked[-1][0] > 1.9e7 else 1e-5
-    assert len(names) == len(set(names)) == len(ranked)
+    assert len(ids) == len(set(ids)) == len(ranked)
     assert distances == sorted(distances)
-    for measured, name, (right, _) in zip(distances, names, ranked, strict=True):
+    for measured, point_id, (right, _) in zip(distances, ids, ranked, strict=True):
         assert abs(measured - right) <= slack
-        assert abs(true[name] - right) <= slack
+        assert abs(true[point_id] - right) <= slack
     if space is PLANE:
-        assert names == [name for _, name in ranked]
+        assert ids == [name for _, name in ranked]
 
 
-def ask(segment: WindowSegment, *rest: Any, **more: Any) -> tuple[list[float], list[Any]]:
+def find(segment: WindowSegment, *rest: Any, **more: Any) -> tuple[list[float], list[Any]]:
     distances, rows = nearest(segment, *rest, **more)
     return distances.tolist(), segment.take(rows).ids.to_pylist()
 
@@ -96,19 +96,19 @@ def test_the_nearest_rows_are_brute_force(
         if (after is None or p["time"] > after)
         and (predicate is None or (p["seats"] is not None and p["seats"] > 0))
     ]
-    found = ask(segment, x, y, k, Live(after), predicate)
+    found = find(segment, x, y, k, Live(after), predicate)
     check(space, (x, y), found, wanted, k)
 
 
 @pytest.mark.parametrize("text_ids", [False, True])
-def test_ties_go_by_identifier(text_ids: bool) -> None:
+def test_ties_are_broken_by_identifier(text_ids: bool) -> None:
     points = random_points(random.Random(4), 3_000, PLANE, text_ids=text_ids)
     for point in points:
         point["x"], point["y"] = float(round(point["x"]) % 3), 5.0
     random.Random(1).shuffle(points)
     segment = segment_of(points, PLANE)
     for k in (1, 7, 1_500):
-        check(PLANE, (1.0, 5.0), ask(segment, 1.0, 5.0, k), points, k)
+        check(PLANE, (1.0, 5.0), find(segment, 1.0, 5.0, k), points, k)
 
 
 def test_nearest_respects_partitions_and_maximum_distance() -> None:
@@ -119,37 +119,37 @@ def test_nearest_respects_partitions_and_maximum_distance() -> None:
     first, stop = segment.partition_starts[1:3].tolist()
     mine = set(segment.take(np.arange(first, stop)).ids.to_pylist())
     wanted = [p for p in points if p["id"] in mine]
-    found = ask(segment, 8.0, 8.0, 20, partition_ids=[int(segment.partition_ids[1])])
+    found = find(segment, 8.0, 8.0, 20, partition_ids=[int(segment.partition_ids[1])])
     check(PLANE, (8.0, 8.0), found, wanted, 20)
     limit = found[0][6]
     near = [p for p in wanted if distance(PLANE, 8.0, 8.0, p) <= limit]
     more = {"partition_ids": [int(segment.partition_ids[1])], "at_most": limit}
-    check(PLANE, (8.0, 8.0), ask(segment, 8.0, 8.0, 20, **more), near, 20)
+    check(PLANE, (8.0, 8.0), find(segment, 8.0, 8.0, 20, **more), near, 20)
 
 
-def test_a_cut_takes_rows_away_before_they_are_counted() -> None:
+def test_a_cut_excludes_rows_before_they_are_counted() -> None:
     points = random_points(random.Random(7), 3_000, PLANE)
     segment = segment_of(points, PLANE)
     (live,) = live_parts(Extent(0, 0, None, Cut(0, 1_234)), 0, [segment])
     newest = sorted(points, key=lambda p: (p["time"], p["id"]))[-1_234:]
-    check(PLANE, (3.0, 3.0), ask(segment, 3.0, 3.0, 15, live), newest, 15)
-    check(PLANE, (3.0, 3.0), ask(segment, 3.0, 3.0, 5_000, live), newest, 5_000)
+    check(PLANE, (3.0, 3.0), find(segment, 3.0, 3.0, 15, live), newest, 15)
+    check(PLANE, (3.0, 3.0), find(segment, 3.0, 3.0, 5_000, live), newest, 5_000)
 
 
-def test_nothing_is_near_in_an_empty_segment_or_for_no_rows() -> None:
-    assert ask(segment_of([], PLANE), 1.0, 1.0, 3) == ([], [])
+def test_an_empty_segment_or_zero_rows_have_no_nearest_rows() -> None:
+    assert find(segment_of([], PLANE), 1.0, 1.0, 3) == ([], [])
     segment = segment_of(random_points(random.Random(7), 30, PLANE), PLANE)
-    assert ask(segment, 1.0, 1.0, 0) == ([], [])
-    assert ask(segment, 1.0, 1.0, 3, Live((1 << 63) - 1)) == ([], [])
+    assert find(segment, 1.0, 1.0, 0) == ([], [])
+    assert find(segment, 1.0, 1.0, 3, Live((1 << 63) - 1)) == ([], [])
 
 
-def test_places_so_far_apart_that_no_double_has_their_distance() -> None:
+def test_distances_that_overflow_are_infinite() -> None:
     points = random_points(random.Random(7), 3, PLANE)
     for number, point in enumerate(points):
         point["x"] = (1e308, -1e308, 0.0)[number]
-    distances, names = ask(segment_of(points, PLANE), -1e308, 0.0, 3)
+    distances, ids = find(segment_of(points, PLANE), -1e308, 0.0, 3)
     assert distances[1:] == [math.inf, math.inf] or distances[0] == 0.0
-    assert names[0] == points[1]["id"] and len(names) == 3
+    assert ids[0] == points[1]["id"] and len(ids) == 3
 
 
 @given(st.data())

@@ -84,7 +84,7 @@ def test_lists_round_trip_through_their_text(
         (",".join(f"sum(c{n})" for n in range(400)), "400 functions"),
     ],
 )
-def test_an_invalid_list_is_refused_with_the_wrong_part(text: str, part: str) -> None:
+def test_an_invalid_list_is_refused_with_its_invalid_part(text: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part) as refused:
         parse_aggregates(text)
     assert refused.value.key == "aggregate"

@@ -1,4 +1,4 @@
-"""Standing aggregates and nearest points: panes merged are brute force over the live points."""
+"""Standing aggregates and nearest points: merged panes equal brute force."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Standing:
 
 
 def random_standing(rng: random.Random, space: Space, count: int, batches: int) -> list[Standing]:
-    """Registrations, some of the same name one after the other; some where no point is."""
+    """Registrations, some with the same identifier, some that match no point."""
     found = []
     for created in rng.sample(range(1_000), count):
         text = rng.choice(TEXTS)
@@ -105,7 +105,7 @@ def add_panes(batch: Batch, standing: list[Standing], rng: random.Random, folder
         batch.panes.append(Pane.open(arrays))
 
 
-def as_answer(value: Any) -> tuple[float | None, str | None]:
+def as_result(value: Any) -> tuple[float | None, str | None]:
     if isinstance(value, str):
         return None, value
     if isinstance(value, dt.datetime | dt.date):
@@ -119,7 +119,7 @@ def check_aggregates(found: pa.Table, wanted: list[tuple[int, str, Any]]) -> Non
         (b, name) for b, name, _ in wanted
     ]
     for row, (_, name, value) in zip(rows, wanted, strict=True):
-        number, text = as_answer(value)
+        number, text = as_result(value)
         assert row["text"] == text, name
         if name.startswith("stddev") and number is not None:
             assert row["number"] == pytest.approx(number, rel=1e-9, abs=1e-4), name
@@ -187,13 +187,13 @@ def run_stream(seed: int, spec: WindowSpec, space: Space, folder: Path, batches:
             for b, machine, live in live_segments(stream[:number], now)
             if b.panes[machine] is not None
         ]
-        asked = rng.sample(standing, rng.randint(0, len(standing)))
-        asked = [one for one in asked if one.first < number]
+        requested = rng.sample(standing, rng.randint(0, len(standing)))
+        requested = [one for one in requested if one.first < number]
         rng.shuffle(parts)
         id_type = pa.string() if text_ids else pa.int64()
-        found = standing_results(parts, {one.created: one.text for one in asked}, id_type)
+        found = standing_results(parts, {one.created: one.text for one in requested}, id_type)
         live = list(live_points(stream[:number], now))
-        aggregates, near = expected(everything, row_of, asked, live)
+        aggregates, near = expected(everything, row_of, requested, live)
         check_aggregates(found[0], aggregates)
         assert found[1].to_pylist() == near
         if parts:
@@ -274,7 +274,7 @@ def test_a_column_of_nulls_has_no_values() -> None:
     assert found == {"min(v)": "b"}
 
 
-def test_nan_is_the_greatest_number_and_spoils_sums() -> None:
+def test_nan_is_the_greatest_number_and_makes_sums_nan() -> None:
     text = "aggregate sum(v), avg(v), min(v), max(v), stddev(v)"
     found = of_columns(text, pa.array([1.0, math.nan]), pa.array([-2.0]), pa.array([math.nan]))
     assert found["min(v)"] == -2.0
@@ -287,7 +287,7 @@ def test_nan_is_the_greatest_number_and_spoils_sums() -> None:
     assert math.isnan(found["sum(v)"])
 
 
-def test_sums_are_exact_whatever_is_in_them() -> None:
+def test_sums_are_exact_for_any_values() -> None:
     rng = random.Random(1)
     values = [rng.uniform(-1, 1) * 10.0 ** rng.randrange(-320, 300) for _ in range(200)]
     values += [-value for value in values] + [0.1, 5e-324, 1e308, 1e308, -1e308]
@@ -316,7 +316,7 @@ def test_spreads_do_not_depend_on_the_parts(parts: int) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 7])
-def test_sketches_keep_to_their_errors(parts: int) -> None:
+def test_sketches_are_within_their_error_bounds(parts: int) -> None:
     rng = np.random.default_rng(9)
     values = rng.integers(0, 20_000, 60_000)
     text = "aggregate distinct(v), quantile(v, 0.25), quantile(v, 0.99)"
@@ -347,7 +347,7 @@ def test_other_types_of_columns() -> None:
     assert of_columns("aggregate sum(v), max(v)", half) == {"sum(v)": 1.5, "max(v)": 1.5}
 
 
-def test_ties_of_nearest_points_go_by_identifier_across_segments() -> None:
+def test_ties_of_nearest_points_are_broken_by_identifier() -> None:
     points = random_points(random.Random(4), 600, PLANE)
     for point in points:
         point |= {"x": float(point["id"] % 2), "y": 0.0}
@@ -393,7 +393,7 @@ def test_inconsistent_input_is_refused() -> None:
         standing_results([(segment, pane, Live())], {1: "aggregate count, sum(fare)"})
 
 
-def test_attributes_come_before_the_points_own_columns() -> None:
+def test_attributes_take_precedence_over_own_columns() -> None:
     points = random_points(random.Random(3), 4, PLANE)
     block = PointBlock(
         np.array([p["x"] for p in points]),

@@ -39,7 +39,7 @@ def space(request: pytest.FixtureRequest) -> Space:
 
 @pytest.mark.parametrize("text_ids", [False, True])
 @pytest.mark.parametrize("count", [0, 1, ZONE_ROWS, 3 * ZONE_ROWS + 1])
-def test_a_mapped_segment_has_every_point_with_all_it_had(
+def test_a_mapped_segment_has_all_points_and_columns(
     space: Space, count: int, text_ids: bool, tmp_path: Path
 ) -> None:
     rng = random.Random(count)
@@ -60,7 +60,7 @@ def test_a_mapped_segment_has_every_point_with_all_it_had(
     )
 
 
-def test_rows_lie_by_partition_and_cells_are_counted(space: Space) -> None:
+def test_rows_are_sorted_by_partition_and_cells_are_counted(space: Space) -> None:
     rng = random.Random(5)
     points = random_points(rng, 2_000, space)
     table, ids = random_places(rng, space)
@@ -81,7 +81,7 @@ def test_rows_lie_by_partition_and_cells_are_counted(space: Space) -> None:
     assert list(measured) == sorted(counts.items())
 
 
-def test_nothing_is_copied_when_a_segment_is_opened(tmp_path: Path) -> None:
+def test_opening_a_segment_copies_nothing(tmp_path: Path) -> None:
     points = random_points(random.Random(1), 5_000, PLANE, text_ids=True)
     cells = np.zeros(len(points), np.int32)
     write_arrays(tmp_path / "w", build(block_of(points), cells, cells, np.array([3]), PLANE))
@@ -133,7 +133,7 @@ def test_rows_in_a_box_are_brute_force(
     )
 
 
-def test_all_rows_are_found_and_an_inverted_box_holds_none(
+def test_an_unbounded_box_has_all_rows_and_an_inverted_one_none(
     large: tuple[list[Point], WindowSegment, dict[int, int]],
 ) -> None:
     points, segment, _ = large

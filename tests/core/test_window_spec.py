@@ -131,7 +131,7 @@ def test_expired_batches_need_not_be_listed(spec: WindowSpec, stream: Stream) ->
         assert extent(spec, listed, past) == extent(spec, facts[: last + 1], Past())
 
 
-def test_a_window_over_nothing_is_empty() -> None:
+def test_a_window_without_points_is_empty() -> None:
     for kind in WindowKind:
         spec = WindowSpec(kind, 5)
         assert extent(spec, [], Past()) == Extent(0, -1)
@@ -142,7 +142,7 @@ def test_a_window_over_nothing_is_empty() -> None:
         assert expired(spec, silent, Past()) == [3]
 
 
-def test_times_at_the_end_of_the_numbers() -> None:
+def test_times_at_the_ends_of_their_range() -> None:
     batches = [BatchFacts(0, 1, 1, TIME_MIN)]
     assert extent(WindowSpec(WindowKind.TIME, 10), batches, Past()).time_after is None
     assert WindowSpec(WindowKind.TIME, 1, lateness=9).watermark(TIME_MIN + 3) == TIME_MIN
@@ -155,7 +155,7 @@ def test_a_count_may_cut_a_batch() -> None:
     assert extent(WindowSpec(WindowKind.COUNT, 6, tumbling=True), batches, Past()).cut == Cut(1, 1)
 
 
-def test_points_are_late_by_the_batches_before_and_only_in_windows_by_time() -> None:
+def test_only_time_windows_have_a_watermark() -> None:
     spec = WindowSpec(WindowKind.TIME, 100, lateness=7)
     assert spec.watermark(None) is None
     assert spec.watermark(50) == 43

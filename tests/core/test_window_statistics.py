@@ -57,7 +57,7 @@ def test_expired_cells_are_expired_points(seed: int) -> None:
 
 @pytest.mark.parametrize("moves_only", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_n_is_the_points_of_the_window_after_any_plan_changes(
+def test_n_counts_the_points_of_the_window_after_any_plan_changes(
     tmp_path: Path, seed: int, moves_only: bool
 ) -> None:
     """Batches are whole in the window or not at all here, as they are for TrioStat."""
@@ -129,12 +129,12 @@ def test_shedding_sees_the_same_numbers_as_reports(
     stats.close_round(1.0)
     files.write("0.trio", MachineStats([stats]).to_arrays())
     stage.names = {0: "0.trio"}
-    asked: list[MachineStats] = []
+    shed: list[MachineStats] = []
     monkeypatch.setattr(
-        balancing, "shed", lambda machine_stats, *request: asked.append(machine_stats) or ()
+        balancing, "shed", lambda machine_stats, *request: shed.append(machine_stats) or ()
     )
     SwarmPolicy(stage, {})._shed(np.empty((0, 4), np.int32), 0, ShedRequest(1, 0.0, 1.0, 1))
-    assert asked[0].partitions[0].total().n == expected
+    assert shed[0].partitions[0].total().n == expected
     store.close()
 
 

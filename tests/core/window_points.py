@@ -1,4 +1,4 @@
-"""Points as plain Python records, and segments made of them."""
+"""Points as Python records, and segments built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small stream in batches, dealt among machines, and what of it is live, in plain Python."""
+"""A small stream in batches on several machines, and its live points by brute force."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def random_batches(
 
 
 def live_points(batches: list[Batch], now: Extent) -> Iterator[tuple[int, Point]]:
-    """Batch and point of everything that is live, from what an extent says."""
+    """Batch and point of all live points, by an extent."""
     for batch in batches:
         points = batch.points
         if not now.holds(batch.facts.batch_id):
@@ -78,7 +78,7 @@ def live_points(batches: list[Batch], now: Extent) -> Iterator[tuple[int, Point]
 
 
 def live_segments(batches: list[Batch], now: Extent) -> Iterator[tuple[Batch, int, Live]]:
-    """Batch, machine and what is live of every segment in the window."""
+    """Batch, machine and live rows of every segment in the window."""
     for batch in batches:
         if now.holds(batch.facts.batch_id) and batch.segments:
             parts = live_parts(now, batch.facts.batch_id, batch.segments)
