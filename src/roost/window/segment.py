@@ -313,8 +313,8 @@ class WindowSegment:
         """Return the rows of some partitions, or of all, as pieces; see :func:`cut_runs`."""
         if partition_ids is None:
             return cut_runs(np.zeros(1, np.int64), np.array([self.size]))
-        wanted = np.fromiter(partition_ids, np.int64, len(partition_ids))
-        mine = np.flatnonzero(np.isin(self.partition_ids, wanted))
+        requested = np.fromiter(partition_ids, np.int64, len(partition_ids))
+        mine = np.flatnonzero(np.isin(self.partition_ids, requested))
         return cut_runs(self.partition_starts[mine], self.partition_starts[mine + 1])
 
     def rows_in(
@@ -339,8 +339,8 @@ class WindowSegment:
     def take(self, rows: Rows, names: Collection[str] | None = None) -> PointBlock:
         """Return the points of some rows, with some attributes or all."""
         index = as_arrow(rows)
-        wanted = self.attributes if names is None else {n: self.attributes[n] for n in names}
-        attributes = {name: array.take(index) for name, array in wanted.items()}
+        columns = self.attributes if names is None else {n: self.attributes[n] for n in names}
+        attributes = {name: array.take(index) for name, array in columns.items()}
         ids = self.ids.take(index)
         return PointBlock(self.x[rows], self.y[rows], self.time[rows], ids, attributes)
 

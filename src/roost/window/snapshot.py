@@ -126,16 +126,18 @@ def plan_scans(
 ) -> list[SegmentScan]:
     """Return the scans of a query on the window."""
     boxes = _boxes(query, space)
-    wanted = None if boxes is None else _partitions(view, boxes, space)
+    needed_ids = None if boxes is None else _partitions(view, boxes, space)
     after = view.extent.time_after
     scans = []
     for batch in view.live():
-        needed = [(k, file) for k, file in enumerate(batch.files) if _touches(file, boxes, wanted)]
+        needed = [
+            (k, file) for k, file in enumerate(batch.files) if _touches(file, boxes, needed_ids)
+        ]
         lives = view.lives(batch, files) if needed else []
         for k, file in needed:
             if after is None or file.time_max > after:
                 likely = _likely(file, boxes, query.nearest)
-                scans.append(SegmentScan(file.file, likely, lives[k], _own(file, wanted)))
+                scans.append(SegmentScan(file.file, likely, lives[k], _own(file, needed_ids)))
     return scans
 
 
@@ -157,10 +159,10 @@ def _partitions(view: WindowView, boxes: list[Bounds], space: Space) -> set[int]
     return found
 
 
-def _touches(file: WindowFile, boxes: list[Bounds] | None, wanted: set[int] | None) -> bool:
-    if boxes is None or wanted is None:
+def _touches(file: WindowFile, boxes: list[Bounds] | None, needed_ids: set[int] | None) -> bool:
+    if boxes is None or needed_ids is None:
         return True
-    if wanted.isdisjoint(file.partitions):
+    if needed_ids.isdisjoint(file.partitions):
         return False
     x0, y0, x1, y1 = file.bounds
     return any(
@@ -184,10 +186,10 @@ def _likely(file: WindowFile, boxes: list[Bounds] | None, k: int | None) -> int:
     return 1 + int(file.points * min(share, 1.0))
 
 
-def _own(file: WindowFile, wanted: set[int] | None) -> tuple[int, ...] | None:
-    if wanted is None:
+def _own(file: WindowFile, needed_ids: set[int] | None) -> tuple[int, ...] | None:
+    if needed_ids is None:
         return None
-    own = tuple(number for number in file.partitions if number in wanted)
+    own = tuple(number for number in file.partitions if number in needed_ids)
     return None if len(own) == len(file.partitions) else own
 
 

@@ -175,16 +175,16 @@ def _live_by_time(spec: WindowSpec, full: list[BatchFacts]) -> _Live:
 
 
 def _live_by_count(spec: WindowSpec, full: list[BatchFacts], past: Past) -> _Live:
-    wanted = spec.length
+    remaining = spec.length
     if spec.tumbling:
         total = past.points + sum(batch.points for batch in full)
-        wanted = (total - 1) % spec.length + 1
+        remaining = (total - 1) % spec.length + 1
     for place in range(len(full) - 1, -1, -1):
         batch = full[place]
-        if batch.points >= wanted:
-            whole = batch.points == wanted
-            return full[place:], None, None if whole else Cut(batch.batch_id, wanted)
-        wanted -= batch.points
+        if batch.points >= remaining:
+            whole = batch.points == remaining
+            return full[place:], None, None if whole else Cut(batch.batch_id, remaining)
+        remaining -= batch.points
     return full, None, None
 
 
