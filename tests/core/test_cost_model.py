@@ -17,7 +17,7 @@ TRUE = np.array([2e-3, 4e-7, 9e-10])
 
 
 def machines(rng: np.random.Generator, count: int = 22) -> np.ndarray:
-    """Features as they are: columns differ by many orders of magnitude."""
+    """Draw features whose columns differ by many orders of magnitude, as in practice."""
     points = rng.lognormal(10, 1, count)
     queries = rng.lognormal(6, 1, count)
     return np.column_stack([rng.integers(1, 5, count), points, points * queries])
@@ -79,7 +79,7 @@ def test_a_prior_predicts_before_the_first_observation() -> None:
     assert model.predict(work) == pytest.approx(work @ TRUE)
     assert model.observe(work, work @ TRUE) == pytest.approx(0.0, abs=1e-9)
     assert model.error == pytest.approx(0.0, abs=1e-9)
-    # A wrong one is soon outweighed.
+    # Observations soon outweigh a wrong prior.
     model = CostModel(3, prior=(TRUE * 5).tolist())
     for _ in range(30):
         work = machines(rng)

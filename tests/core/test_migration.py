@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from balance_checks import InProcessCounted
-from guard_story import worked_by_pairs
+from guard_scenario import worked_by_pairs
 from roost import RunConfig
 from roost.errors import StateError
 from roost.queries.guard_state import GuardCommand, decisions, load_guard, pending

@@ -15,7 +15,7 @@ from counted import CountedExecutor
 from crash_driver import kill_myself
 from pyspark.sql import SparkSession
 
-from guard_story import GuardStory, blocked_users, worked_by_pairs
+from guard_scenario import GuardScenario, blocked_users, worked_by_pairs
 from roost import Pipeline
 from roost.engine import pipeline as engine
 from roost.engine.session import make_session
@@ -28,12 +28,12 @@ SEED = 4
 counted = partial(CountedExecutor, busy=worked_by_pairs)
 
 
-def play(spark: SparkSession, story: GuardStory, folder: Path, *, die: bool = False) -> None:
+def play(spark: SparkSession, scenario: GuardScenario, folder: Path, *, die: bool = False) -> None:
     """Run a scenario to its end, or until the process kills itself."""
 
     def log(number: int) -> None:
-        if number < len(story.blocks):
-            pipeline.log.append(story.blocks[number], tag=f"before-{number}")
+        if number < len(scenario.blocks):
+            pipeline.log.append(scenario.blocks[number], tag=f"before-{number}")
 
     def on_batch(commit: Commit) -> None:
         log(commit.batch_id + 1)
@@ -42,7 +42,7 @@ def play(spark: SparkSession, story: GuardStory, folder: Path, *, die: bool = Fa
         if die and step == "intent" and blocked_users(decisions(pipeline.store)):
             kill_myself()
 
-    config = story.config(folder, Strategy.GLOBAL, **{"engine.machines": 8})
+    config = scenario.config(folder, Strategy.GLOBAL, **{"engine.machines": 8})
     hooks: dict[str, Any] = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
     with Pipeline(config, spark=spark, **hooks) as pipeline:
         for number in range(len(records.commits(pipeline.store)) + 1):
@@ -55,7 +55,7 @@ def main() -> None:
     local = {"spark.local.dir": str(folder / "spark")}
     spark = make_session("local[2]", local)
     engine.SparkExecutor = counted  # type: ignore[misc, assignment]
-    play(spark, GuardStory("attack", SEED, batches=int(sys.argv[2])), folder, die=True)
+    play(spark, GuardScenario("attack", SEED, batches=int(sys.argv[2])), folder, die=True)
 
 
 if __name__ == "__main__":

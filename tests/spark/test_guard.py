@@ -17,7 +17,7 @@ import pytest
 from guard_driver import SEED, counted, play
 from pyspark.sql import DataFrame, SparkSession
 
-from guard_story import GuardStory, blocked_users
+from guard_scenario import GuardScenario, blocked_users
 from roost import Pipeline, RunConfig
 from roost.commands.queries import QueryService
 from roost.engine import pipeline as engine
@@ -41,11 +41,11 @@ def test_an_attack_is_blocked_and_a_crowd_is_not(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, party: str
 ) -> None:
     monkeypatch.setattr(engine, "SparkExecutor", counted)
-    story = GuardStory(party, SEED, batches=14)
-    story.write(tmp_path)
-    play(spark, story, tmp_path)
+    scenario = GuardScenario(party, SEED, batches=14)
+    scenario.write(tmp_path)
+    play(spark, scenario, tmp_path)
     with closing(Store(tmp_path / "out" / "state")) as store:
-        assert set(blocked_users(decisions(store))) == story.malicious
+        assert set(blocked_users(decisions(store))) == scenario.malicious
 
 
 def drive(folder: Path, batches: int) -> int:
@@ -64,35 +64,35 @@ def drive(folder: Path, batches: int) -> int:
 def test_blocked_users_stay_blocked_after_a_crash(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story = GuardStory("attack", SEED, batches=14)
-    story.write(tmp_path)
+    scenario = GuardScenario("attack", SEED, batches=14)
+    scenario.write(tmp_path)
     assert drive(tmp_path, 14) == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
     with closing(Store(tmp_path / "out" / "state")) as store:
         before = decisions(store)
         done = len(records.commits(store))
-    assert set(blocked_users(before)) == story.malicious and done < 14
+    assert set(blocked_users(before)) == scenario.malicious and done < 14
     # The last run is in this process, which has a session already.
     monkeypatch.setattr(engine, "SparkExecutor", counted)
-    play(spark, story, tmp_path)
+    play(spark, scenario, tmp_path)
     with closing(QueryService(tmp_path / "out" / "state")) as desk:
         log = decisions(desk.store)
         assert log[: len(before)] == before
-        assert sorted(blocked_users(log)) == sorted(story.malicious)
+        assert sorted(blocked_users(log)) == sorted(scenario.malicious)
         kept = load_guard(desk.store)
         assert kept is not None
-        rows = sum(block.num_rows for block in story.blocks)
+        rows = sum(block.num_rows for block in scenario.blocks)
         assert kept[0].gate.counted == rows
         (block,) = [row for row in log if row["decision"] == "block"]
         sent = 0
-        for number, requests in enumerate(story.blocks):
-            first = sum(earlier.num_rows for earlier in story.blocks[:number])
+        for number, requests in enumerate(scenario.blocks):
+            first = sum(earlier.num_rows for earlier in scenario.blocks[:number])
             for row, user in enumerate(requests["user_id"].to_pylist()):
-                sent += user in story.malicious and first + row > block["position"]
+                sent += user in scenario.malicious and first + row > block["position"]
         listing = kept[0].listing()["blocked"]
         assert sum(item["refused"] for item in listing) == sent > 1_000
         for _, segment, ended in desk.queries().segments:
             for slot in range(segment.size):
-                if segment.users[slot].as_py() in story.malicious and slot not in ended:
+                if segment.users[slot].as_py() in scenario.malicious and slot not in ended:
                     assert int(segment.created_position[slot]) <= block["position"]
 
 

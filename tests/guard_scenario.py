@@ -1,7 +1,7 @@
-"""Users, some of them malicious, before a pipeline: points, requests by batch, and what came of it.
+"""Scenarios of a pipeline with normal and malicious users: points, and requests by batch.
 
-A batch is a round of the balancer, two of them a round of detection. Machines are busy for what
-they did and by no clock, so that the same users are found on every machine and in every run.
+A batch is a round of the balancer, two of them a round of detection. Busy seconds are computed from
+the work, not measured, so that the guard finds the same users on every host and in every run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from roost import RunConfig
 from roost.model.choices import Strategy
 from roost.model.settings import with_settings
 from roost.model.space import Coordinates, Rect
-from roost.sim.attack import World
-from roost.sim.parties import Attack, Crowd, Mover, Newcomer, Normal, Party
+from roost.sim.attack import Attack, Crowd, Mover, Newcomer, Normal, Party, World
 from roost.stages.contract import Report
 
 TICK_S = 15
@@ -39,12 +38,12 @@ PARTIES: dict[str, Party] = {
 
 
 def worked_by_pairs(number: int, report: Report) -> float:
-    """Seconds that a machine is busy for: pairs count, as on a machine with many queries."""
+    """Return a machine's busy seconds: pairs dominate, as on a machine with many queries."""
     return 1e-4 + 1e-7 * report.counts["points"] + 1e-6 * report.counts["checks"]
 
 
 @dataclass(frozen=True)
-class GuardStory:
+class GuardScenario:
     """A party among normal users."""
 
     party: str
@@ -66,7 +65,7 @@ class GuardStory:
 
     @cached_property
     def blocks(self) -> list[pa.Table]:
-        """Requests that come before each batch."""
+        """Requests before each batch."""
         world = self.world()
         bounds = Rect(0.0, 0.0, 1.0, 1.0)
         return [
@@ -80,7 +79,7 @@ class GuardStory:
         return frozenset(np.array(world.names)[world.malicious].tolist())
 
     def write(self, folder: Path) -> Path:
-        """Write the points, a batch after the other."""
+        """Write the points in the order of the batches."""
         random = np.random.default_rng([self.seed, 6])
         count = self.batches * self.rows
         xy = self.data[random.integers(0, 4_000, count)] + 0.01 * random.normal(size=(count, 2))
@@ -114,5 +113,5 @@ class GuardStory:
 
 
 def blocked_users(log: Sequence[dict[str, Any]]) -> list[str]:
-    """Users that the detector has blocked, in order."""
+    """Return the users that the detector has blocked, in order."""
     return [user for row in log if row["decision"] == "block" for user in row["users"]]
