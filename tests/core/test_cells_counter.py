@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trio_model import ranges_on
 
 from roost.model.space import Grid, Rect
-from roost.workload import CellCounter, CellCounts, overlap_counts, query_ranges
+from roost.workload import CellCounter, CellCounts, query_ranges
 
 
 def as_dict(counts: CellCounts) -> dict[int, int]:
@@ -65,23 +64,3 @@ def test_ranges_are_the_cells_of_the_corners() -> None:
     boxes = np.array([[-5.0, 1.0, 2.0, 3.5], [7.9, 3.9, 50.0, 50.0], [3.0, 0.5, 3.0, 0.5]])
     assert query_ranges(grid, boxes).tolist() == [[0, 1, 2, 3], [7, 3, 7, 3], [3, 0, 3, 0]]
     assert query_ranges(grid, np.empty((0, 4))).shape == (0, 4)
-
-
-@given(st.integers(1, 7), st.integers(1, 7), st.data())
-def test_overlap_counts_are_those_of_every_cell(columns, rows, data) -> None:
-    ranges = data.draw(ranges_on(columns, rows))
-    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=12, max_size=12)), float)
-    weights = weights[: len(ranges)]
-
-    def over(column: int, row: int, counted: np.ndarray) -> float:
-        return sum(
-            weight
-            for (c0, r0, c1, r1), weight in zip(ranges.tolist(), counted.tolist(), strict=True)
-            if c0 <= column <= c1 and r0 <= row <= r1
-        )
-
-    for given_weights, counted in ((None, np.ones(len(ranges))), (weights, weights)):
-        counts = overlap_counts(columns, rows, ranges, given_weights)
-        assert counts.shape == (rows, columns)
-        expected = [[over(c, r, counted) for c in range(columns)] for r in range(rows)]
-        assert counts.tolist() == expected

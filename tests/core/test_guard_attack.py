@@ -8,8 +8,17 @@ import pytest
 
 from roost.model.space import Rect, Space
 from roost.queries.admission import Rules, admit
-from roost.sim.attack import Requests, World
-from roost.sim.parties import Attack, Crowd, Mover, Newcomer, Normal, Party, rank_weights
+from roost.sim.attack import (
+    Attack,
+    Crowd,
+    Mover,
+    Newcomer,
+    Normal,
+    Party,
+    Requests,
+    World,
+    rank_weights,
+)
 
 DATA = np.random.default_rng(0).random((5_000, 2))
 PARTIES = [

@@ -10,8 +10,7 @@ import pytest
 
 from roost.errors import StateError
 from roost.guard import Block, Guard, GuardDecision, LiveQueries, Suspect
-from roost.sim.attack import World
-from roost.sim.parties import Attack, Normal
+from roost.sim.attack import Attack, Normal, World
 
 TICKS_PER_ROUND = 2
 

@@ -50,21 +50,6 @@ def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:
     return stats
 
 
-def joined(parts: list[PartitionStats], new_id: int, ranges: np.ndarray) -> PartitionStats:
-    """Merge statistics two by two, in an order that forms rectangles."""
-    while len(parts) > 1:
-        a, b = next((a, b) for a in parts for b in parts if _beside(a, b))
-        parts = [p for p in parts if p is not a and p is not b]
-        parts.append(PartitionStats.merged(new_id, a, b, ranges))
-    return parts[0]
-
-
-def _beside(a: PartitionStats, b: PartitionStats) -> bool:
-    rows = (a.row0, a.row1) == (b.row0, b.row1)
-    columns = (a.column0, a.column1) == (b.column0, b.column1)
-    return (rows and a.column1 == b.column0) or (columns and a.row1 == b.row0)
-
-
 class Cluster:
     """Machines with statistics, whose work is one check for each query over a point's cell."""
 
@@ -116,7 +101,9 @@ class Cluster:
                     self.stats[part.partition_id] = part
             elif isinstance(change, Merge):
                 parts = [self.stats.pop(number) for number in change.partition_ids]
-                self.stats[change.new_id] = joined(parts, change.new_id, self.ranges)
+                whole = PartitionStats.merged(change.new_id, parts, self.ranges)
+                assert whole is not None
+                self.stats[change.new_id] = whole
 
 
 def even() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""TrioStat when partitions are cut and joined: what stays exact, and what is shared out."""
+"""TrioStat when partitions are cut and merged: exact counts, and estimates in proportion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ rounds = st.lists(few, max_size=3)
 
 
 def run(stream: Stream, stats: list[PartitionStats], history, *, close_last: bool = True) -> None:
-    """Play rounds into partitions; the last round may stay open."""
+    """Apply rounds to a stream and its partitions; the last round may stay open."""
     for number, (new_points, new_queries, ended) in enumerate(history, 1):
         gone = stream.end(ended)
         stream.begin(new_queries)
@@ -118,7 +118,7 @@ def test_joined_parts_are_exact_when_queries_are_given(where, before, after) -> 
     sides = halves(rect, vertical, at)
     parts = [PartitionStats(k, *side) for k, side in enumerate(sides)]
     run(stream, parts, before)
-    whole = PartitionStats.merged(9, parts[0], parts[1], as_ranges(stream.queries))
+    whole = PartitionStats.merged(9, parts, as_ranges(stream.queries))
     assert (whole.partition_id, whole.bounds) == (9, rect)
     for direction in (True, False):
         for cut in cuts(rect, direction):
@@ -135,7 +135,7 @@ def test_joining_in_an_open_round_is_exact_once_it_is_closed(where, history) -> 
     stream = Stream(rect, 1.0)
     parts = [PartitionStats(k, *side) for k, side in enumerate(halves(rect, vertical, at))]
     run(stream, parts, history, close_last=False)
-    whole = PartitionStats.merged(9, parts[0], parts[1], as_ranges(stream.queries))
+    whole = PartitionStats.merged(9, parts, as_ranges(stream.queries))
     whole.close_round(1.0)
     stream.close()
     for direction in (True, False):
@@ -152,7 +152,7 @@ def test_without_queries_those_across_the_border_count_twice(where, history) -> 
     sides = halves(rect, vertical, at)
     parts = [PartitionStats(k, *side) for k, side in enumerate(sides)]
     run(stream, parts, history)
-    whole = PartitionStats.merged(9, *parts)
+    whole = PartitionStats.merged(9, parts)
     check_totals_agree(whole)
     assert whole.total().q == sum(stream.queries_in(side) for side in sides)
     assert whole.total().n == stream.trio(rect).n
@@ -165,7 +165,7 @@ def test_cutting_and_joining_gives_back_the_points(where, history) -> None:
     stream, whole = Stream(rect, 1.0), PartitionStats(0, *rect)
     run(stream, [whole], history, close_last=False)
     ranges = as_ranges(stream.queries)
-    back = PartitionStats.merged(0, *whole.cut(vertical, at, 1, 2, ranges), ranges)
+    back = PartitionStats.merged(0, whole.cut(vertical, at, 1, 2, ranges), ranges)
     for mine, before in ((back.rows, whole.rows), (back.columns, whole.columns)):
         assert mine.n == pytest.approx(before.n)
         assert mine.n_new == pytest.approx(before.n_new)
@@ -182,8 +182,20 @@ def test_cutting_and_joining_gives_back_the_points(where, history) -> None:
     ],
 )
 def test_parts_that_are_no_rectangle_are_refused(second) -> None:
-    with pytest.raises(AssertionError):
-        PartitionStats.merged(2, PartitionStats(0, 0, 0, 4, 4), PartitionStats(1, *second))
+    parts = (PartitionStats(0, 0, 0, 4, 4), PartitionStats(1, *second))
+    assert PartitionStats.merged(2, parts) is None
+
+
+@given(rounds, rounds)
+def test_five_parts_that_no_straight_cut_divides_are_merged_exactly(before, after) -> None:
+    # Around the cell in the middle: no two of the five partitions form a rectangle.
+    rects = [(0, 0, 2, 1), (2, 0, 3, 2), (1, 2, 3, 3), (0, 1, 1, 3), (1, 1, 2, 2)]
+    stream = Stream((0, 0, 3, 3), 1.0)
+    parts = [PartitionStats(k, *rect) for k, rect in enumerate(rects)]
+    run(stream, parts, before)
+    whole = PartitionStats.merged(9, parts, as_ranges(stream.queries))
+    run(stream, [whole], [*after, ([], [], 0)])
+    stream.compare(whole)
 
 
 def test_endings_that_cancel_arrivals_are_spread_evenly() -> None:

@@ -91,7 +91,7 @@ class Stream:
         return [point for point in points if holds(self.rect, point)]
 
     def counts(self, points: list[Cell]) -> CellCounts:
-        """The points by cell of a grid of GRID columns, whatever their partition."""
+        """Count points by cell of a grid of GRID columns, in any partition."""
         numbers = np.array([row * GRID + column for column, row in points], np.int32)
         cells, counts = np.unique(numbers, return_counts=True)
         return CellCounts(cells.astype(np.int32), counts.astype(np.int64))
@@ -100,7 +100,7 @@ class Stream:
         self.new_points += self.inside(points)
 
     def expire(self, count: int) -> list[Cell]:
-        """The oldest points go; they may be of the open round."""
+        """Expire the oldest points, which may be of the open round."""
         old = [point for point, _ in self.points[:count]]
         early = self.new_points[: count - len(old)]
         self.points = self.points[len(old) :]
@@ -121,7 +121,7 @@ class Stream:
     def close(self) -> None:
         self.points = [(point, weight * self.fade) for point, weight in self.points]
         self.points += [(point, 1.0) for point in self.new_points]
-        # What expired within its own round was received all the same.
+        # Points that expired within their own round were received, too.
         self.received = self.new_points + self.gone_early
         self.gone_early = []
         self.new_points = []
@@ -138,7 +138,7 @@ class Stream:
         return Trio(n, q, max(r, 0))
 
     def compare(self, stats: PartitionStats) -> None:
-        """Every split there is, and the whole."""
+        """Compare every split, and the whole."""
         assert stats.total() == self.trio(stats.bounds)
         for vertical in (True, False):
             for at in cuts(stats.bounds, vertical):

@@ -18,62 +18,46 @@ from roost.balance.changes import (
     apply_changes,
 )
 from roost.balance.plan import Partition, Plan
-from roost.sim.faults import (
+from roost.sim.policies import Network, RoundView, StatisticsDriver
+from roost.sim.scenario import (
     CoordinatorCrash,
     Faults,
     MachineCrash,
     Moment,
-    Network,
+    Scenario,
     Straggler,
+    TrueCosts,
 )
-from roost.sim.policies import RoundView
-from roost.sim.scenario import Scenario, TrueCosts
-from roost.sim.statistics import ClusterStatistics
-from roost.sim.workloads import CellHotspot, Ids, LoadSpec, QueryTable
+from roost.sim.workloads import CellHotspot, LoadSpec, QueryTable
 
 # Points are few in small runs, so each costs more: otherwise partitions would be all the work.
 SMALL_COSTS = TrueCosts(2e-5, 1e-6, 1e-4, 2e-5)
 
 
-class ChaosDriver:
-    """Moves, splits, merges, shares and replans at random; keeps the statistics right."""
-
-    bytes_sent = 0
-    error = 0.0
+class ChaosDriver(StatisticsDriver):
+    """Moves, splits, merges, shares and replans at random, and maintains the statistics."""
 
     def __init__(
         self, plan: Plan, query_table: QueryTable, network: Network, fade: float, seed: int
     ):
-        self.statistics = ClusterStatistics(plan, query_table, fade)
+        super().__init__(plan, query_table, network, fade)
         self._random = np.random.default_rng(seed)
         self.kinds: set[str] = set()
 
-    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        self.statistics.requests(plan, new, gone)
-
-    def lose_machine(self, machine: int) -> None:
-        self.statistics.lose(machine)
-
-    def collect(self, seen: RoundView) -> None:
-        self.statistics.collect(seen.plan, seen.dealt)
-
-    def lose_coordinator(self, plan: Plan) -> None:
-        pass
-
-    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        self.statistics.changed(after, changes)
+    def changed(self, changes: Sequence[Change], per_query_s: float) -> None:
+        super().changed(changes, per_query_s)
         self.kinds.update(type(change).__name__ for change in changes)
 
-    def decide(self, seen: RoundView) -> Decision:
+    def decide(self, view: RoundView) -> Decision:
         if self._random.random() < 0.1:
-            return Rebalance((self._replan(seen.plan),), "chaos")
+            return Rebalance((self._replan(view.plan),), "chaos")
         changes: list[Change] = []
         for _ in range(int(self._random.integers(0, 5))):
-            plan = apply_changes(seen.plan, changes)
+            plan = apply_changes(view.plan, changes)
             choice = self._random.choice([self._split, self._move, self._merge])
             change = choice(plan)
             changes.extend([change] if change else [])
-        return Rebalance(tuple(changes), "chaos") if changes else NoChange("chaos rests")
+        return Rebalance(tuple(changes), "chaos") if changes else NoChange("no random change")
 
     def _owners(self, plan: Plan) -> tuple[int, ...]:
         several = self._random.random() < 0.2
@@ -98,7 +82,7 @@ class ChaosDriver:
         return Move(self._pick(plan).partition_id, self._owners(plan))
 
     def _merge(self, plan: Plan) -> Merge | None:
-        """Take any two corners; merge what lies between them if it can be merged."""
+        """Merge the partitions between two random ones if they form a rectangle."""
         for _ in range(30):
             a, b = self._pick(plan), self._pick(plan)
             inside = [
@@ -173,7 +157,7 @@ def random_faults(random: np.random.Generator, machines: int, rounds: int) -> Fa
 
 
 def drawn_scenario(seed: int, strategy: str, rounds: int = 25) -> Scenario:
-    """Small enough to be checked by brute force, and different in everything."""
+    """Draw a scenario that is small enough for brute-force checks."""
     random = np.random.default_rng([seed, 77])
     columns, rows = (int(side) for side in random.integers(3, 15, 2))
     machines = int(random.integers(1, 8))

@@ -9,7 +9,7 @@ import pytest
 
 from roost.bench import guard, run_bench
 from roost.bench.guard_pipeline import DEFENCES, Size
-from roost.sim.guarded_cases import peace
+from roost.sim.guarded_cases import normal_users
 
 
 def test_the_benchmark_writes_rows_a_summary_and_a_plot(
@@ -20,7 +20,7 @@ def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_USERS", (110, 500))
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
-    monkeypatch.setattr(guard, "crowds", lambda: {"normal users": peace()})
+    monkeypatch.setattr(guard, "crowds", lambda: {"normal users": normal_users()})
     small = Size(6, 2_000, 2, 0.01, {"1200/s": tuple(DEFENCES)})
     monkeypatch.setattr(guard, "QUICK", small)
     path = tmp_path / "guard.json"

@@ -53,7 +53,7 @@ def test_the_fixed_seeds_make_every_kind_of_change() -> None:
     assert kinds == {"Move", "Split", "Merge", "Replan"}
 
 
-# Every check must be able to fail: the parts that it checks are broken on purpose.
+# Every check must be able to fail: the tests break the code that it checks.
 
 BROKEN = replace(drawn_scenario(3, "global"), machines=4, columns=8, rows=8, initial="uniform")
 
@@ -62,7 +62,7 @@ def broken_run(scenario: Scenario = BROKEN) -> None:
     simulate(scenario, driver=lambda *a: ChaosDriver(*a, scenario.fade, 5))
 
 
-def test_a_sound_run_is_the_ground_for_the_broken_ones() -> None:
+def test_an_unbroken_run_passes() -> None:
     broken_run()
 
 
@@ -105,7 +105,7 @@ def test_statistics_that_are_off_by_one_are_noticed(monkeypatch: pytest.MonkeyPa
         broken_run()
 
 
-def test_a_chain_that_is_broken_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lineage_that_expires_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Lineage.expire
     monkeypatch.setattr(Lineage, "expire", lambda self, held: sound(self, set()))
     with pytest.raises(InvariantError, match=r"invariant 6, seed 3, round .*snapshot"):

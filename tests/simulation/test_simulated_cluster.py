@@ -1,10 +1,11 @@
-"""What the simulated cluster does under the papers' loads, and with faults."""
+"""The simulated cluster under the papers' loads, and with faults."""
 
 from __future__ import annotations
 
 import doctest
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,22 +15,32 @@ from loads import hotspot_loads
 from roost.balance.plan import Plan
 from roost.balance.swarm import Swarm
 from roost.sim import cluster
-from roost.sim.cluster import STRATEGIES, simulate
-from roost.sim.faults import CoordinatorCrash, Faults, MachineCrash, Moment, Network, Straggler
-from roost.sim.policies import GlobalDriver, SwarmDriver
-from roost.sim.scenario import Scenario, Trace
+from roost.sim.cluster import simulate
+from roost.sim.policies import GlobalDriver, Network, RoundView, SwarmDriver
+from roost.sim.scenario import (
+    STRATEGIES,
+    CoordinatorCrash,
+    Faults,
+    MachineCrash,
+    Moment,
+    Scenario,
+    Straggler,
+    Trace,
+)
 from roost.sim.workloads import CellHotspot, LoadSpec, QueryTable
 
 LOADS = hotspot_loads(60)
 HOTSPOTS = ("rise", "rise-normal", "step", "two-at-once", "two-in-turn")
 START, STOP = 15, 45
-# Sixteen equal partitions under an even load: nothing to gain anywhere.
+# Sixteen equal partitions under a uniform load: no change is a gain.
 QUIET = Scenario(
     machines=16, columns=64, rows=64, rounds=60, initial="uniform", load=LoadSpec(towns=0)
 )
 
 
+@cache
 def traced(name: str, strategy: str, seed: int = 0) -> Trace:
+    """Run a scenario once for all tests; a trace is immutable."""
     return simulate(Scenario(strategy=strategy, rounds=60, load=LOADS[name], seed=seed))
 
 
@@ -39,7 +50,6 @@ def test_a_scenario_always_gives_the_same_trace(strategy: str) -> None:
     scenario = Scenario(strategy, 6, 20, 20, 20, seed=4, load=LOADS["step"], faults=faults)
     first, second = simulate(scenario), simulate(scenario)
     assert first == second
-    assert json.loads(json.dumps(first.to_json())) == first.to_json()
     assert simulate(replace(scenario, seed=5)).rows != first.rows
 
 
@@ -110,7 +120,7 @@ def test_back_pressure_holds_the_source_to_the_slowest_machine() -> None:
     assert usual.rows[-1].backlog == 0
     slow = simulate(replace(scenario, faults=Faults(stragglers=(Straggler(2, 5, 10, 7.0),))))
     admitted, imbalance = slow.column("admitted"), slow.column("imbalance")
-    # At 0.7 of capacity a machine that takes 7 times as long takes about a fifth of the points.
+    # At 0.7 of capacity, a machine that is 7 times as slow processes about a fifth of the points.
     assert admitted[6:10].mean() == pytest.approx(admitted[0] / (0.7 * 7), rel=0.1)
     assert imbalance[5:10].min() > 2.5
     assert slow.rows[9].backlog > 0 == slow.rows[-1].backlog
@@ -121,17 +131,16 @@ def test_back_pressure_holds_the_source_to_the_slowest_machine() -> None:
 def test_moving_queries_costs_time() -> None:
     costs = replace(Scenario().costs, per_query_moved=1e-2)
     scenario = Scenario(rounds=30, load=hotspot_loads(30)["step"])
-    cheap, dear = simulate(scenario), simulate(replace(scenario, costs=costs))
-    assert dear.column("units_per_s").sum() < cheap.column("units_per_s").sum()
+    cheap, expensive = simulate(scenario), simulate(replace(scenario, costs=costs))
+    assert expensive.column("units_per_s").sum() < cheap.column("units_per_s").sum()
     moved = cheap.column("moved_queries")
     assert moved.sum() > 0
-    assert cheap.column("moved_bytes").tolist() == (64 * moved).tolist()
     assert bool(np.all((moved > 0) <= (cheap.column("changes") > 0)))
 
 
 @pytest.mark.parametrize("moment", list(Moment))
 @pytest.mark.parametrize("strategy", ["swarm", "global"])
-def test_a_new_coordinator_goes_on_from_the_last_plan(strategy: str, moment: Moment) -> None:
+def test_a_new_coordinator_continues_from_the_last_plan(strategy: str, moment: Moment) -> None:
     crashes = tuple(CoordinatorCrash(number, moment) for number in (16, 18, 30))
     scenario = Scenario(strategy, rounds=60, load=LOADS["step"])
     trace = simulate(replace(scenario, faults=Faults(coordinator_crashes=crashes)))
@@ -144,12 +153,11 @@ def test_a_new_coordinator_goes_on_from_the_last_plan(strategy: str, moment: Mom
     assert trace.column("imbalance")[40:STOP].mean() < 3
 
 
-def test_lost_machines_come_back() -> None:
+def test_lost_machines_recover() -> None:
     crashes = tuple(MachineCrash(machine, 20 + machine) for machine in range(5))
     for strategy in ("swarm", "global"):
-        scenario = Scenario(strategy, rounds=60, load=LOADS["step"])
-        sound = simulate(scenario)
-        trace = simulate(replace(scenario, faults=Faults(machine_crashes=crashes)))
+        sound = traced("step", strategy)
+        trace = simulate(replace(sound.scenario, faults=Faults(machine_crashes=crashes)))
         assert trace.column("units_per_s").sum() > 0.7 * sound.column("units_per_s").sum()
 
 
@@ -161,56 +169,42 @@ def test_without_any_message_nothing_changes(strategy: str) -> None:
 
 
 def test_repeated_messages_change_nothing() -> None:
-    """Reports, requests and answers that all come twice lead to the plans of a good network."""
+    """Reports, requests and responses that all arrive twice lead to the same plans."""
     for strategy in ("swarm", "global"):
-        scenario = Scenario(strategy, rounds=60, load=LOADS["step"])
-        twice = simulate(replace(scenario, faults=Faults(repeat=1.0)))
-        once = simulate(scenario)
+        once = traced("step", strategy)
+        twice = simulate(replace(once.scenario, faults=Faults(repeat=1.0)))
         assert twice.plan == once.plan
         assert twice.column("epoch").tolist() == once.column("epoch").tolist()
-
-
-def test_second_copies_of_responses_are_ignored() -> None:
-    drivers: list[SwarmDriver] = []
-
-    def make(plan: Plan, query_table: QueryTable, network: Network) -> SwarmDriver:
-        drivers.append(SwarmDriver(plan, query_table, network, 0.5))
-        return drivers[0]
-
-    scenario = Scenario("swarm", rounds=60, load=LOADS["step"], faults=Faults(repeat=1.0))
-    trace = simulate(scenario, driver=make)
-    assert trace.plan_changes > 0
-    assert drivers[0].responses_ignored >= trace.plan_changes - 1
 
 
 @pytest.mark.parametrize("strategy", ["swarm", "global"])
 def test_a_poor_network_still_leads_to_balance(strategy: str) -> None:
     scenario = Scenario(strategy, rounds=60, load=LOADS["step"])
     poor = simulate(replace(scenario, faults=Faults(loss=0.05, repeat=0.1)))
-    history = simulate(replace(scenario, strategy="history"))
+    history = traced("step", "history")
     hot = slice(START, STOP)
     assert poor.column("units_per_s")[hot].mean() > 1.5 * history.column("units_per_s")[hot].mean()
 
 
 class _Restarted(SwarmDriver):
-    """Writes its state down and reads it again in every round."""
+    """Serialises and restores the policy's state in every round."""
 
-    def collect(self, seen: object) -> None:
-        super().collect(seen)  # type: ignore[arg-type]
+    def collect(self, view: RoundView) -> None:
+        super().collect(view)
         self.swarm = Swarm.from_json(json.loads(json.dumps(self.swarm.to_json())))
 
 
 def test_swarm_round_trips_through_json() -> None:
-    scenario = Scenario("swarm", rounds=60, load=LOADS["two-in-turn"])
-    restarted = simulate(scenario, driver=lambda *a: _Restarted(*a, scenario.fade))
-    assert restarted.rows == simulate(scenario).rows
+    once = traced("two-in-turn", "swarm")
+    restarted = simulate(once.scenario, driver=lambda *a: _Restarted(*a, once.scenario.fade))
+    assert restarted.rows == once.rows
 
 
 def test_the_model_learns_the_true_costs() -> None:
     drivers: list[GlobalDriver] = []
 
     def make(plan: Plan, query_table: QueryTable, network: Network) -> GlobalDriver:
-        drivers.append(GlobalDriver(plan, query_table, network))
+        drivers.append(GlobalDriver(query_table, network))
         return drivers[0]
 
     costs = replace(SMALL_COSTS, per_partition=1e-3)
@@ -220,7 +214,7 @@ def test_the_model_learns_the_true_costs() -> None:
     partition, point, check = drivers[0].model.coefficients.tolist()
     assert point == pytest.approx(costs.per_point, rel=0.1)
     assert check == pytest.approx(costs.per_check, rel=0.1)
-    assert partition < 0.1  # a small part of any machine's seconds: hardly to be seen
+    assert partition < 0.1  # a small part of any machine's seconds, so hard to estimate
 
 
 @pytest.mark.full
@@ -248,14 +242,14 @@ def test_global_balances_ten_thousand_machines() -> None:
 
 @pytest.mark.full
 def test_swarm_relieves_one_of_ten_thousand_machines_in_a_round() -> None:
-    """One pair of machines per round cannot balance the hotspot, but does not stop either."""
+    """One pair of machines per round cannot balance the hotspot, but continues to reduce it."""
     from roost.bench.scale import HOTSPOT_ROUND
 
     trace = ten_thousand_machines("swarm")
     changed = trace.column("changes") > 0
     assert changed.sum() >= 7
     assert changed[HOTSPOT_ROUND:].any()
-    # A split is one partition more, and loads queries of one partition.
+    # A split adds one partition, and loads the queries of one.
     assert trace.column("partitions").tolist() == (10_000 + changed.cumsum()).tolist()
     assert trace.column("moved_queries").max() <= 0.02 * trace.scenario.load.queries
     assert trace.column("imbalance")[:HOTSPOT_ROUND].max() < 1.5

@@ -39,13 +39,18 @@ class Partition:
     parents: tuple[int, ...] = ()
 
     @property
+    def bounds(self) -> tuple[int, int, int, int]:
+        """The half-open rectangle ``column0, row0, column1, row1``."""
+        return self.column0, self.row0, self.column1, self.row1
+
+    @property
     def cells(self) -> int:
         """Area in cells."""
         return (self.column1 - self.column0) * (self.row1 - self.row0)
 
     def to_json(self) -> list[Any]:
         """Return JSON data for the state directory."""
-        return [self.partition_id, *_RECT(self), list(self.machines), list(self.parents)]
+        return [self.partition_id, *self.bounds, list(self.machines), list(self.parents)]
 
 
 def enclosing(partitions: Sequence[Partition]) -> tuple[int, int, int, int]:

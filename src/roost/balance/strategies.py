@@ -22,7 +22,7 @@ from roost.errors import ConfigError
 from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid
-from roost.workload import overlap_counts, query_ranges
+from roost.workload import EulerHistogram, query_ranges
 
 
 def default_strategy(master: str) -> Strategy:
@@ -53,8 +53,9 @@ class History:
     def of(cls, grid: Grid, x: Floats, y: Floats, boxes: Floats) -> History:
         """Compute costs from point coordinates and query bounds ``x0, y0, x1, y1``."""
         points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
-        queries = overlap_counts(grid.columns, grid.rows, query_ranges(grid, boxes))
-        return cls((points * (1.0 + queries.reshape(-1))).reshape(grid.rows, grid.columns))
+        queries = EulerHistogram(grid.columns, grid.rows)
+        queries.add(query_ranges(grid, boxes))
+        return cls(points.reshape(grid.rows, grid.columns) * (1.0 + queries.per_cell()))
 
 
 def initial_plan(

@@ -38,7 +38,15 @@ from roost.bench.guard_pipeline import (
     suffix_of,
 )
 from roost.guard import Guard
-from roost.sim.guarded import Defence, simulate_guarded
+from roost.sim.attack import Attack, Party
+from roost.sim.guarded import (
+    DETECTION_ROUNDS,
+    Defence,
+    GuardedResult,
+    availability,
+    shares,
+    simulate_guarded,
+)
 from roost.sim.guarded_cases import (
     ATTACK_MINUTE,
     RATES,
@@ -50,12 +58,10 @@ from roost.sim.guarded_cases import (
     cluster,
     crowds,
     departed,
+    normal_users,
     other_attacks,
     paper_attacks,
-    peace,
 )
-from roost.sim.guarded_result import GuardedResult, availability, shares
-from roost.sim.parties import Attack, Party
 
 SEEDS = (300, 301, 302)
 QUICK_SEEDS = (300,)
@@ -142,7 +148,7 @@ def _measure(
     """Run attacks at a utilisation; returns rows, and a panel for each rate."""
     usual, departures = (
         {seed: _run(seed, "peace", parties, Defence(guard=False), utilisation) for seed in seeds}
-        for parties in (peace(), departed())
+        for parties in (normal_users(), departed())
     )
     rows, panels = [], {}
     for name, attack in attacks.items():
@@ -229,7 +235,7 @@ def _seconds(outcome: GuardedResult, number: int | None) -> float | None:
     """Return the seconds from the attack's first hotspot to the end of a round of detection."""
     if number is None or outcome.attacked_in is None:
         return None
-    rounds = (number + 1) * outcome.detection_rounds - outcome.attacked_in
+    rounds = (number + 1) * DETECTION_ROUNDS - outcome.attacked_in
     return max(rounds, 0) * outcome.trace.scenario.round_s
 
 

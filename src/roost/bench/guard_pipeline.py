@@ -43,9 +43,8 @@ from roost.queries.admission import Rules
 from roost.queries.guard_state import BLOCK, GuardCommand, GuardState, decisions, send
 from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
-from roost.sim.attack import World
-from roost.sim.guarded_cases import RATES, attacked, case_seed, paper_attacks, peace
-from roost.sim.parties import Attack, Party
+from roost.sim.attack import Attack, Party, World
+from roost.sim.guarded_cases import RATES, attacked, case_seed, normal_users, paper_attacks
 from roost.storage.store import Store
 
 MACHINES = 22
@@ -215,7 +214,9 @@ def measure_pipeline(size: Size, seeds: Sequence[int]) -> list[Row]:
     """Measure attacks on the pipeline; the rows have the keys of the simulator's."""
     pickups = load_pickups(data_dir())
     usual = {
-        seed: run_case(pickups, peace(size.scale), size, ("no guard",), case_seed("peace", seed))
+        seed: run_case(
+            pickups, normal_users(size.scale), size, ("no guard",), case_seed("peace", seed)
+        )
         for seed in seeds
     }
     rows = []

@@ -176,7 +176,7 @@ def trio_bytes(side: int, partitions: int, square: bool) -> int:
         return line_count(side, partitions, square) * LINES * 8
     if square:
         plan = initial_plan(Strategy.UNIFORM, Grid(Rect(0, 0, 1, 1), side, side), partitions)
-        return sum(machine.nbytes for machine in machine_stats(plan))
+        return sum(PartitionStats(p.partition_id, *p.bounds).nbytes for p in plan.partitions)
     strips = [PartitionStats(k, k, 0, k + 1, side).nbytes for k in range(partitions - 1)]
     return sum(strips) + PartitionStats(partitions, partitions - 1, 0, side, side).nbytes
 
@@ -229,7 +229,7 @@ def machine_stats(plan: Plan) -> list[MachineStats]:
     return [
         MachineStats(
             [
-                PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
+                PartitionStats(p.partition_id, *p.bounds)
                 for p in plan.partitions
                 if machine in p.machines
             ]

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Merge, Move, Replan, Split, arrivals
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
-from roost.sim.policies import Driver, RoundView
-from roost.sim.workloads import Ids, QueryTable, Ranges
+from roost.sim.policies import Driver, RoundView, StatisticsDriver
+from roost.sim.workloads import Ids, QueryTable, Rect, overlap
 from roost.window import Lineage
 from roost.workload.trio import PartitionStats, Trio
 
 # Rounds of stored data that snapshots must find.
 _WINDOW_ROUNDS = 6
-_TOLERANCE = 1e-9
 
 
 class InvariantError(AssertionError):
@@ -47,83 +46,75 @@ class Checker:
         self._query_table = query_table
         self._plan = plan
         self._index = GlobalIndex(plan)
-        self._held: dict[tuple[int, int], set[int]] = {}
-        for p in plan.partitions:
-            for machine in p.machines:
-                self._held[machine, p.partition_id] = self._overlapping(p)
-        self._parents = {p.partition_id: p.parents for p in plan.partitions}
-        self._tables: list[NDArray[np.int64]] = []
-        self._stored: list[NDArray[np.int64]] = []
+        # Ids of the queries of each machine's share of a partition.
+        self._held = {
+            (machine, p.partition_id): self._overlapping(p)
+            for p in plan.partitions
+            for machine in p.machines
+        }
+        # Partition of each cell and points by cell of the last rounds.
+        self._stored: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._lineage = Lineage()
         self._random = np.random.default_rng(seed)
-        self._new: Ids = np.empty(0, np.int64)
-        self._gone: Ids = np.empty(0, np.int64)
+        self._registered = self._terminated = np.empty(0, np.int64)
         self._points_before: dict[tuple[int, int], list[float]] = {}
         self._check_plan(plan)
 
     def _require(self, holds: bool, invariant: int, text: str) -> None:
         if not holds:
-            message = f"invariant {invariant}, seed {self._seed}, {self._step}: {text}"
-            raise InvariantError(message)
+            raise InvariantError(f"invariant {invariant}, seed {self._seed}, {self._step}: {text}")
 
     def _overlapping(self, p: Partition) -> set[int]:
-        """Return the ids of the live queries that overlap a partition, one by one."""
-        return {
-            int(number)
-            for number in np.flatnonzero(self._query_table.live)
-            if _overlaps(self._query_table.ranges[number], p)
-        }
+        """Return the ids of the live queries that overlap a partition."""
+        return set(self._query_table.within(*p.bounds).tolist())
 
     # The steps of a round.
 
-    def requests(self, number: int, new: Ids, gone: Ids) -> None:
+    def requests(self, number: int, registered: Ids, terminated: Ids) -> None:
         """Check after queries were registered and terminated."""
         self._step = f"round {number}, requests"
-        self._new, self._gone = new, gone
-        for query in [*new.tolist(), *gone.tolist()]:
+        self._registered, self._terminated = registered, terminated
+        for query in [*registered.tolist(), *terminated.tolist()]:
             for p in self._index.query_overlap(*self._query_table.ranges[query].tolist()):
                 for machine in p.machines:
                     held = self._held[machine, p.partition_id]
-                    held.add(query) if query in new else held.discard(query)
+                    held.add(query) if query in registered else held.discard(query)
         self._check_queries()
 
-    def before_close(self, number: int, seen: RoundView, driver: Driver) -> None:
+    def before_close(self, number: int, view: RoundView, driver: Driver) -> None:
         """Check the points of a round, distributed and not yet counted."""
         self._step = f"round {number}, points"
-        dealt, plan = seen.dealt, seen.plan
-        table = _table_of_numbers(plan).reshape(-1)
-        for slot, (machine, k) in enumerate(zip(dealt.machine, dealt.partition, strict=True)):
+        points, plan = view.points, view.plan
+        table = _partition_table(plan).reshape(-1)
+        for slot, (machine, k) in enumerate(zip(points.machine, points.partition, strict=True)):
             owns = int(machine) in plan.partitions[k].machines
-            self._require(owns, 1, f"machine {machine} was dealt points of partition {k}")
-            inside = bool(np.all(table[dealt.slot(slot)[0]] == k))
-            self._require(inside, 1, f"partition {k} was dealt points of other cells")
+            self._require(owns, 1, f"machine {machine} received points of partition {k}")
+            inside = bool(np.all(table[points.slot(slot)[0]] == k))
+            self._require(inside, 1, f"partition {k} received points of other cells")
         self._points_before = {
-            key: [side.n for _, cut in _cuts(stats) for side in cut]
-            for key, stats in _statistics(driver)
+            key: [trio.n for _, trio in _sides(stats)] for key, stats in _statistics(driver)
         }
 
-    def after_close(self, number: int, seen: RoundView, driver: Driver) -> None:
+    def after_close(self, number: int, view: RoundView, driver: Driver) -> None:
         """Check the statistics of a closed round, and record where its data is stored."""
         self._step = f"round {number}, statistics"
-        plan, dealt = seen.plan, seen.dealt
-        slots = zip(dealt.machine.tolist(), dealt.partition.tolist(), strict=True)
+        plan, points = view.plan, view.points
+        shape = (plan.rows, plan.columns)
+        ids = np.array([p.partition_id for p in plan.partitions])
         counted = dict(_statistics(driver))
         if counted:
-            expected = {(m, plan.partitions[k].partition_id): s for s, (m, k) in enumerate(slots)}
-            same = expected.keys() == counted.keys()
+            keys = zip(points.machine.tolist(), ids[points.partition].tolist(), strict=True)
+            slots = {key: slot for slot, key in enumerate(keys)}
+            same = slots.keys() == counted.keys()
             self._require(same, 5, "statistics of other partitions than the plan's")
-            for key, slot in expected.items():
-                points = np.zeros(plan.rows * plan.columns)
-                cells, counts = dealt.slot(slot)
-                points[cells] = counts
-                self._check_statistics(key, counted[key], points.reshape(plan.rows, plan.columns))
-        ids = np.array([p.partition_id for p in plan.partitions])
-        self._tables = [*self._tables, ids[_table_of_numbers(plan)]][-_WINDOW_ROUNDS:]
-        dense = np.bincount(dealt.cells, dealt.counts, plan.rows * plan.columns)
-        stored = dense.reshape(plan.rows, plan.columns).astype(np.int64)
-        self._stored = [*self._stored, stored][-_WINDOW_ROUNDS:]
+            for key, slot in slots.items():
+                own = np.bincount(*points.slot(slot), plan.rows * plan.columns).reshape(shape)
+                self._check_statistics(key, counted[key], own)
+        stored = np.bincount(points.cells, points.counts, plan.rows * plan.columns)
+        entry = (ids[_partition_table(plan)], stored.reshape(shape).astype(np.int64))
+        self._stored = [*self._stored, entry][-_WINDOW_ROUNDS:]
         self._check_snapshot(plan)
-        self._new = self._gone = np.empty(0, np.int64)
+        self._registered = self._terminated = np.empty(0, np.int64)
 
     def changed(
         self, number: int, before: Plan, after: Plan, changes: Sequence[Change], moved: int
@@ -133,7 +124,7 @@ class Checker:
         self._plan = after
         self._check_plan(after)
         self._check_named(before, after, changes)
-        self._check_lineage(before, after)
+        self._check_parents(before, after)
         self._move_queries(before, after, moved)
         self._index = GlobalIndex(after)
         self._check_index()
@@ -141,41 +132,32 @@ class Checker:
 
     def _check_snapshot(self, plan: Plan) -> None:
         """Check that a snapshot of a random range finds all points through the lineage."""
-        rounds = list(zip(self._tables, self._stored, strict=True))
-        held = {int(number) for table, points in rounds for number in np.unique(table[points > 0])}
+        held = {int(k) for table, points in self._stored for k in np.unique(table[points > 0])}
         self._lineage = self._lineage.with_plan(plan).expire(held)
         column0, column1 = np.sort(self._random.integers(0, plan.columns, 2)).tolist()
         row0, row1 = np.sort(self._random.integers(0, plan.rows, 2)).tolist()
         cells = (column0, row0, column1, row1)
         needed = self._lineage.needed(self._lineage.present_in(cells), held, cells)
         inside = np.s_[row0 : row1 + 1, column0 : column1 + 1]
-        for age, (table, points) in enumerate(reversed(rounds)):
+        for age, (table, points) in enumerate(reversed(self._stored)):
             found = points[inside][np.isin(table[inside], list(needed))].sum()
-            wanted = points[inside].sum()
-            text = f"a snapshot of {cells} has {found} of {wanted} points, {age} rounds old"
-            self._require(bool(found == wanted), 6, text)
+            expected = points[inside].sum()
+            text = f"a snapshot of {cells} has {found} of {expected} points, {age} rounds old"
+            self._require(bool(found == expected), 6, text)
 
     # Invariant 1.
 
     def _check_plan(self, plan: Plan) -> None:
-        covered = np.zeros((plan.rows, plan.columns), np.int64)
-        for p in plan.partitions:
-            covered[p.row0 : p.row1, p.column0 : p.column1] += 1
-            known = all(0 <= machine < plan.machines for machine in p.machines)
-            once = len(set(p.machines)) == len(p.machines) > 0
-            self._require(known and once, 1, f"machines {p.machines} of {p.partition_id}")
-            self._require(p.partition_id < plan.next_id, 1, f"id {p.partition_id} comes again")
-        self._require(bool((covered == 1).all()), 1, "a cell is in no partition or in two")
-        ids = {p.partition_id for p in plan.partitions}
-        self._require(len(ids) == len(plan.partitions), 1, "a partition id occurs twice")
+        try:
+            plan.check_invariants()
+        except AssertionError as error:
+            self._require(False, 1, str(error))
 
     def _check_index(self) -> None:
-        table = _table_of_numbers(self._plan)
-        for row in range(self._plan.rows):
-            for column in range(self._plan.columns):
-                right = self._plan.partitions[table[row, column]]
-                found = self._index.partition_at(column, row)
-                self._require(found == right, 1, f"the index is wrong at {column}, {row}")
+        for (row, column), number in np.ndenumerate(_partition_table(self._plan)):
+            found = self._index.partition_at(column, row)
+            same = found == self._plan.partitions[number]
+            self._require(same, 1, f"the index is wrong at {column}, {row}")
 
     # Invariant 2.
 
@@ -183,12 +165,12 @@ class Checker:
         slots = {(m, p.partition_id) for p in self._plan.partitions for m in p.machines}
         self._require(slots == self._held.keys(), 2, "queries are held for other partitions")
         for p in self._plan.partitions:
-            right = self._overlapping(p)
+            expected = self._overlapping(p)
             for machine in p.machines:
                 held = self._held[machine, p.partition_id]
                 text = f"machine {machine}, partition {p.partition_id}: "
-                text += f"lacks {sorted(right - held)}, has {sorted(held - right)} too many"
-                self._require(held == right, 2, text)
+                text += f"lacks {sorted(expected - held)}, has {sorted(held - expected)} too many"
+                self._require(held == expected, 2, text)
 
     def _move_queries(self, before: Plan, after: Plan, moved: int) -> None:
         """Load arriving partitions, and derive the others from what each machine has."""
@@ -199,102 +181,65 @@ class Checker:
         for p in after.partitions:
             for machine in p.machines:
                 arrives = p.partition_id in loads.get(machine, ())
-                known = sum(machine in q.machines and _common(q, p) for q in before.partitions)
+                known = sum(_common(q, p) for q in before.of_machine(machine))
                 text = f"machine {machine}, partition {p.partition_id}"
                 self._require(arrives == (known < p.cells), 6, f"arrivals are wrong for {text}")
                 if arrives:
                     self._held[machine, p.partition_id] = self._overlapping(p)
                     total += len(self._held[machine, p.partition_id])
                     continue
-                own = [ids for (m, _), ids in was.items() if m == machine]
-                self._held[machine, p.partition_id] = {
-                    query
-                    for ids in own
-                    for query in ids
-                    if _overlaps(self._query_table.ranges[query], p)
-                }
-        owners = {(m, p.partition_id) for p in after.partitions for m in p.machines}
+                own = set().union(*(ids for (m, _), ids in was.items() if m == machine))
+                over = overlap(self._query_table.ranges, p.bounds)
+                self._held[machine, p.partition_id] = own & set(np.flatnonzero(over).tolist())
         named = {(m, k) for m, ids in loads.items() for k in ids}
-        self._require(named <= owners, 6, f"arrivals at machines that do not own: {named - owners}")
-        self._require(total == moved, 6, f"{moved} queries are said to move, {total} do")
+        strangers = named - self._held.keys()
+        self._require(not strangers, 6, f"arrivals at machines that do not own: {strangers}")
+        self._require(total == moved, 6, f"{moved} queries are reported as moved, not {total}")
 
     # Invariant 5.
 
     def _check_statistics(
-        self, key: tuple[int, int], stats: PartitionStats, points: NDArray[np.float64]
+        self, key: tuple[int, int], stats: PartitionStats, points: NDArray[Any]
     ) -> None:
-        before = iter(self._points_before[key])
-        for (column0, row0, column1, row1), cut in _cuts(stats):
-            for trio, side in zip(cut, _sides(stats, column0, row0, column1, row1), strict=True):
-                n = float(points[side[1] : side[3], side[0] : side[2]].sum())
-                right = self._true_trio(next(before), n, side)
-                given = (trio.n, trio.q, trio.r)
-                if any(
-                    abs(a - b) > 1e-6 + _TOLERANCE * b for a, b in zip(given, right, strict=True)
-                ):
-                    text = f"cells {side}: {trio}, not {right}"
-                    self._require(False, 5, f"machine {key[0]}, partition {key[1]}, {text}")
-
-    def _true_trio(
-        self, before: float, points: float, side: tuple[int, int, int, int]
-    ) -> tuple[float, float, float]:
-        ranges, live = self._query_table.ranges, self._query_table.live
-        queries = _count(ranges[live], side)
-        net = _count(ranges[self._new], side) - _count(ranges[self._gone], side)
-        return before * self._fade + points, float(queries), max(points + net, 0.0)
+        query_table = self._query_table
+        for before, (side, trio) in zip(self._points_before[key], _sides(stats), strict=True):
+            column0, row0, column1, row1 = side
+            n = float(points[row0:row1, column0:column1].sum())
+            over = overlap(query_table.ranges, side)
+            net = int(over[self._registered].sum()) - int(over[self._terminated].sum())
+            queries = float(over[query_table.live].sum())
+            expected = (before * self._fade + n, queries, max(n + net, 0.0))
+            pairs = zip((trio.n, trio.q, trio.r), expected, strict=True)
+            if any(abs(a - b) > 1e-6 + 1e-9 * b for a, b in pairs):
+                text = f"machine {key[0]}, partition {key[1]}, cells {side}: {trio}, not {expected}"
+                self._require(False, 5, text)
 
     # Invariant 6.
 
     def _check_named(self, before: Plan, after: Plan, changes: Sequence[Change]) -> None:
         self._require(after.epoch == before.epoch + 1, 6, "an epoch was left out")
-        self._require(after.next_id >= before.next_id, 6, "ids may come again")
+        self._require(after.next_id >= before.next_id, 6, "ids may be reused")
         named = set().union(*(_named(change, before) for change in changes))
         old = {p.partition_id: p for p in before.partitions}
         new = {p.partition_id: p for p in after.partitions}
-        for number in old.keys() | new.keys():
-            if number not in named:
-                same = old.get(number) == new.get(number)
-                self._require(same, 6, f"partition {number} changed without being named")
+        for number in (old.keys() | new.keys()) - named:
+            same = old.get(number) == new.get(number)
+            self._require(same, 6, f"partition {number} changed without being named")
         for number in new.keys() - old.keys():
-            fresh = number >= before.next_id and number not in self._parents
-            self._require(fresh, 6, f"id {number} was used before")
+            self._require(number >= before.next_id, 6, f"id {number} was used before")
 
-    def _check_lineage(self, before: Plan, after: Plan) -> None:
+    def _check_parents(self, before: Plan, after: Plan) -> None:
+        """Check that parents are exact: by induction, they lead to all earlier partitions."""
         old = {p.partition_id: p for p in before.partitions}
         for p in after.partitions:
             was = old.get(p.partition_id)
             if was is not None:
-                same = _bounds(was) == _bounds(p) and was.parents == p.parents
-                self._require(same, 6, f"partition {p.partition_id} kept its id, not itself")
+                same = was.bounds == p.bounds and was.parents == p.parents
+                self._require(same, 6, f"partition {p.partition_id} changed but not its id")
                 continue
-            right = {q.partition_id for q in before.partitions if _common(q, p)}
-            text = f"partition {p.partition_id} has parents {p.parents}, not {sorted(right)}"
-            self._require(sorted(p.parents) == sorted(right), 6, text)
-            self._parents[p.partition_id] = p.parents
-        ids = np.array([p.partition_id for p in after.partitions])[_table_of_numbers(after)]
-        for table in self._tables:
-            for now, then in np.unique(np.stack([ids.ravel(), table.ravel()]), axis=1).T.tolist():
-                text = f"data stored under {then} is not found from {now}"
-                self._require(then in self._ancestors(now), 6, text)
-
-    def _ancestors(self, number: int) -> set[int]:
-        found, waiting = set(), [number]
-        while waiting:
-            at = waiting.pop()
-            if at not in found:
-                found.add(at)
-                waiting.extend(self._parents[at])
-        return found
-
-
-def _bounds(p: Partition | PartitionStats) -> tuple[int, int, int, int]:
-    return p.column0, p.row0, p.column1, p.row1
-
-
-def _overlaps(query: Ranges, p: Partition) -> bool:
-    column0, row0, column1, row1 = query.tolist()
-    columns = column0 < p.column1 and column1 >= p.column0
-    return bool(columns and row0 < p.row1 and row1 >= p.row0)
+            expected = sorted(q.partition_id for q in before.partitions if _common(q, p))
+            text = f"partition {p.partition_id} has parents {p.parents}, not {expected}"
+            self._require(sorted(p.parents) == expected, 6, text)
 
 
 def _common(a: Partition, b: Partition) -> int:
@@ -304,14 +249,7 @@ def _common(a: Partition, b: Partition) -> int:
     return len(columns) * len(rows)
 
 
-def _count(ranges: Ranges, side: tuple[int, int, int, int]) -> int:
-    """Count the queries that overlap a half-open rectangle, by comparing each."""
-    column0, row0, column1, row1 = side
-    columns = (ranges[:, 0] < column1) & (ranges[:, 2] >= column0)
-    return int((columns & (ranges[:, 1] < row1) & (ranges[:, 3] >= row0)).sum())
-
-
-def _table_of_numbers(plan: Plan) -> NDArray[np.int64]:
+def _partition_table(plan: Plan) -> NDArray[np.int64]:
     """Return the index in the plan of each cell's partition."""
     table = np.full((plan.rows, plan.columns), -1)
     for number, p in enumerate(plan.partitions):
@@ -319,34 +257,24 @@ def _table_of_numbers(plan: Plan) -> NDArray[np.int64]:
     return table
 
 
-def _statistics(driver: Any) -> Iterator[tuple[tuple[int, int], PartitionStats]]:
+def _statistics(driver: Driver) -> Iterator[tuple[tuple[int, int], PartitionStats]]:
     """Yield statistics by machine and partition, if the driver has any."""
-    statistics = getattr(driver, "statistics", None)
-    for machine, stats in enumerate(statistics.machines if statistics else ()):
-        for number, partition in stats.partitions.items():
-            yield (machine, number), partition
+    if isinstance(driver, StatisticsDriver):
+        for machine, stats in enumerate(driver.statistics.machines):
+            for number, partition in stats.partitions.items():
+                yield (machine, number), partition
 
 
-def _cuts(stats: PartitionStats) -> Iterator[tuple[tuple[int, int, int, int], tuple[Trio, ...]]]:
-    """Yield the whole, then both sides of every cut, with the rectangle of the first side."""
-    column0, row0, column1, row1 = _bounds(stats)
-    yield (column0, row0, column1, row1), (stats.total(),)
+def _sides(stats: PartitionStats) -> Iterator[tuple[Rect, Trio]]:
+    """Yield the rectangle and the terms of the whole, and of both sides of every cut."""
+    column0, row0, column1, row1 = stats.bounds
+    yield stats.bounds, stats.total()
     for at in range(column0 + 1, column1):
-        yield (column0, row0, at, row1), stats.split(True, at)
+        rects = (column0, row0, at, row1), (at, row0, column1, row1)
+        yield from zip(rects, stats.split(True, at), strict=True)
     for at in range(row0 + 1, row1):
-        yield (column0, row0, column1, at), stats.split(False, at)
-
-
-def _sides(
-    stats: PartitionStats, column0: int, row0: int, column1: int, row1: int
-) -> list[tuple[int, int, int, int]]:
-    """Return the first side, and the rest of the partition if any."""
-    first = (column0, row0, column1, row1)
-    if column1 < stats.column1:
-        return [first, (column1, row0, stats.column1, row1)]
-    if row1 < stats.row1:
-        return [first, (column0, row1, column1, stats.row1)]
-    return [first]
+        rects = (column0, row0, column1, at), (column0, at, column1, row1)
+        yield from zip(rects, stats.split(False, at), strict=True)
 
 
 def _named(change: Change, before: Plan) -> set[int]:
@@ -358,6 +286,4 @@ def _named(change: Change, before: Plan) -> set[int]:
     if isinstance(change, Merge):
         return {*change.partition_ids, change.new_id}
     assert isinstance(change, Replan)
-    kept = set(before.partitions)
-    ids = {p.partition_id for p in change.partitions if p not in kept}
-    return ids | {p.partition_id for p in set(kept) - set(change.partitions)}
+    return {p.partition_id for p in set(before.partitions) ^ set(change.partitions)}

@@ -1,4 +1,4 @@
-"""Cases of the guard's benchmarks: a cluster under attack, and crowds that are no attacks.
+"""Cases of the guard's benchmarks: a cluster under attack, and crowds that are not attacks.
 
 Sizes are the dissertation's (section 6.4) times ``scale``: a million queries, 100 normal users with
 600 queries per second, attacks of 10 users with 100 thousand queries; 22 machines, balancing rounds
@@ -12,30 +12,23 @@ from zlib import crc32
 
 import numpy as np
 
-from roost.sim.parties import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
+from roost.sim.attack import Attack, Crowd, Leaver, Mover, Newcomer, Normal, Party
 from roost.sim.scenario import Scenario
 from roost.sim.workloads import CellHotspot, LoadSpec
 
 QUERIES = 1_000_000
-ATTACK_QUERIES = 100_000
 RATES = (150, 300, 600, 1200)
 USERS = (2, 5, 10, 20, 50)
 ROUNDS_PER_MINUTE = 4
 ATTACK_MINUTE = 5
 SCALE = 0.1
-SIDE = 100
 UTILISATION = 0.85
 _START = ATTACK_MINUTE * ROUNDS_PER_MINUTE
 _SPOTS = 31
 
 
 def cluster(
-    seed: int,
-    minutes: int = 30,
-    scale: float = SCALE,
-    strategy: str = "global",
-    side: int = SIDE,
-    utilisation: float = UTILISATION,
+    seed: int, minutes: int = 30, strategy: str = "global", utilisation: float = UTILISATION
 ) -> Scenario:
     """Return the cluster and its points.
 
@@ -48,24 +41,11 @@ def cluster(
         CellHotspot(tuple(random.random(2).tolist()), int(start), int(start) + 20, share=0.08)
         for start in starts
     )
-    load = LoadSpec(
-        points_per_round=200_000,
-        queries=int(QUERIES * scale),
-        query_side=0.0016,
-        hotspots=spots,
-    )
-    return Scenario(
-        strategy=strategy,
-        columns=side,
-        rows=side,
-        rounds=rounds,
-        seed=seed,
-        load=load,
-        utilisation=utilisation,
-    )
+    load = LoadSpec(queries=int(QUERIES * SCALE), query_side=0.0016, hotspots=spots)
+    return Scenario(strategy=strategy, rounds=rounds, seed=seed, load=load, utilisation=utilisation)
 
 
-def peace(scale: float = SCALE) -> list[Party]:
+def normal_users(scale: float = SCALE) -> list[Party]:
     """Return normal users only, who have all the queries."""
     return [Normal(queries=QUERIES).scaled(scale)]
 
@@ -76,10 +56,11 @@ def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:
     return [rest.scaled(scale), attack.scaled(scale)]
 
 
-def departed(scale: float = SCALE) -> list[Party]:
+def departed() -> list[Party]:
     """Return normal users, and users who terminate their queries when an attack would begin."""
-    rest = Normal(queries=QUERIES - ATTACK_QUERIES)
-    return [rest.scaled(scale), Leaver(queries=ATTACK_QUERIES, stop=_START).scaled(scale)]
+    leaver = Leaver(start=_START)
+    rest = Normal(queries=QUERIES - leaver.queries)
+    return [rest.scaled(SCALE), leaver.scaled(SCALE)]
 
 
 def paper_attacks() -> dict[str, Attack]:
@@ -99,7 +80,7 @@ def other_attacks() -> dict[str, Attack]:
     }
 
 
-def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
+def crowds() -> dict[str, list[Party]]:
     """Return parties that look like attacks but are not, each with normal users."""
     parties: dict[str, Party] = {
         "flash crowd": Crowd(queries_each=100, start=_START),
@@ -108,10 +89,7 @@ def crowds(scale: float = SCALE) -> dict[str, list[Party]]:
         "newcomer everywhere": Newcomer(start=_START, town=1.0, rate=600),
         "mover": Mover(start=_START),
     }
-    return {
-        name: [Normal(queries=QUERIES).scaled(scale), party.scaled(scale)]
-        for name, party in parties.items()
-    }
+    return {name: [*normal_users(), party.scaled(SCALE)] for name, party in parties.items()}
 
 
 def case_seed(name: str, seed: int) -> int:

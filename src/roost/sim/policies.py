@@ -7,240 +7,211 @@ requests), not the true costs. A lost coordinator loses everything that only it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, Replan
 from roost.balance.plan import Plan
 from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
 from roost.balance.swarm import LoadReport, ShedRequest, Swarm, change_bytes, shed
-from roost.sim.faults import Network
+from roost.sim.scenario import Faults
 from roost.sim.slots import SlotPoints
 from roost.sim.statistics import ClusterStatistics
 from roost.sim.workloads import Floats, Ids, QueryTable
 from roost.workload.histogram import EulerHistogram
 from roost.workload.model import CostModel
 
+T = TypeVar("T")
+
 # Size of a cell number with its count, and of the rest of a machine's report.
 BYTES_PER_CELL = 12
 BYTES_PER_REPORT = 16
-ROUNDS_KEPT = 3
+ROUNDS_RETAINED = 3
 # Assumed cost of loading a query, in points, until a move was measured.
 POINTS_PER_QUERY_MOVED = 10.0
+
+
+class Network:
+    """Delivers messages: usually once, at random never or twice."""
+
+    def __init__(self, faults: Faults, random: np.random.Generator) -> None:
+        self._loss, self._repeat = faults.loss, faults.repeat
+        self._random = random
+
+    def copies(self) -> int:
+        """Return how often a message arrives: 0, 1 or 2 times."""
+        if not self._loss and not self._repeat:
+            return 1
+        if self._random.random() < self._loss:
+            return 0
+        return 2 if self._random.random() < self._repeat else 1
+
+    def carry(self, messages: Iterable[T]) -> list[T]:
+        """Return the messages that arrive, in order of arrival."""
+        arrived = [message for message in messages for _ in range(self.copies())]
+        if not self._loss and not self._repeat:
+            return arrived
+        return [arrived[k] for k in self._random.permutation(len(arrived))]
 
 
 @dataclass(frozen=True, eq=False)
 class RoundView:
     """Observations of a round.
 
-    Parameters
-    ----------
-    number
-        Number of the round.
-    plan
-        Plan of the round.
-    dealt
-        Points by slot and cell.
-    partitions
-        Number of partitions of each machine.
-    busy_s
-        Measured busy seconds of each machine.
-    rate
-        Objects per busy second of the slowest machine.
+    ``partitions`` and ``busy_s`` are the number of partitions and the measured busy seconds of each
+    machine, ``rate`` the objects per busy second of the slowest machine.
     """
 
-    number: int
     plan: Plan
-    dealt: SlotPoints
+    points: SlotPoints
     partitions: Floats
     busy_s: Floats
     rate: float
 
 
-class Driver(Protocol):
-    """A running strategy. The methods are called in this order, once per round."""
+class Driver:
+    """A running strategy; this one never changes the plan.
 
-    bytes_sent: int
-    """Size of the messages of the last round."""
-
-    @property
-    def error(self) -> float:
-        """Relative error of the calibrated model, zero without a model."""
-
-    def lose_machine(self, machine: int) -> None:
-        """Drop the state of a machine that restarts empty, before the round."""
-
-    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Add registered and terminated queries, before the points of the round."""
-
-    def collect(self, seen: RoundView) -> None:
-        """Count the points of the round on their machines."""
-
-    def decide(self, seen: RoundView) -> Decision:
-        """Decide about the next plan."""
-
-    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Apply a plan change that took ``per_query_s`` for each moved query."""
-
-    def lose_coordinator(self, plan: Plan) -> None:
-        """Continue from a plan and the state of the machines and the query log."""
-
-
-class StaticDriver:
-    """Never changes the plan: ``replicated``, ``uniform`` and ``history``."""
+    The methods are called in this order, at most once per round. ``bytes_sent`` is the size of the
+    messages of the last round, ``error`` the relative error of the calibrated model.
+    """
 
     bytes_sent = 0
     error = 0.0
 
-    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
-        """Do nothing."""
-
     def lose_machine(self, machine: int) -> None:
-        """Do nothing."""
+        """Drop the state of a machine that restarts empty, before the round."""
 
-    def collect(self, seen: RoundView) -> None:
-        """Do nothing."""
+    def requests(self, registered: Ids, terminated: Ids) -> None:
+        """Add registered and terminated queries, before the points of the round."""
 
-    def decide(self, seen: RoundView) -> Decision:
-        """Keep the plan."""
+    def collect(self, view: RoundView) -> None:
+        """Count the points of the round on their machines."""
+
+    def decide(self, view: RoundView) -> Decision:
+        """Decide about the next plan."""
         return NoChange("static")
 
-    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Do nothing."""
+    def changed(self, changes: Sequence[Change], per_query_s: float) -> None:
+        """Apply a plan change that took ``per_query_s`` for each moved query."""
 
-    def lose_coordinator(self, plan: Plan) -> None:
-        """Do nothing."""
+    def lose_coordinator(self) -> None:
+        """Continue from the plan and the state of the machines and the query log."""
 
 
-class SwarmDriver:
-    """The papers' protocol: two numbers from each machine, one request to shed load."""
-
-    error = 0.0
+class StatisticsDriver(Driver):
+    """Maintains the statistics of the machines."""
 
     def __init__(self, plan: Plan, query_table: QueryTable, network: Network, fade: float) -> None:
         self.statistics = ClusterStatistics(plan, query_table, fade)
-        self.swarm = Swarm()
-        self.bytes_sent = 0
-        self.responses_ignored = 0
         self._network = network
-        self._request = 0
-        self._late: list[int] = []
 
-    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
+    def requests(self, registered: Ids, terminated: Ids) -> None:
         """Send the requests to the machines."""
-        self.statistics.requests(plan, new, gone)
+        self.statistics.requests(registered, terminated)
 
     def lose_machine(self, machine: int) -> None:
-        """Reset its statistics."""
+        """Restart its statistics."""
         self.statistics.lose(machine)
 
-    def collect(self, seen: RoundView) -> None:
+    def collect(self, view: RoundView) -> None:
         """Count points on each machine and close the round."""
-        self.statistics.collect(seen.plan, seen.dealt)
+        self.statistics.collect(view.plan, view.points)
 
-    def decide(self, seen: RoundView) -> Decision:
+    def changed(self, changes: Sequence[Change], per_query_s: float) -> None:
+        """Move, split and merge the statistics like the partitions."""
+        self.statistics.changed(changes)
+
+
+class SwarmDriver(StatisticsDriver):
+    """The papers' protocol: two numbers from each machine, one request to shed load."""
+
+    def __init__(self, plan: Plan, query_table: QueryTable, network: Network, fade: float) -> None:
+        super().__init__(plan, query_table, network, fade)
+        self.swarm = Swarm()
+
+    def decide(self, view: RoundView) -> Decision:
         """Send the reports and let the coordinator decide over the simulated network."""
-        # Second copies of responses arrive after their request is complete.
-        self.responses_ignored += sum(number != self._request for number in self._late)
-        self._late.clear()
         reports = [
             LoadReport(machine, stats.numerator(), stats.received())
             for machine, stats in enumerate(self.statistics.machines)
         ]
-        decision = self.swarm.decide(seen.plan, self._network.carry(reports), seen.rate, self._send)
+        decision = self.swarm.decide(view.plan, self._network.carry(reports), view.rate, self._send)
         self.bytes_sent = self.swarm.bytes_sent
-        self._request += 1
         return decision
 
     def _send(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
         """Send a request and return the response, ``()`` if either is lost."""
-        self._request += 1
         responses = [
             shed(self.statistics.machines[machine], machine, request)
             for _ in range(self._network.copies())
         ]
         assert all(r == responses[0] for r in responses), "responses to a repeated request differ"
+        # The coordinator ignores second copies: their request is complete.
         arrived = [response for response in responses for _ in range(self._network.copies())]
-        self._late.extend(self._request for _ in arrived[1:])
         return arrived[0] if arrived else ()
 
-    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
-        """Move, split and merge the statistics like the partitions."""
-        self.statistics.changed(after, changes)
-
-    def lose_coordinator(self, plan: Plan) -> None:
+    def lose_coordinator(self) -> None:
         """Restart at the first stage; the statistics are on the machines."""
         self.swarm = Swarm()
-        self._late.clear()
 
 
-class GlobalDriver:
+class GlobalDriver(Driver):
     """The global planner, with counts by cell and a calibrated cost model."""
 
-    def __init__(self, plan: Plan, query_table: QueryTable, network: Network) -> None:
+    def __init__(self, query_table: QueryTable, network: Network) -> None:
         self._query_table = query_table
         self._network = network
         self._planner = GlobalPlanner()
         self._per_query_s: float | None = None
-        self.bytes_sent = 0
-        self._start(plan)
+        self.lose_coordinator()
 
-    def _start(self, plan: Plan) -> None:
+    def lose_coordinator(self) -> None:
+        """Restart from the query log; points and times are observed again."""
+        columns, rows = self._query_table.columns, self._query_table.rows
         self.model = CostModel(3)
-        self._histogram = EulerHistogram(plan.columns, plan.rows)
+        self.error = self.model.error
+        self._histogram = EulerHistogram(columns, rows)
         self._histogram.add(self._query_table.live_ranges())
-        self._latest: Floats = np.zeros(plan.columns * plan.rows)
-        self._heard = np.zeros(plan.columns * plan.rows, np.bool_)
+        self._latest: Floats = np.zeros(columns * rows)
+        self._reported = np.zeros(columns * rows, np.bool_)
         self._rounds: list[CellLoad] = []
 
-    @property
-    def error(self) -> float:
-        """Relative error of the calibrated model."""
-        return float(self.model.error)
-
-    def requests(self, plan: Plan, new: Ids, gone: Ids) -> None:
+    def requests(self, registered: Ids, terminated: Ids) -> None:
         """Count queries by cell."""
-        self._histogram.add(self._query_table.ranges[new])
-        self._histogram.add(self._query_table.ranges[gone], -1)
+        self._histogram.add(self._query_table.ranges[registered])
+        self._histogram.add(self._query_table.ranges[terminated], -1)
 
-    def lose_machine(self, machine: int) -> None:
-        """Do nothing: the driver has all state."""
-
-    def collect(self, seen: RoundView) -> None:
+    def collect(self, view: RoundView) -> None:
         """Send the counts; calibrate the model with those that arrive."""
-        machines = seen.plan.machines
+        machines, entries = view.plan.machines, view.points
         arrived = np.zeros(machines, np.bool_)
         # A duplicate report has no effect.
         arrived[self._network.carry(range(machines))] = True
-        dealt = seen.dealt
-        self.bytes_sent = BYTES_PER_REPORT * machines + BYTES_PER_CELL * len(dealt.cells)
-        counts = dealt.counts.astype(np.float64)
+        self.bytes_sent = BYTES_PER_REPORT * machines + BYTES_PER_CELL * len(entries.cells)
+        counts = entries.counts.astype(np.float64)
         over = self._histogram.per_cell().reshape(-1)
-        checks = dealt.by_machine(counts * over[dealt.cells], machines)
-        points = dealt.by_machine(counts, machines)
-        features = np.column_stack([seen.partitions, points, checks])
+        checks = entries.by_machine(counts * over[entries.cells], machines)
+        points = entries.by_machine(counts, machines)
+        features = np.column_stack([view.partitions, points, checks])
         if arrived.any():
-            self.model.observe(features[arrived], seen.busy_s[arrived])
-        self._update(seen, counts, arrived)
-        if self._heard.all():
-            self._rounds = [*self._rounds, CellLoad(self._latest)][-ROUNDS_KEPT:]
+            self.model.observe(features[arrived], view.busy_s[arrived])
+            self.error = self.model.error
+        missing = np.zeros((view.plan.rows, view.plan.columns), np.bool_)
+        for number in np.unique(entries.partition[~arrived[entries.machine]]):
+            p = view.plan.partitions[number]
+            missing[p.row0 : p.row1, p.column0 : p.column1] = True
+        by_cell = np.bincount(entries.cells, weights=counts, minlength=len(self._latest))
+        # Cells without a report retain their last points.
+        self._latest = np.where(missing.reshape(-1), self._latest, by_cell)
+        self._reported |= ~missing.reshape(-1)
+        if self._reported.all():
+            self._rounds = [*self._rounds, CellLoad(self._latest)][-ROUNDS_RETAINED:]
 
-    def _update(self, seen: RoundView, counts: Floats, arrived: NDArray[np.bool_]) -> None:
-        """Update the points of each cell; cells without a report keep the last ones."""
-        dealt, plan = seen.dealt, seen.plan
-        points = np.bincount(dealt.cells, weights=counts, minlength=len(self._latest))
-        silent = np.zeros((plan.rows, plan.columns), np.bool_)
-        for number in np.unique(dealt.partition[~arrived[dealt.machine]]):
-            p = plan.partitions[number]
-            silent[p.row0 : p.row1, p.column0 : p.column1] = True
-        self._latest = np.where(silent.reshape(-1), self._latest, points)
-        self._heard |= ~silent.reshape(-1)
-
-    def decide(self, seen: RoundView) -> Decision:
+    def decide(self, view: RoundView) -> Decision:
         """Run the planner."""
         if not self._rounds:
             return NoChange("too few reports")
@@ -249,20 +220,24 @@ class GlobalDriver:
         rates = CostRates(
             per_point=point, per_check=check, per_partition=partition, per_query_moved=moved
         )
-        decision = self._planner.decide(seen.plan, self._rounds, self._histogram, rates)
+        decision = self._planner.decide(view.plan, self._rounds, self._histogram, rates)
         if isinstance(decision, Rebalance):
             # As in SWARM: every machine routes, so every machine receives the change.
-            self.bytes_sent += seen.plan.machines * _update_bytes(seen.plan, decision.changes)
+            self.bytes_sent += view.plan.machines * _update_bytes(view.plan, decision.changes)
         return decision
 
-    def changed(self, after: Plan, changes: Sequence[Change], per_query_s: float) -> None:
+    def changed(self, changes: Sequence[Change], per_query_s: float) -> None:
         """Store the measured cost of moving a query."""
-        if per_query_s:
-            self._per_query_s = per_query_s
+        self._per_query_s = per_query_s or self._per_query_s
 
-    def lose_coordinator(self, plan: Plan) -> None:
-        """Restart from the plan and the query log; points and times are observed again."""
-        self._start(plan)
+
+def strategy_driver(
+    strategy: str, plan: Plan, query_table: QueryTable, network: Network, fade: float
+) -> Driver:
+    """Return the driver of a strategy."""
+    if strategy == "swarm":
+        return SwarmDriver(plan, query_table, network, fade)
+    return GlobalDriver(query_table, network) if strategy == "global" else Driver()
 
 
 def _update_bytes(plan: Plan, changes: Sequence[Change]) -> int:

@@ -1,18 +1,87 @@
-"""Scenarios and traces: input and output of a simulation, as values."""
+"""Scenarios and traces: input and output of a simulation, as values.
+
+A lost plan is not among the faults: a plan is recorded in one transaction, which the tests of the
+engine check.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 
 from roost.balance.plan import Plan
-from roost.sim.faults import Faults
 from roost.sim.workloads import Floats, LoadSpec
 
 STATIC = ("replicated", "uniform", "history")
 STRATEGIES = (*STATIC, "swarm", "global")
+
+
+class Moment(StrEnum):
+    """When in a round the coordinator is lost."""
+
+    BEFORE_DECISION = "before the decision"
+    BEFORE_WRITE = "after the decision, before its plan is written"
+    AFTER_WRITE = "after the new plan is written"
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A machine that takes ``factor`` times as long, in rounds ``start`` to ``stop - 1``."""
+
+    machine: int
+    start: int
+    stop: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCrash:
+    """A machine crashes in a round and restarts empty: it loads its queries again."""
+
+    machine: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorCrash:
+    """The coordinator crashes in a round; its successor has only the last plan."""
+
+    round: int
+    moment: Moment = Moment.BEFORE_DECISION
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """All faults of a scenario.
+
+    ``loss`` and ``repeat`` are the probabilities that a message (report, request, response) is
+    lost, or arrives twice.
+    """
+
+    stragglers: tuple[Straggler, ...] = ()
+    machine_crashes: tuple[MachineCrash, ...] = ()
+    coordinator_crashes: tuple[CoordinatorCrash, ...] = ()
+    loss: float = 0.0
+    repeat: float = 0.0
+
+    def slowness(self, number: int, machines: int) -> Floats:
+        """Return the slowdown factor of each machine in a round."""
+        factors = np.ones(machines)
+        for straggler in self.stragglers:
+            if straggler.start <= number < straggler.stop:
+                factors[straggler.machine] *= straggler.factor
+        return factors
+
+    def machines_lost(self, number: int) -> list[int]:
+        """Return the machines that crash in a round."""
+        return sorted({crash.machine for crash in self.machine_crashes if crash.round == number})
+
+    def coordinator_lost(self, number: int) -> Moment | None:
+        """Return when the coordinator crashes in a round, or None."""
+        moments = (crash.moment for crash in self.coordinator_crashes if crash.round == number)
+        return next(moments, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +92,21 @@ class TrueCosts:
     per_check: float = 1e-8
     per_partition: float = 1e-4
     per_query_moved: float = 2e-6
-    bytes_per_query: int = 64
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Complete input of a simulation.
+    """Complete input of a simulation of one of the :data:`STRATEGIES`.
 
     Parameters
     ----------
-    strategy
-        ``replicated``, ``uniform``, ``history``, ``swarm`` or ``global``.
-    machines, columns, rows, rounds, seed
-        Sizes, and the seed of all random numbers.
-    load, faults, costs
-        Offered load, faults, and costs of work.
     initial
         Initial plan of an adaptive strategy; ``history`` uses the load without hotspots.
     capacity
-        Work seconds per second, of all machines or of each. None: such that a perfectly balanced
-        first round takes ``utilisation`` of a round.
-    utilisation
-        See ``capacity``.
+        Work seconds per second of a machine. None: such that a perfectly balanced first round
+        takes ``utilisation`` of a round.
     noise
         Standard deviation of the logarithm of measured times.
-    round_s
-        Length of a round in stream time.
     fade
         Weight of N after a round.
     check
@@ -66,7 +124,7 @@ class Scenario:
     faults: Faults = field(default_factory=Faults)
     costs: TrueCosts = field(default_factory=TrueCosts)
     initial: str = "history"
-    capacity: float | tuple[float, ...] | None = None
+    capacity: float | None = None
     utilisation: float = 0.7
     noise: float = 0.02
     round_s: float = 15.0
@@ -80,28 +138,18 @@ class Row:
 
     Attributes
     ----------
-    round
-        Number of the round.
-    offered, admitted, backlog
-        Points offered, admitted, and waiting at the source.
+    backlog
+        Points that wait at the source.
     units_per_s
         Units of work per second: admitted points times live queries.
-    busiest_s, mean_s, imbalance
-        True busy seconds of the busiest machine and on average, and their ratio, without noise.
-    moved_queries, moved_bytes
+    busiest_s, mean_s
+        True busy seconds of the busiest machine and on average, without noise.
+    moved_queries
         Moved by the plan change at the end of this round, a query once per partition.
-    message_bytes
-        Size of reports, requests, responses and changes.
     epoch, partitions
         Of the plan after this round.
-    changes
-        Number of changes in the decision.
-    reason
-        Reason of the decision.
-    model_error
-        Relative error of the calibrated model.
     decision_s
-        Measured by the injected clock, zero without one.
+        Duration by the injected clock, zero without one.
     """
 
     round: int
@@ -111,9 +159,7 @@ class Row:
     units_per_s: float
     busiest_s: float
     mean_s: float
-    imbalance: float
     moved_queries: int
-    moved_bytes: int
     message_bytes: int
     epoch: int
     partitions: int
@@ -121,6 +167,11 @@ class Row:
     reason: str
     model_error: float
     decision_s: float
+
+    @property
+    def imbalance(self) -> float:
+        """Busy seconds of the busiest machine over their mean."""
+        return self.busiest_s / self.mean_s if self.mean_s else 1.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +198,3 @@ class Trace:
         """
         good = np.flatnonzero(self.column("imbalance")[start:] <= limit)
         return int(good[0]) if good.size else None
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return JSON data, one row per round."""
-        return [asdict(row) for row in self.rows]

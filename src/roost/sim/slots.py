@@ -33,74 +33,55 @@ class SlotPoints:
         part = slice(self.starts[number], self.starts[number + 1])
         return self.cells[part], self.counts[part]
 
-    def machine_of_entries(self) -> NDArray[np.int64]:
-        """Return the machine of each entry."""
-        return np.repeat(self.machine, np.diff(self.starts))
+    def by_slot(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum a value per entry by slot."""
+        slots = np.repeat(np.arange(len(self.machine)), np.diff(self.starts))
+        return np.bincount(slots, values, len(self.machine)).astype(np.float64)
 
     def by_machine(self, values: NDArray[np.float64], machines: int) -> NDArray[np.float64]:
         """Sum a value per entry by machine."""
-        sums = np.bincount(self.machine_of_entries(), weights=values, minlength=machines)
-        return sums.astype(np.float64)
+        owners = np.repeat(self.machine, np.diff(self.starts))
+        return np.bincount(owners, values, machines).astype(np.float64)
 
 
 class PlanSlots:
-    """Partition of each cell, and the slots of a plan."""
+    """Partition of each cell, the slots of a plan, and the number of slots each machine holds."""
 
     def __init__(self, plan: Plan) -> None:
         table = np.zeros((plan.rows, plan.columns), np.int32)
         for number, p in enumerate(plan.partitions):
             table[p.row0 : p.row1, p.column0 : p.column1] = number
-        self.table: NDArray[np.int32] = table.reshape(-1)
-        self._owners = [p.machines for p in plan.partitions]
-        sizes = np.array([len(owners) for owners in self._owners])
-        self._shared = np.flatnonzero(sizes > 1)
-        self._machine = np.array([m for owners in self._owners for m in owners], np.int64)
-        self._partition = np.repeat(np.arange(len(sizes)), sizes)
+        self._table = table.reshape(-1)
+        self._owners = np.array([len(p.machines) for p in plan.partitions])
+        self._machine = np.array([m for p in plan.partitions for m in p.machines], np.int64)
+        self._partition = np.repeat(np.arange(len(self._owners)), self._owners)
+        self.held = np.bincount(self._machine, minlength=plan.machines).astype(np.float64)
 
-    def partitions_held(self, machines: int) -> NDArray[np.float64]:
-        """Return the number of partitions of each machine."""
-        return np.bincount(self._machine, minlength=machines).astype(np.float64)
-
-    def shares(self, values: NDArray[np.float64], machines: int) -> NDArray[np.float64]:
+    def shares(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum a value per cell by machine; owners of a shared partition have equal parts."""
-        by_partition = np.bincount(self.table, weights=values, minlength=len(self._owners))
-        each = by_partition / [len(owners) for owners in self._owners]
-        sums = np.bincount(self._machine, weights=each[self._partition], minlength=machines)
-        return sums.astype(np.float64)
+        each = np.bincount(self._table, values, len(self._owners)) / self._owners
+        return np.bincount(self._machine, each[self._partition], len(self.held)).astype(np.float64)
 
     def distribute(self, points: NDArray[np.int64], turn: int) -> SlotPoints:
-        """Distribute the points of all cells, row-major; owners of a shared cell alternate."""
+        """Distribute the points of all cells, row-major; owners of a shared cell alternate.
+
+        The owner of the remainder of a cell's points differs by cell and turn.
+        """
         cells = np.flatnonzero(points).astype(np.int32)
-        number = self.table[cells]
+        number = self._table[cells]
         order = np.argsort(number, kind="stable")
         cells = cells[order]
         counts = points[cells]
         bounds = np.searchsorted(number[order], np.arange(len(self._owners) + 1))
-        if len(self._shared) == 0:
+        if self._owners.max() == 1:
             return SlotPoints(cells, counts, bounds, self._machine, self._partition)
         parts: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
-        for k, owners in enumerate(self._owners):
+        for k, owners in enumerate(self._owners.tolist()):
             own = slice(bounds[k], bounds[k + 1])
-            parts.extend(_shares(cells[own], counts[own], len(owners), turn))
+            for owner in range(owners):
+                extra = (owner - cells[own] - turn) % owners < counts[own] % owners
+                share = counts[own] // owners + extra
+                parts.append((cells[own][share > 0], share[share > 0]))
         starts = np.cumsum([0, *(len(part) for part, _ in parts)])
-        return SlotPoints(
-            np.concatenate([part for part, _ in parts]),
-            np.concatenate([count for _, count in parts]),
-            starts,
-            self._machine,
-            self._partition,
-        )
-
-
-def _shares(
-    cells: NDArray[np.int32], counts: NDArray[np.int64], owners: int, turn: int
-) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-    """Divide counts among owners; the owner of the remainder differs by cell and turn."""
-    if owners == 1:
-        return [(cells, counts)]
-    shares = []
-    for k in range(owners):
-        share = counts // owners + ((k - cells - turn) % owners < counts % owners)
-        kept = share > 0
-        shares.append((cells[kept], share[kept].astype(np.int64)))
-    return shares
+        part_cells, part_counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return SlotPoints(part_cells, part_counts, starts, self._machine, self._partition)

@@ -1,14 +1,10 @@
 """Simulated load on a grid of cells, round by round: points per cell, and queries.
 
-Problem: the simulator needs the load that the papers describe (skewed in space, with temporary
-hotspots and their queries) for grids and machine counts that no data set has. Single points would
-be far too many.
-
-Idea: a round is a table of weights, one per cell, and its points are one multinomial draw from it.
-Every draw has its own random generator, keyed by seed, round and purpose. So two strategies that
-admit the same number of points see the same points, however many random numbers they draw.
-
-This module does not model machines and draws no coordinates, only cells.
+The load is that of the papers (skewed in space, with temporary hotspots and their queries) for
+grids and machine counts that no data set has. Single points would be far too many, so a round is a
+table of weights, one per cell, and its points are one multinomial draw from it. Every draw has its
+own random generator, keyed by seed, round and purpose: two strategies that admit the same number of
+points see the same points, however many random numbers they draw.
 """
 
 from __future__ import annotations
@@ -19,9 +15,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.workload.histogram import EulerHistogram
+
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Ranges = NDArray[np.int32]
+# Half-open column0, row0, column1, row1.
+Rect = tuple[int, ...]
 
 _POINTS, _QUERIES, _TOWNS = 1, 2, 3
 _BASE_TAG = -1
@@ -29,23 +29,16 @@ _BASE_TAG = -1
 _DEVIATIONS = 6.0
 # "All queries in a hotspot are instantiated during one minute": four rounds of 15 seconds.
 _REGISTER_ROUNDS = 4
-_CAPACITY_MIN = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CellHotspot:
-    """A temporary hotspot: a square with a share of all points, and queries.
+    """A temporary hotspot: a square with up to a share of all points, and queries.
 
     Parameters
     ----------
-    center
-        Column and row of its centre, as fractions of the grid's sides.
-    start, stop
-        Rounds, the second exclusive.
-    share
-        Maximum share of all points.
-    side
-        Side of the square as a fraction of the grid's side.
+    center, side
+        Column and row of its centre, and its side, as fractions of the grid's sides.
     spread
         Points uniform in the square, or normal around its centre with a deviation of ``side / 5``.
     intensity
@@ -75,17 +68,16 @@ class CellHotspot:
 
     def weights(self, columns: int, rows: int) -> Floats:
         """Return the weights of its cells, ``(rows, columns)``, which sum to one."""
-        x = (np.arange(columns) + 0.5) / columns - self.center[0]
-        y = (np.arange(rows) + 0.5) / rows - self.center[1]
-        if self.spread == "normal":
-            deviation = self.side / 5.0
-            along_x, along_y = (np.exp(-0.5 * (d / deviation) ** 2) for d in (x, y))
-        else:
-            along_x, along_y = ((np.abs(d) <= self.side / 2).astype(np.float64) for d in (x, y))
-        # A square smaller than a cell covers the cell nearest to its centre.
-        along_x[np.argmin(np.abs(x))] = max(1.0, along_x.max())
-        along_y[np.argmin(np.abs(y))] = max(1.0, along_y.max())
-        both = np.outer(along_y, along_x)
+        axes = []
+        for count, center in zip((rows, columns), reversed(self.center), strict=True):
+            distance = np.abs((np.arange(count) + 0.5) / count - center)
+            axis = (distance <= self.side / 2).astype(np.float64)
+            if self.spread == "normal":
+                axis = np.exp(-0.5 * (distance / (self.side / 5.0)) ** 2)
+            # A square smaller than a cell covers the cell nearest to its centre.
+            axis[np.argmin(distance)] = max(1.0, axis.max())
+            axes.append(axis)
+        both = np.outer(*axes)
         weights: Floats = both / both.sum()
         return weights
 
@@ -98,17 +90,13 @@ class LoadSpec:
     ----------
     points_per_round
         Points offered in each round; back-pressure may admit fewer.
-    queries
-        Queries live from the first round on.
+    queries, churn
+        Queries live from the first round on, and how many are replaced in each round.
     query_side
         Mean side of a query's range, as a fraction of the grid's side.
     towns
         Skew of the base load: number of centres whose sizes are proportional to 1/rank, over a
         uniform floor. Zero means a uniform load.
-    churn
-        Queries terminated, and as many registered, in each round.
-    hotspots
-        Temporary hotspots.
     swing
         Share of all points that alternates between two opposite corners every round.
     """
@@ -122,6 +110,14 @@ class LoadSpec:
     swing: float = 0.0
 
 
+def overlap(ranges: Ranges, rect: Rect) -> NDArray[np.bool_]:
+    """Return whether each query overlaps a rectangle."""
+    column0, row0, column1, row1 = rect
+    left, low, right, high = ranges.T
+    over: NDArray[np.bool_] = (left < column1) & (right >= column0) & (low < row1) & (high >= row0)
+    return over
+
+
 class QueryTable:
     """All queries by id, and the true number of live ones over each cell.
 
@@ -130,122 +126,73 @@ class QueryTable:
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
-        self.over: Floats = np.zeros((rows, columns))
-        self.size = 0
-        self._ranges: Ranges = np.zeros((_CAPACITY_MIN, 4), np.int32)
-        self._live = np.zeros(_CAPACITY_MIN, np.bool_)
-        self._tags = np.zeros(_CAPACITY_MIN, np.int32)
-
-    @property
-    def ranges(self) -> Ranges:
-        """Ranges of all queries, live or not."""
-        return self._ranges[: self.size]
-
-    @property
-    def live(self) -> NDArray[np.bool_]:
-        """Whether each query is live."""
-        return self._live[: self.size]
+        self.ranges: Ranges = np.empty((0, 4), np.int32)
+        self.live = np.empty(0, np.bool_)
+        self._tags = np.empty(0, np.int32)
+        self._histogram = EulerHistogram(columns, rows)
+        self.over = self._histogram.per_cell()
 
     def live_ids(self, tag: int | None = None) -> Ids:
         """Return the ids of live queries, of one hotspot (its number) if given."""
-        chosen = self.live if tag is None else self.live & (self._tags[: self.size] == tag)
-        return np.flatnonzero(chosen)
+        return np.flatnonzero(self.live if tag is None else self.live & (self._tags == tag))
 
     def live_ranges(self) -> Ranges:
         """Return the ranges of live queries."""
         return self.ranges[self.live]
 
-    def within(self, column0: int, row0: int, column1: int, row1: int) -> Ids:
+    def within(self, *rect: int) -> Ids:
         """Return the ids of live queries that overlap a half-open rectangle, by brute force."""
-        r = self.ranges
-        wide = (r[:, 0] < column1) & (r[:, 2] >= column0)
-        return np.flatnonzero(self.live & wide & (r[:, 1] < row1) & (r[:, 3] >= row0))
+        return np.flatnonzero(self.live & overlap(self.ranges, rect))
 
     def counts(self, rects: Ids) -> Ids:
-        """Count the live queries over each of many half-open rectangles ``(k, 4)``.
-
-        By inclusion and exclusion: all, minus those that miss the rectangle on an axis, plus those
-        that miss it on both.
-        """
-        column0, row0, column1, row1 = rects.T
-        r = self.live_ranges()
-        sums = {}
-        for x, y in ((0, 1), (0, 3), (2, 1), (2, 3)):
-            flat = np.bincount(
-                r[:, y].astype(np.int64) * self.columns + r[:, x], minlength=self.over.size
-            )
-            sums[x, y] = np.pad(flat.reshape(self.over.shape).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-        every = len(r)
-        left, below = sums[2, 3][-1, column0], sums[2, 3][row0, -1]
-        right, above = every - sums[0, 1][-1, column1], every - sums[0, 1][row1, -1]
-        both = sums[2, 3][row0, column0]
-        both = both + sums[2, 1][-1, column0] - sums[2, 1][row1, column0]
-        both = both + sums[0, 3][row0, -1] - sums[0, 3][row0, column1]
-        both = (
-            both
-            + every
-            - sums[0, 1][-1, column1]
-            - sums[0, 1][row1, -1]
-            + sums[0, 1][row1, column1]
-        )
-        found: Ids = every - left - below - right - above + both
-        return found
+        """Count the live queries over each of many half-open rectangles ``(k, 4)``."""
+        return self._histogram.count_many(rects)
 
     def register(self, ranges: Ranges, tag: int = _BASE_TAG) -> Ids:
         """Add queries and return their ids."""
-        start, stop = self.size, self.size + len(ranges)
-        if stop > len(self._live):
-            room = max(stop, 2 * len(self._live))
-            self._ranges = np.resize(self._ranges, (room, 4))
-            self._live = np.resize(self._live, room)
-            self._tags = np.resize(self._tags, room)
-        self._ranges[start:stop] = ranges
-        self._live[start:stop] = True
-        self._tags[start:stop] = tag
-        self.size = stop
-        self._mark(ranges, 1.0)
-        return np.arange(start, stop)
+        start, count = len(self.live), len(ranges)
+        if count == 0:
+            return np.empty(0, np.int64)
+        self.ranges = np.concatenate([self.ranges, ranges])
+        self.live = np.append(self.live, np.ones(count, np.bool_))
+        self._tags = np.append(self._tags, np.full(count, tag, np.int32))
+        self._count(ranges, 1)
+        return np.arange(start, start + count)
 
     def end(self, ids: Ids) -> None:
         """Terminate queries."""
-        assert bool(self._live[ids].all()), "a query is terminated twice"
-        self._live[ids] = False
-        self._mark(self._ranges[ids], -1.0)
+        assert bool(self.live[ids].all()), "a query is terminated twice"
+        self.live[ids] = False
+        if len(ids):
+            self._count(self.ranges[ids], -1)
 
-    def _mark(self, ranges: Ranges, sign: float) -> None:
-        if len(ranges) == 0:
-            return
-        marks = np.zeros((self.rows + 1, self.columns + 1))
-        column0, row0, column1, row1 = ranges.T
-        np.add.at(marks, (row0, column0), sign)
-        np.add.at(marks, (row0, column1 + 1), -sign)
-        np.add.at(marks, (row1 + 1, column0), -sign)
-        np.add.at(marks, (row1 + 1, column1 + 1), sign)
-        self.over += marks.cumsum(0).cumsum(1)[:-1, :-1]
+    def _count(self, ranges: Ranges, sign: int) -> None:
+        self._histogram.add(ranges, sign)
+        self.over = self._histogram.per_cell()
 
 
 class LoadSource:
-    """Draws the points and requests of each round of a :class:`LoadSpec`."""
+    """Draws the points and requests of each round of a :class:`LoadSpec`.
+
+    ``usual_weights`` are the weights of cells without hotspots, ``(rows, columns)``.
+    """
 
     def __init__(self, load: LoadSpec, columns: int, rows: int, seed: int) -> None:
         self.load = load
         self.columns, self.rows = columns, rows
         self._seed = seed
-        self._base = _towns(load.towns, columns, rows, np.random.default_rng([seed, 0, _TOWNS]))
+        random = np.random.default_rng([seed, 0, _TOWNS])
+        self.usual_weights = _towns(load.towns, columns, rows, random)
         self._spots = [spot.weights(columns, rows) for spot in load.hotspots]
         corners = (CellHotspot((0.2, 0.2), 0, 1), CellHotspot((0.8, 0.8), 0, 1))
         self._corners = [corner.weights(columns, rows) for corner in corners]
-
-    def usual_weights(self) -> Floats:
-        """Return the weights of the load without hotspots, ``(rows, columns)``."""
-        return self._base
 
     def weights(self, number: int) -> Floats:
         """Return the weights of a round, ``(rows, columns)``, which sum to one."""
         shares = [spot.share_at(number) for spot in self.load.hotspots]
         usual = 1.0 - sum(shares) - self.load.swing
         assert usual >= -1e-9, "the shares of hotspots exceed 1"
-        total = self._base * max(usual, 0.0)
+        total = self.usual_weights * max(usual, 0.0)
         for share, weights in zip(shares, self._spots, strict=True):
             if share:
                 total = total + share * weights
@@ -270,18 +217,15 @@ class LoadSource:
         usual = query_table.live_ids(_BASE_TAG)
         churn = min(self.load.churn, len(usual)) if number else 0
         ended.append(np.sort(random.choice(usual, churn, replace=False)))
-        gone = np.concatenate(ended).astype(np.int64)
-        query_table.end(gone)
-        new = [
-            query_table.register(
-                self._draw(random, churn if number else self.load.queries, self._base)
-            )
-        ]
+        terminated = np.concatenate(ended).astype(np.int64)
+        query_table.end(terminated)
+        count = churn if number else self.load.queries
+        registered = [query_table.register(self._draw(random, count, self.usual_weights))]
         for k, (spot, weights) in enumerate(zip(self.load.hotspots, self._spots, strict=True)):
             count = spot.queries // _REGISTER_ROUNDS if number < spot.stop else 0
             if spot.start <= number < spot.start + _REGISTER_ROUNDS and count:
-                new.append(query_table.register(self._draw(random, count, weights), k))
-        return np.concatenate(new), gone
+                registered.append(query_table.register(self._draw(random, count, weights), k))
+        return np.concatenate(registered), terminated
 
     def _draw(self, random: np.random.Generator, count: int, weights: Floats) -> Ranges:
         """Draw ranges around cells by weight, with geometrically distributed sides."""

@@ -92,7 +92,7 @@ class CellStage(Stage):
         if not moved:
             return CountingTask(self.space, {})
         parts = routing.plan.partitions
-        rects = np.array([(p.column0, p.row0, p.column1, p.row1) for p in parts])
+        rects = np.array([p.bounds for p in parts])
         now = TIME_MIN if batch.reached is None else batch.reached
         counts = self.histogram(now).count_many(rects).tolist()
         queries = {p.partition_id: count for p, count in zip(parts, counts, strict=True)}
@@ -300,46 +300,11 @@ def _inherited(
     known = [earlier.of(parent, machine) for parent in partition.parents]
     parts = [stats for stats in known if stats is not None]
     if parts and len(parts) == len(known):
-        whole = _joined(parts, partition.partition_id, ranges)
+        only = parts[0] if len(parts) == 1 else None
+        whole = only or PartitionStats.merged(partition.partition_id, parts, ranges)
         if whole is not None:
             return _restricted(whole, partition)
-    return _fresh(partition, ranges)
-
-
-def _fresh(partition: Partition, ranges: NDArray[np.int32]) -> PartitionStats:
-    """Return statistics with the queries and without points; none of the queries is new."""
-    p = partition
-    stats = PartitionStats(p.partition_id, p.column0, p.row0, p.column1, p.row1)
-    stats.set_queries(ranges)
-    stats.close_round()
-    for axis in (stats.rows, stats.columns):
-        axis.r[:] = 0.0
-        axis.pre_span[:] = 0.0
-    return stats
-
-
-def _joined(
-    parts: list[PartitionStats], partition_id: int, ranges: NDArray[np.int32]
-) -> PartitionStats | None:
-    """Join parts two by two if they form rectangles; None if they do not."""
-    parts = sorted(parts, key=lambda part: (part.row0, part.column0))
-    while len(parts) > 1:
-        pair = next(
-            ((a, b) for a in parts for b in parts if a is not b and _are_neighbours(a, b)), None
-        )
-        if pair is None:
-            return None
-        whole = PartitionStats.merged(partition_id, *pair, ranges)
-        parts = [part for part in parts if part not in pair] + [whole]
-    return parts[0]
-
-
-def _are_neighbours(first: PartitionStats, second: PartitionStats) -> bool:
-    side_by_side = first.row0 == second.row0 and first.row1 == second.row1
-    stacked = first.column0 == second.column0 and first.column1 == second.column1
-    return (side_by_side and first.column1 == second.column0) or (
-        stacked and first.row1 == second.row0
-    )
+    return PartitionStats(partition.partition_id, *partition.bounds, ranges)
 
 
 def _restricted(stats: PartitionStats, partition: Partition) -> PartitionStats:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from roost.workload.cells import CellCounter, CellCounts, overlap_counts, query_ranges
+from roost.workload.cells import CellCounter, CellCounts, query_ranges
 from roost.workload.histogram import EulerHistogram
 from roost.workload.model import CostModel
-from roost.workload.trio import AxisStats, MachineStats, PartitionStats, Trio
+from roost.workload.trio import MachineStats, PartitionStats, Trio
 
 __all__ = [
-    "AxisStats",
     "CellCounter",
     "CellCounts",
     "CostModel",
@@ -16,6 +15,5 @@ __all__ = [
     "MachineStats",
     "PartitionStats",
     "Trio",
-    "overlap_counts",
     "query_ranges",
 ]

@@ -1,8 +1,7 @@
-"""Counts of points and queries by cell: the input of all statistics.
+"""Counts of points by cell: the input of all statistics.
 
-A machine counts the cells of its points into a dense table that it keeps between batches, and
-extracts only the cells it touched. The size of its report therefore depends on the number of cells
-with points, not on the size of the grid.
+A machine counts the cells of its points in a dense table that it reuses for each batch, and
+extracts only cells with points. So the size of its report does not depend on the size of the grid.
 """
 
 from __future__ import annotations
@@ -14,20 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.model.space import Grid, locate_axis
-from roost.workload.loops import BLOCK, count_cells, mark_corners, sum_up, take_cells
+from roost.workload.loops import BLOCK, count_cells, take_cells
 
 
 @dataclass(frozen=True, eq=False)
 class CellCounts:
-    """Points per cell, for cells with points.
-
-    Parameters
-    ----------
-    cells
-        Row-major cell numbers, strictly ascending.
-    counts
-        Points of each.
-    """
+    """Points per cell, for cells with points; ``cells`` are row-major and strictly ascending."""
 
     cells: NDArray[np.int32]
     counts: NDArray[np.int64]
@@ -54,25 +45,18 @@ class CellCounts:
         >>> CellCounts.joined([one, two]).counts.tolist()
         [1, 4, 4]
         """
-        kept = [part for part in parts if part.cells.size]
-        if not kept:
-            return cls(np.empty(0, np.int32), np.empty(0, np.int64))
-        cells = np.concatenate([part.cells for part in kept])
-        counts = np.concatenate([part.counts for part in kept])
+        listed = [cls(np.empty(0, np.int32), np.empty(0, np.int64)), *parts]
+        cells = np.concatenate([part.cells for part in listed])
+        counts = np.concatenate([part.counts for part in listed])
         # The parts are sorted runs, which a stable sort merges.
         order = np.argsort(cells, kind="stable")
         cells = cells[order]
-        first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
+        first = np.flatnonzero(np.diff(cells, prepend=np.int32(-1)))
         return cls(cells[first], np.add.reduceat(counts[order], first))
 
 
 class CellCounter:
-    """Counts points by cell, batch after batch, without touching cells without points.
-
-    Parameters
-    ----------
-    size
-        Number of cells of the grid.
+    """Counts the points of each batch by cell, for a grid of ``size`` cells.
 
     Examples
     --------
@@ -121,32 +105,3 @@ def query_ranges(grid: Grid, boxes: NDArray[np.float64]) -> NDArray[np.int32]:
     for k, edges in enumerate((grid.edges_x, grid.edges_y, grid.edges_x, grid.edges_y)):
         ranges[:, k] = locate_axis(boxes[:, k], edges)
     return ranges
-
-
-def overlap_counts(
-    columns: int,
-    rows: int,
-    ranges: NDArray[np.int32],
-    weights: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """Count the queries over each cell, as a table of rows by columns.
-
-    Parameters
-    ----------
-    columns, rows
-        Size of the grid.
-    ranges
-        Inclusive ranges of cells, clipped to the grid.
-    weights
-        Weight of each query; 1 by default.
-
-    Examples
-    --------
-    >>> overlap_counts(3, 2, np.array([[0, 0, 1, 1], [1, 0, 2, 0]], np.int32)).tolist()
-    [[1.0, 2.0, 1.0], [1.0, 1.0, 0.0]]
-    """
-    marks = np.zeros((rows + 1, columns + 1))
-    mark_corners(ranges, np.empty(0) if weights is None else weights, marks)
-    sum_up(marks)
-    counts: NDArray[np.float64] = np.ascontiguousarray(marks[:-1, :-1])
-    return counts

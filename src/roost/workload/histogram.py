@@ -62,12 +62,7 @@ def _count_many(
 
 
 class EulerHistogram:
-    """Counts the queries over any rectangle of cells, exactly.
-
-    Parameters
-    ----------
-    columns, rows
-        Size of the grid.
+    """Counts the queries over any rectangle of cells of a grid, exactly.
 
     Examples
     --------
@@ -110,13 +105,8 @@ class EulerHistogram:
     def per_cell(self) -> NDArray[np.float64]:
         """Count the queries over each cell, as a table of rows by columns."""
         sums = self.sums()
-        over: NDArray[np.float64] = (
-            sums[0, 1:, 1:].astype(np.float64)
-            - sums[1, 1:, :-1]
-            - sums[2, :-1, 1:]
-            + sums[3, :-1, :-1]
-        )
-        return over
+        over = sums[0, 1:, 1:].astype(np.float64)
+        return over - sums[1, 1:, :-1] - sums[2, :-1, 1:] + sums[3, :-1, :-1]
 
     @property
     def nbytes(self) -> int:

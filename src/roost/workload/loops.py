@@ -1,8 +1,8 @@
 """Compiled loops of the statistics.
 
 The numbers of a partition are one flat array: eight lines with a number per row, then eight lines
-with a number per column. The order of the lines is below; the first five hold the closed rounds,
-the last three collect the open one.
+with a number per column. The first five lines are of closed rounds, the last three collect the
+open round.
 """
 
 from __future__ import annotations
@@ -115,14 +115,8 @@ def count_ranges(
         rows[0, low - row0] += sign
         row_marks[low - row0 + 1] += sign
         row_marks[high - row0 + 1] -= sign
-    over = 0.0
-    for k in range(rows.shape[1]):
-        over += row_marks[k]
-        rows[1, k] += over
-    over = 0.0
-    for k in range(columns.shape[1]):
-        over += column_marks[k]
-        columns[1, k] += over
+    rows[1] += np.cumsum(row_marks[:-1])
+    columns[1] += np.cumsum(column_marks[:-1])
 
 
 @njit(cache=True, nogil=True)
@@ -155,42 +149,14 @@ def close_partition(
 
 @njit(cache=True, nogil=True)
 def axis_overlap(
-    axis: NDArray[np.float64], sums: NDArray[np.float64]
-) -> None:  # pragma: no cover - compiled
+    axis: NDArray[np.float64],
+) -> tuple[float, float, float]:  # pragma: no cover - compiled
     """Sum the open round: points, queries, and points times the queries over their line."""
-    before = 0.0
+    before = points = queries = pairs = 0.0
     for k in range(axis.shape[1]):
         starts = axis[Q, k] - before + axis[Q_NEW, k]
         before = axis[Q, k]
-        over = starts + axis[SPAN, k] + axis[SPAN_NEW, k]
-        sums[0] += axis[N_NEW, k]
-        sums[1] += starts
-        sums[2] += axis[N_NEW, k] * over
-
-
-@njit(cache=True, nogil=True)
-def mark_corners(
-    ranges: NDArray[np.int32], weights: NDArray[np.float64], marks: NDArray[np.float64]
-) -> None:  # pragma: no cover - compiled
-    """Mark the corners of ranges, whose prefix sums are the weights over each cell."""
-    rows, columns = marks.shape[0] - 1, marks.shape[1] - 1
-    for i in range(ranges.shape[0]):
-        left, right = max(ranges[i, 0], 0), min(ranges[i, 2], columns - 1)
-        low, high = max(ranges[i, 1], 0), min(ranges[i, 3], rows - 1)
-        if left > right or low > high:
-            continue
-        weight = weights[i] if weights.size else 1.0
-        marks[low, left] += weight
-        marks[low, right + 1] -= weight
-        marks[high + 1, left] -= weight
-        marks[high + 1, right + 1] += weight
-
-
-@njit(cache=True, nogil=True)
-def sum_up(values: NDArray[np.float64]) -> None:  # pragma: no cover - compiled
-    """Replace a table by its prefix sums, in one pass."""
-    for k in range(values.shape[0]):
-        line = 0.0
-        for j in range(values.shape[1]):
-            line += values[k, j]
-            values[k, j] = line if k == 0 else line + values[k - 1, j]
+        points += axis[N_NEW, k]
+        queries += starts
+        pairs += axis[N_NEW, k] * (starts + axis[SPAN, k] + axis[SPAN_NEW, k])
+    return points, queries, pairs

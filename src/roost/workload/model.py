@@ -1,10 +1,10 @@
 """Calibrated cost model: predicts the busy seconds of a machine from its statistics.
 
 ``N * Q * R`` ranks machines but is not a time. This model is linear: the busy seconds of a machine
-are the sum of its features (partitions, points, candidate pairs, ...), each times a coefficient
-learnt online from measured times. Older rounds have exponentially less weight, so the model adapts
-to a machine that becomes slower. Coefficients are not negative: more work never takes less time,
-and a planner would exploit a model that says so.
+are the sum of its features (partitions, points, candidate pairs), each times a coefficient learnt
+online from measured times. Older rounds have exponentially less weight, so the model adapts to a
+machine that becomes slower. Coefficients are not negative: more work never takes less time, and a
+planner would exploit a model that predicts so.
 
 Errors of measured times are proportional to the times, so observations are weighted by the inverse
 square of the time; otherwise only the busiest machines would be fitted.
@@ -13,7 +13,7 @@ square of the time; otherwise only the busiest machines would be fitted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,8 @@ RIDGE = 1e-9
 class CostModel:
     """Predicts busy seconds and learns from measured ones.
 
-    Parameters
-    ----------
-    features
-        Number of features of a machine.
-    forgetting
-        Factor by which the weight of a round decreases each round.
-    prior
-        Initial coefficients, in seconds per unit of each feature.
+    ``forgetting`` is the factor by which the weight of a round decreases each round, ``prior`` the
+    initial coefficients.
 
     Attributes
     ----------
@@ -59,11 +53,7 @@ class CostModel:
     """
 
     def __init__(
-        self,
-        features: int,
-        *,
-        forgetting: float = 0.95,
-        prior: Sequence[float] | None = None,
+        self, features: int, *, forgetting: float = 0.95, prior: Sequence[float] | None = None
     ) -> None:
         assert 1 <= features <= FEATURES_MAX
         assert 0.0 < forgetting <= 1.0
@@ -77,33 +67,18 @@ class CostModel:
         self.error = 1.0
         self.coefficients = np.zeros(features) if self._prior is None else self._prior.copy()
 
-    @property
-    def features(self) -> int:
-        """Number of features of a machine."""
-        return int(self._vector.size)
-
     def predict(self, features: ArrayLike) -> NDArray[np.float64]:
         """Predict the busy seconds of each row of features."""
         seconds: NDArray[np.float64] = np.asarray(features, np.float64) @ self.coefficients
         return seconds
 
     def observe(self, features: ArrayLike, busy_s: ArrayLike) -> float:
-        """Learn from one round.
+        """Learn from the features and measured busy seconds of each machine in one round.
 
-        Parameters
-        ----------
-        features
-            A row per machine.
-        busy_s
-            Measured busy seconds of each machine.
-
-        Returns
-        -------
-        float
-            Relative error of the prediction made before this observation: the sum of the
-            differences over the sum of the times.
+        Returns the relative error of the prediction made before this observation: the sum of the
+        differences over the sum of the times.
         """
-        rows = np.asarray(features, np.float64).reshape(-1, self.features)
+        rows = np.asarray(features, np.float64).reshape(-1, self._vector.size)
         times = np.asarray(busy_s, np.float64)
         if not times.sum() > 0.0:
             return 0.0
@@ -170,14 +145,13 @@ def solve_nonnegative(
     scaled = matrix / np.outer(scale, scale) + RIDGE * np.eye(vector.size)
     right = vector / scale
     best, least = np.zeros(vector.size), 0.0
-    for size in range(1, len(used) + 1):
-        for chosen in combinations(used, size):
-            places = list(chosen)
-            part = np.linalg.solve(scaled[np.ix_(places, places)], right[places])
-            # Half the reduction of the squared error relative to predicting zero.
-            value = -0.5 * float(part @ right[places])
-            if part.min() >= 0.0 and value < least:
-                best, least = np.zeros(vector.size), value
-                best[places] = part
+    for chosen in chain.from_iterable(combinations(used, k + 1) for k in range(len(used))):
+        places = list(chosen)
+        part = np.linalg.solve(scaled[np.ix_(places, places)], right[places])
+        # Half the reduction of the squared error relative to predicting zero.
+        value = -0.5 * float(part @ right[places])
+        if part.min() >= 0.0 and value < least:
+            best, least = np.zeros(vector.size), value
+            best[places] = part
     result: NDArray[np.float64] = best / scale
     return result

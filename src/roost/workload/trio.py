@@ -17,7 +17,7 @@ estimates, possible only in a round with more terminations than registrations, b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from roost.workload.loops import (
     Q_NEW,
     SPAN,
     SPAN_NEW,
+    N,
     Q,
     R,
     axis_overlap,
@@ -39,9 +40,9 @@ from roost.workload.loops import (
     collect_cells,
     count_ranges,
 )
-from roost.workload.reshape import cut_across, cut_along, join_along, starts_of
 
 Numbers = NDArray[np.float64]
+Ranges = NDArray[np.int32]
 HEADER = 5
 
 
@@ -60,19 +61,12 @@ class Trio:
 
 
 class AxisStats:
-    """The eight numbers of each row, or of each column, of a partition.
+    """The eight numbers of each row, or of each column, of a partition: views of ``numbers``.
 
-    Attributes
-    ----------
-    numbers
-        All lines in the order below; the other attributes are views.
-    n, q, r
-        Points; queries; points and net new queries of the last round. Cumulative over the rows. A
-        query counts where it starts.
-    span, pre_span
-        Queries that span the border to the previous row: all, and those of the last round.
-    n_new, q_new, span_new
-        Collectors of the open round, not cumulative.
+    Cumulative over the rows are ``n`` (points), ``q`` (queries, counted where they start) and ``r``
+    (points and net new queries of the last round). ``span`` and ``pre_span`` count queries that
+    span the border to the previous row: all, and those of the last round. The others are collectors
+    of the open round.
     """
 
     def __init__(self, numbers: Numbers) -> None:
@@ -85,32 +79,70 @@ class AxisStats:
     def split(self, at: int) -> tuple[Trio, Trio]:
         """Return the terms of both sides of a cut before line ``at``."""
         assert 0 < at < self.size, "one side of the cut is empty"
-        numbers = self.numbers
-        n, q, r = numbers[: R + 1, at - 1].tolist()
-        n_all, q_all, r_all = numbers[: R + 1, -1].tolist()
-        q_rest = q_all - q + float(numbers[SPAN, at])
-        r_rest = r_all - r + float(numbers[PRE_SPAN, at])
+        n, q, r = self.numbers[: R + 1, at - 1].tolist()
+        n_all, q_all, r_all = self.numbers[: R + 1, -1].tolist()
+        q_rest = q_all - q + float(self.span[at])
+        r_rest = r_all - r + float(self.pre_span[at])
         return _trio(n, q, r), _trio(n_all - n, q_rest, r_rest)
 
     def total(self) -> Trio:
         """Return the terms of all lines together."""
-        n, q, r = self.numbers[: R + 1, -1].tolist()
-        return _trio(n, q, r)
+        return _trio(*self.numbers[: R + 1, -1].tolist())
 
 
 def _trio(n: float, q: float, r: float) -> Trio:
     return Trio(max(n, 0.0), max(q, 0.0), max(r, 0.0))
 
 
-class PartitionStats:
-    """Statistics of one partition.
+def _starts(cumulative: Numbers) -> Numbers:
+    """Invert a cumulative sum."""
+    return np.diff(cumulative, prepend=0.0)
 
-    Parameters
-    ----------
-    partition_id
-        Identifier of the partition.
-    column0, row0, column1, row1
-        The rectangle of cells, half-open.
+
+def _cut_along(whole: Numbers, first: Numbers, second: Numbers) -> None:
+    """Divide the axis that is cut, exactly.
+
+    Queries that span the cut start at the cut in the second part.
+    """
+    at = first.shape[1]
+    first[:] = whole[:, :at]
+    second[:] = whole[:, at:]
+    second[N] -= whole[N, at - 1]
+    second[Q] += whole[SPAN, at] - whole[Q, at - 1]
+    second[R] += whole[PRE_SPAN, at] - whole[R, at - 1]
+    second[Q_NEW, 0] += whole[SPAN_NEW, at]
+    second[[SPAN, PRE_SPAN, SPAN_NEW], 0] = 0.0
+
+
+def _cut_across(whole: Numbers, along: Numbers, across: Numbers) -> None:
+    """Assign a part its share of the other axis, by the part's totals along the cut axis."""
+    for line, span in ((N, None), (Q, SPAN), (R, PRE_SPAN)):
+        share = _share(_starts(whole[line]), float(along[line, -1]), across[line])
+        np.cumsum(across[line], out=across[line])
+        if span is not None:
+            across[span] = whole[span] * share
+    for line, span in ((N_NEW, None), (Q_NEW, SPAN_NEW)):
+        share = _share(whole[line], float(along[line].sum()), across[line])
+        if span is not None:
+            across[span] = whole[span] * share
+
+
+def _share(values: Numbers, total: float, out: Numbers) -> float:
+    """Scale values to a total; distribute it evenly if they give no proportion."""
+    everything = float(values.sum())
+    share = total / everything if everything else -1.0
+    if not 0.0 <= share <= 1.0:
+        # Registrations and terminations cancel out, so the sum gives no proportion.
+        out[:] = total / values.size
+        return 0.0
+    out[:] = values * share
+    return share
+
+
+class PartitionStats:
+    """Statistics of one partition, a half-open rectangle of cells.
+
+    They start without points, with the queries of ``ranges`` as if registered in earlier rounds.
 
     Examples
     --------
@@ -122,21 +154,26 @@ class PartitionStats:
     (Trio(n=1.0, q=1.0, r=2.0), Trio(n=1.0, q=1.0, r=2.0))
     """
 
-    def __init__(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
+    def __init__(
+        self,
+        partition_id: int,
+        column0: int,
+        row0: int,
+        column1: int,
+        row1: int,
+        ranges: Ranges | None = None,
+    ) -> None:
         assert column0 < column1 and row0 < row1, "the partition has no cells"
-        header = (partition_id, column0, row0, column1, row1)
-        self._flat = np.zeros(HEADER + LINES * (column1 - column0 + row1 - row0))
-        self._flat[:HEADER] = header
-        self._open(*header)
-
-    def _open(self, partition_id: int, column0: int, row0: int, column1: int, row1: int) -> None:
-        """Create views of the flat array."""
+        width, height = column1 - column0, row1 - row0
         self.partition_id = partition_id
         self.column0, self.row0, self.column1, self.row1 = column0, row0, column1, row1
-        height = row1 - row0
+        self._flat = np.zeros(HEADER + LINES * (width + height))
+        self._flat[:HEADER] = (partition_id, column0, row0, column1, row1)
         self._numbers = self._flat[HEADER:]
         self.rows = AxisStats(self._numbers[: LINES * height].reshape(LINES, height))
-        self.columns = AxisStats(self._numbers[LINES * height :].reshape(LINES, column1 - column0))
+        self.columns = AxisStats(self._numbers[LINES * height :].reshape(LINES, width))
+        if ranges is not None:
+            self._recount(ranges, (self.rows, self.columns))
 
     @property
     def bounds(self) -> tuple[int, int, int, int]:
@@ -150,8 +187,8 @@ class PartitionStats:
 
     def add_cells(self, counts: CellCounts, grid_columns: int) -> None:
         """Collect points counted by cell; cells of other partitions are ignored."""
-        lines = (self.rows.numbers, self.columns.numbers)
-        collect_cells(counts.cells, counts.counts, grid_columns, self.bounds, *lines)
+        axes = (self.rows.numbers, self.columns.numbers)
+        collect_cells(counts.cells, counts.counts, grid_columns, self.bounds, *axes)
 
     def expire_cells(self, counts: CellCounts, grid_columns: int) -> None:
         """Subtract points that left the window from N; cells of other partitions are ignored.
@@ -165,47 +202,39 @@ class PartitionStats:
         for axis, lines in ((self.columns, column - self.column0), (self.rows, row - self.row0)):
             axis.n[:] -= np.cumsum(np.bincount(lines[mine], gone, axis.size))
 
-    def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
+    def add_queries(self, ranges: Ranges, sign: int = 1) -> None:
         """Collect queries by their inclusive cell ranges, clipped to the partition.
 
-        Parameters
-        ----------
-        ranges
-            Rows of ``column0, row0, column1, row1``.
-        sign
-            1 for registered queries, -1 for terminated ones.
+        ``sign`` is 1 for registered queries, -1 for terminated ones.
         """
         lines = (self.rows.numbers[Q_NEW:], self.columns.numbers[Q_NEW:])
         count_ranges(ranges, float(sign), self.bounds, *lines)
 
-    def set_queries(self, ranges: NDArray[np.int32]) -> None:
+    def set_queries(self, ranges: Ranges) -> None:
         """Set the collectors so that closing the round leaves exactly these queries."""
         for axis, counts in zip((self.rows, self.columns), self._count(ranges), strict=True):
-            axis.numbers[Q_NEW] = counts[0] - starts_of(axis.numbers[Q])
-            axis.numbers[SPAN_NEW] = counts[1] - axis.numbers[SPAN]
+            axis.q_new[:] = counts[0] - _starts(axis.q)
+            axis.span_new[:] = counts[1] - axis.span
 
-    def _count(self, ranges: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
+    def _count(self, ranges: Ranges) -> tuple[Numbers, Numbers]:
         """Count starts and spans of queries, by row and by column."""
         by_row, by_column = np.zeros((2, self.rows.size)), np.zeros((2, self.columns.size))
         count_ranges(ranges, 1.0, self.bounds, by_row, by_column)
         return by_row, by_column
 
-    def _recount(self, ranges: NDArray[np.int32], axes: Iterable[AxisStats]) -> None:
+    def _recount(self, ranges: Ranges, axes: Iterable[AxisStats]) -> None:
         """Recompute the queries of closed rounds from all queries and the open round's."""
         by_row, by_column = self._count(ranges)
         for axis in axes:
             counts = by_row if axis is self.rows else by_column
-            axis.numbers[Q] = np.cumsum(counts[0] - axis.numbers[Q_NEW])
-            axis.numbers[SPAN] = counts[1] - axis.numbers[SPAN_NEW]
+            axis.q[:] = np.cumsum(counts[0] - axis.q_new)
+            axis.span[:] = counts[1] - axis.span_new
 
     def close_round(self, fade: float = 0.5) -> None:
         """Add the collectors to the closed rounds and reset them.
 
-        Parameters
-        ----------
-        fade
-            Weight of the points of earlier rounds: one half as in the paper, 1.0 if a window
-            expires points.
+        ``fade`` is the weight of the points of earlier rounds: one half as in the paper, 1.0 if a
+        window expires points.
         """
         close_partition(self._numbers, self.rows.size, fade)
 
@@ -216,12 +245,7 @@ class PartitionStats:
     def split(self, vertical: bool, at: int) -> tuple[Trio, Trio]:
         """Return the terms of both parts of a cut, in constant time.
 
-        Parameters
-        ----------
-        vertical
-            Whether columns are divided, rather than rows.
-        at
-            First column or row of the second part.
+        A vertical cut divides columns. ``at`` is the first column or row of the second part.
         """
         if vertical:
             return self.columns.split(at - self.column0)
@@ -233,36 +257,20 @@ class PartitionStats:
         A candidate pair is a point and a query over its cell. The estimate assumes that rows and
         columns are independent.
         """
-        by_row, by_column = np.zeros(3), np.zeros(3)
-        axis_overlap(self.rows.numbers, by_row)
-        axis_overlap(self.columns.numbers, by_column)
-        points, queries = by_row[0], by_row[1]
-        pairs = by_row[2] * by_column[2] / (points * queries) if points * queries > 0 else 0.0
+        points, queries, by_row = axis_overlap(self.rows.numbers)
+        by_column = axis_overlap(self.columns.numbers)[2]
+        pairs = by_row * by_column / (points * queries) if points * queries > 0 else 0.0
         return np.array([1.0, points, max(pairs, 0.0)])
 
     def cut(
-        self,
-        vertical: bool,
-        at: int,
-        first_id: int,
-        second_id: int,
-        ranges: NDArray[np.int32] | None = None,
+        self, vertical: bool, at: int, first_id: int, second_id: int, ranges: Ranges | None = None
     ) -> tuple[PartitionStats, PartitionStats]:
         """Divide the statistics like the partition.
 
         Along the axis that is cut, all numbers stay exact. Along the other, only the totals of the
         parts are known, and each row's (or column's) numbers are divided in proportion to them; in
-        later rounds, exact counts replace the fading estimates.
-
-        Parameters
-        ----------
-        vertical, at
-            As for :meth:`split`.
-        first_id, second_id
-            Identifiers of the parts.
-        ranges
-            All queries of the partition, including those of the open round: with them, query
-            counts are exact along both axes.
+        later rounds, exact counts replace the fading estimates. With the ranges of all queries of
+        the partition, including those of the open round, query counts are exact along both axes.
         """
         c0, r0, c1, r1 = self.bounds
         if vertical:
@@ -273,48 +281,39 @@ class PartitionStats:
             second = PartitionStats(second_id, c0, at, c1, r1)
         along, across = self._axes(vertical)
         sides = first._axes(vertical), second._axes(vertical)
-        cut_along(along.numbers, sides[0][0].numbers, sides[1][0].numbers)
+        _cut_along(along.numbers, sides[0][0].numbers, sides[1][0].numbers)
         for part, (part_along, part_across) in zip((first, second), sides, strict=True):
-            cut_across(across.numbers, part_along.numbers, part_across.numbers)
+            _cut_across(across.numbers, part_along.numbers, part_across.numbers)
             if ranges is not None:
                 part._recount(ranges, [part_across])
         return first, second
 
     @classmethod
     def merged(
-        cls,
-        partition_id: int,
-        first: PartitionStats,
-        second: PartitionStats,
-        ranges: NDArray[np.int32] | None = None,
-    ) -> PartitionStats:
-        """Merge the statistics of two partitions that together form a rectangle.
+        cls, partition_id: int, parts: Sequence[PartitionStats], ranges: Ranges | None = None
+    ) -> PartitionStats | None:
+        """Merge the statistics of disjoint partitions, or return None if they form no rectangle.
 
-        Points are exact. A query across the border is counted on both sides: without ``ranges`` it
-        stays counted twice, and R counts it twice until the next round is closed.
-
-        Parameters
-        ----------
-        partition_id
-            Identifier of the merged partition.
-        first, second
-            The parts; the first has the lower columns or rows.
-        ranges
-            All queries of both, as for :meth:`cut`.
+        Points are exact. A query across a border is counted on both sides: without the ranges of
+        all queries it stays counted twice, and R counts it twice until the next round is closed.
         """
-        vertical = first.row0 == second.row0 and first.row1 == second.row1
-        if vertical:
-            assert first.column1 == second.column0, "the parts are not adjacent"
-        else:
-            assert first.row1 == second.row0, "the parts are not adjacent"
-            assert (first.column0, first.column1) == (second.column0, second.column1)
-        whole = cls(partition_id, first.column0, first.row0, second.column1, second.row1)
-        along, across = whole._axes(vertical)
-        (low, low_across), (high, high_across) = first._axes(vertical), second._axes(vertical)
-        join_along(low.numbers, high.numbers, along.numbers)
-        across.numbers[:] = low_across.numbers + high_across.numbers
+        rects = np.array([part.bounds for part in parts])
+        column0, row0 = rects[:, :2].min(axis=0).tolist()
+        column1, row1 = rects[:, 2:].max(axis=0).tolist()
+        whole = cls(partition_id, column0, row0, column1, row1)
+        if (rects[:, 2:] - rects[:, :2]).prod(axis=1).sum() != whole.rows.size * whole.columns.size:
+            return None
+        for part in parts:
+            for total, axis, first in (
+                (whole.rows, part.rows, part.row0 - row0),
+                (whole.columns, part.columns, part.column0 - column0),
+            ):
+                end = first + axis.size
+                total.numbers[:, first:end] += axis.numbers
+                # N, Q and R are cumulative.
+                total.numbers[: R + 1, end:] += axis.numbers[: R + 1, -1:]
         if ranges is not None:
-            whole._recount(ranges, [along, across])
+            whole._recount(ranges, (whole.rows, whole.columns))
         return whole
 
     def _axes(self, vertical: bool) -> tuple[AxisStats, AxisStats]:
@@ -335,13 +334,7 @@ class PartitionStats:
 
 
 class MachineStats:
-    """Statistics of the partitions that one machine holds.
-
-    Attributes
-    ----------
-    partitions
-        By partition identifier.
-    """
+    """Statistics of the partitions of one machine, by identifier in ``partitions``."""
 
     def __init__(self, partitions: Iterable[PartitionStats] = ()) -> None:
         self.partitions = {stats.partition_id: stats for stats in partitions}
@@ -356,7 +349,7 @@ class MachineStats:
         for stats in self.partitions.values():
             stats.expire_cells(counts, grid_columns)
 
-    def add_queries(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
+    def add_queries(self, ranges: Ranges, sign: int = 1) -> None:
         """Collect queries in every partition they overlap."""
         for stats in self.partitions.values():
             stats.add_queries(ranges, sign)
@@ -376,15 +369,7 @@ class MachineStats:
 
     def features(self) -> Numbers:
         """Return the sum of the partitions' features, for the open round."""
-        total = np.zeros(3)
-        for stats in self.partitions.values():
-            total += stats.features()
-        return total
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the numbers in bytes."""
-        return sum(stats.nbytes for stats in self.partitions.values())
+        return sum((stats.features() for stats in self.partitions.values()), np.zeros(3))
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all numbers as named arrays, for one file."""
