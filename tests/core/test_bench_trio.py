@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from roost.bench import run_bench, trio
-from roost.bench.aqwa import AqwaStats
 from roost.bench.trio import aqwa_bytes, line_count, trio_bytes
 
 
@@ -42,8 +41,8 @@ def test_beyond_a_partition_a_column_each_cut_adds_one_line() -> None:
 
 
 def test_sizes_of_large_grids_are_computed_from_smaller_ones() -> None:
-    stats = AqwaStats(100, 100)
-    assert aqwa_bytes(100) == (stats.nbytes, stats.bytes_per_round)
+    cells, sums = 100**2, 101**2
+    assert aqwa_bytes(100) == (5 * 4 * cells + (8 + 4 * 4) * sums, 5 * 4 * cells)
     stored, sent = aqwa_bytes(6400)
     assert sent == 5 * 4 * 6400**2
     assert stored == pytest.approx(44 * 6400**2, rel=0.01)

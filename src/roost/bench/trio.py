@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from roost.balance.plan import Plan, Router
 from roost.balance.strategies import History, initial_plan
-from roost.bench.aqwa import NUMBERS_PER_CELL, AqwaStats
 from roost.bench.cases import SEED, Floats, Pickups, box_requests, boxes_of, data_dir, load_pickups
 from roost.bench.common import Measured, Plot, Row
 from roost.bench.streams import admit
@@ -48,11 +47,13 @@ from roost.workload import (
     PartitionStats,
     query_ranges,
 )
+from roost.workload.histogram import CORNERS
 from roost.workload.loops import LINES
 
 MACHINES = 22
 GRID_SIDE = 1000
 BYTES_PER_REPORT = 16
+AQWA_NUMBERS = 1 + CORNERS  # of each cell: its points, and the queries of an Euler histogram
 PARTITIONS_BUILT = 1000
 SIDE_BUILT = 1600
 TRIO, CELLS, NUMERATOR = "calibrated-trio", "calibrated-cells", "numerator"
@@ -182,10 +183,15 @@ def trio_bytes(side: int, partitions: int, square: bool) -> int:
 
 
 def aqwa_bytes(side: int) -> tuple[int, int]:
-    """Return the bytes that AQWA stores, and those that it sends each round."""
+    """Return the bytes that AQWA stores, and those that it sends each round.
+
+    It stores five counters and five prefix sums for each cell, and sends all counters.
+    """
     built = min(side, SIDE_BUILT)
-    stats, times = AqwaStats(built, built), (side / built) ** 2
-    return round(stats.nbytes * times), round(stats.bytes_per_round * times)
+    points, sums = np.zeros((built, built), np.int32), np.zeros((built + 1, built + 1), np.int64)
+    stored = points.nbytes + sums.nbytes + EulerHistogram(built, built).nbytes
+    times = (side / built) ** 2
+    return round(stored * times), round(AQWA_NUMBERS * points.nbytes * times)
 
 
 def _storage_row(side: int, partitions: int, varied: str) -> Row:
@@ -202,7 +208,7 @@ def _storage_row(side: int, partitions: int, varied: str) -> Row:
         "aqwa_bytes": theirs,
         "best_numbers": LINES * lines[0],
         "worst_numbers": LINES * lines[1],
-        "aqwa_numbers": 2 * NUMBERS_PER_CELL * side * side,
+        "aqwa_numbers": 2 * AQWA_NUMBERS * side * side,
         "ratio_best": theirs / best,
         "ratio_worst": theirs / worst,
     }

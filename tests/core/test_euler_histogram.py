@@ -1,4 +1,4 @@
-"""Euler histogram and AQWA's statistics, compared with brute force over queries and points."""
+"""Euler histogram, compared with brute force over queries."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio_model import ranges_on
 
-from roost.bench.aqwa import AqwaStats
-from roost.workload import CellCounter, EulerHistogram
+from roost.workload import EulerHistogram
 
 sides = st.integers(1, 6)
 
@@ -55,31 +54,3 @@ def test_an_empty_histogram_counts_zero() -> None:
     assert histogram.count(0, 0, 3, 2) == 0
     assert histogram.count_many(np.empty((0, 4), np.int64)).tolist() == []
     assert histogram.per_cell().tolist() == [[0.0] * 3] * 2
-
-
-@given(sides, sides, st.data())
-def test_the_cost_of_a_rectangle_is_its_points_times_its_queries(columns, rows, data) -> None:
-    ranges = data.draw(ranges_on(columns, rows))
-    cells = np.array(data.draw(st.lists(st.integers(0, columns * rows - 1))), np.int32)
-    stats = AqwaStats(columns, rows)
-    counter = CellCounter(columns * rows)
-    for part in (cells[::2], cells[1::2]):
-        counter.add(part)
-        stats.add_cells(counter.take())
-    stats.add_queries(ranges)
-    row, column = np.divmod(cells, columns)
-    for c0, r0, c1, r1 in rectangles(columns, rows).tolist():
-        points = np.count_nonzero((column >= c0) & (column < c1) & (row >= r0) & (row < r1))
-        assert stats.count_points(c0, r0, c1, r1) == points
-        expected = points * brute([c0, r0, c1, r1], ranges, columns, rows)
-        assert stats.cost(c0, r0, c1, r1) == expected
-    stats.add_queries(ranges, -1)
-    assert stats.cost(0, 0, columns, rows) == 0.0
-
-
-def test_aqwa_stores_ten_numbers_per_cell_and_sends_five() -> None:
-    stats = AqwaStats(200, 100)
-    cells = 200 * 100
-    assert stats.nbytes / cells >= 10 * 4
-    assert stats.nbytes / cells < 12 * 4
-    assert stats.bytes_per_round == 5 * 4 * cells
