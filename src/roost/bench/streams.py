@@ -22,6 +22,7 @@ from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.runtime.records import Commit
 from roost.stages.slices import ParquetSlice
+from roost.stages.sources import Source
 from roost.storage.store import Store
 
 LOG = "queries.db"
@@ -50,10 +51,8 @@ def admit(folder: Path, space: Space, requests: pa.Table) -> list[tuple[Segment,
         return [(segment, ended) for _, segment, ended in queries.segments]
 
 
-class Repeated:
+class Repeated(Source):
     """A source of points that streams one file several times."""
-
-    grows = False
 
     def __init__(self, path: str, passes: int) -> None:
         self._path = path
@@ -64,14 +63,6 @@ class Repeated:
     def total(self) -> int:
         """Return the rows of all passes."""
         return self._rows * self._passes
-
-    def ended(self, offset: int) -> bool:
-        """Return whether all passes are done."""
-        return offset >= self.total()
-
-    def poll(self) -> bool:
-        """Return False: the file does not grow."""
-        return False
 
     def take(self, offset: int, limit: int) -> list[ParquetSlice]:
         """Return the rows after an offset, across the borders of passes."""
@@ -94,18 +85,11 @@ class Repeated:
 
 
 class BatchTimes:
-    """Records when each step of each batch begins; the hooks of a pipeline.
-
-    Attributes
-    ----------
-    steps
-        Clock time of each step by its name in :mod:`roost.runtime.loop`, one dict a batch.
-    commits
-        Commit of each batch.
-    """
+    """Records when each step of each batch begins; the hooks of a pipeline."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        # Of each batch, clock times by the names of steps in :mod:`roost.runtime.loop`.
         self.steps: list[dict[str, float]] = []
         self.commits: list[Commit] = []
 

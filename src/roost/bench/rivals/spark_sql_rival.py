@@ -8,6 +8,7 @@ from pathlib import Path
 
 from roost.bench.common import CORES
 from roost.bench.rivals.protocol import job_of, measure, parser
+from roost.engine.baselines.sedona import one_pass
 from roost.engine.baselines.spark_sql import CellJoin, session
 
 
@@ -23,10 +24,7 @@ def main() -> None:
         )
 
         def run(points_path: str, out: Path | None) -> int:
-            if out is None:
-                return join.count(points_path)
-            join.write(points_path, out)
-            return 0
+            return one_pass(join.matches(points_path), out)
 
         notes = "sort-merge join on cells, cached query side"
         measure(job, "spark_sql", f"spark {version('pyspark')}", notes, run)

@@ -160,14 +160,6 @@ class CellJoin:
         test = BOX_MATCH if self._kind == "boxes" else POLYGON_MATCH
         return candidates.where(test).select("query_id", "point_id", "event_time")
 
-    def count(self, points_path: str) -> int:
-        """Count the matches of a file of points."""
-        return self.matches(points_path).count()
-
-    def write(self, points_path: str, out: Path) -> None:
-        """Write the matches of a file of points as Parquet."""
-        self.matches(points_path).write.parquet(str(out))
-
 
 def polygon_pieces(queries_path: str, grid: CellGrid) -> pa.Table:
     """Return a row per polygon and touched cell: ``cell, query_id, edges``.
