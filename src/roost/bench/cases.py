@@ -54,23 +54,13 @@ ZONES_FILE = "geofences/nyc_taxi_zones.geojson"
 
 @dataclass(frozen=True, slots=True)
 class CaseSpec:
-    """The size of a case.
-
-    Parameters
-    ----------
-    queries
-        Number of boxes; the data determine the number of polygons.
-    points, write_points, warm_points
-        Rows of the three files of points; without points to write, matches are only counted.
-    timed_s, warm_s
-        Minimum duration of the timed passes, and of the warm-up.
-    """
+    """The size of a case: numbers of queries and points, and minimum durations."""
 
     name: str
     kind: Kind
-    queries: int
+    queries: int  # boxes; the data determine the number of polygons
     points: int
-    write_points: int
+    write_points: int  # 0: matches are only counted
     warm_points: int = 32_768
     timed_s: float = 4.0
     warm_s: float = 5.0
@@ -78,28 +68,16 @@ class CaseSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case(CaseSpec):
-    """A workload on disk, with its actual numbers of points and queries.
+    """A workload on disk, with its actual numbers of points and queries."""
 
-    Parameters
-    ----------
-    points_path, write_points_path, warm_points_path
-        Parquet files with ``id, event_time, lon, lat``, in event order.
-    queries_path
-        Parquet file of register requests: boxes (``x0, y0, x1, y1``) or polygons (``wkt``).
-    side_x, side_y
-        Sides of a box, or the mean sides of the polygons' bounding boxes.
-    data
-        Name of the data from which the points come.
-    """
-
-    points_path: str
+    points_path: str  # Parquet with id, event_time, lon and lat, in event order
     write_points_path: str
     warm_points_path: str
-    queries_path: str
+    queries_path: str  # Parquet of register requests with x0, y0, x1, y1 or wkt
     bounds: Bounds
-    side_x: float
+    side_x: float  # of a box, or the mean of the polygons' bounding boxes
     side_y: float
-    data: str
+    data: str  # from which the points come
 
     @classmethod
     def load(cls, path: Path) -> Case:

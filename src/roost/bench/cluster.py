@@ -82,15 +82,8 @@ class TableInputs:
 class EmulatedExecutor(InProcessExecutor):
     """Runs each machine's part several times and reports its minimum time.
 
-    Parameters
-    ----------
-    work
-        Replaces the times of reports, as :func:`counted_work`; None measures them.
-
-    Attributes
-    ----------
-    seconds
-        Time of the last batch if all parts of a level run at the same time.
+    ``work`` replaces the times of reports, as :func:`counted_work`; None measures them.
+    ``seconds`` is the time of the last batch if all parts of a level run at the same time.
     """
 
     def __init__(self, machines: int, work: Callable[[Report], Report] | None = None) -> None:
@@ -163,16 +156,9 @@ def _link_segments(source: str, target: str) -> None:
 class EmulatedCluster:
     """One strategy on a number of machines.
 
-    Parameters
-    ----------
-    folder
-        Folder of its state and output; must not exist.
-    base
-        State directory with the standing queries, from :func:`roost.bench.streams.admit`.
-    settings
-        Further settings of the run.
-    work
-        As for :class:`EmulatedExecutor`.
+    Its state and output are in ``folder``, which must not exist. The state directory ``base`` has
+    the standing queries, from :func:`roost.bench.streams.admit`. ``work`` is as for
+    :class:`EmulatedExecutor`.
     """
 
     def __init__(

@@ -79,27 +79,16 @@ class Plot:
 class Measured:
     """What a benchmark returns.
 
-    Parameters
-    ----------
-    rows, summary
-        Metrics of each case, and of the benchmark; ``failed`` in the summary lists reasons.
-    plots
-        By the suffix that their file names add to the result's.
-    table
-        Columns of the console table: heading, then key of the rows and format; none for no table.
-    table_rows
-        Rows of the console table, if not ``rows``.
-    more, environment
-        Further keys of the result, and of its environment.
+    ``table`` has the columns of the console table: heading, then key of the rows and format.
     """
 
-    rows: list[Row]
-    summary: Row
-    plots: Mapping[str, Plot]
+    rows: list[Row]  # metrics of each case
+    summary: Row  # of the benchmark; ``failed`` lists reasons
+    plots: Mapping[str, Plot]  # by the suffix that their file names add to the result's
     table: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    table_rows: Sequence[Row] | None = None
-    more: Row = field(default_factory=dict)
-    environment: Row = field(default_factory=dict)
+    table_rows: Sequence[Row] | None = None  # if not ``rows``
+    more: Row = field(default_factory=dict)  # further keys of the result
+    environment: Row = field(default_factory=dict)  # further keys of its environment
 
 
 def write(name: str, quick: bool, path: Path, described: Row, measured: Measured) -> None:

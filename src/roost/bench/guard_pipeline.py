@@ -66,25 +66,13 @@ DEFENCES: dict[str, dict[str, Any]] = {
 
 
 class Size(NamedTuple):
-    """Size of the measured workloads.
+    """Size of the measured workloads."""
 
-    Parameters
-    ----------
-    rounds, points
-        Number of batches, and of points in each.
-    start
-        Batch in which attacks begin.
-    scale
-        Fraction of the dissertation's queries and rates.
-    cases
-        Defences by attack.
-    """
-
-    rounds: int
-    points: int
-    start: int
-    scale: float
-    cases: Mapping[str, Sequence[str]]
+    rounds: int  # number of batches
+    points: int  # of a batch
+    start: int  # batch in which attacks begin
+    scale: float  # fraction of the dissertation's queries and rates
+    cases: Mapping[str, Sequence[str]]  # defences by attack
 
 
 FULL = Size(28, 100_000, 4, 1.0, {f"{RATES[-1]}/s": tuple(DEFENCES)})

@@ -38,26 +38,15 @@ SEED = 6
 class Hotspot:
     """A square that receives a share of the points for some rounds.
 
-    Parameters
-    ----------
-    begin, end
-        Rounds, the end not included, as fractions of the timeline.
-    share
-        Largest share of the points; there are as many more queries, relative to the standing ones.
-    corner
-        Lower left corner of the square, in fractions of the space's sides.
-    normal
-        Whether points are normally distributed in the square, or uniformly.
-    step
-        Whether the share is constant, or rises and falls.
+    There are as many more queries, relative to the standing ones, as the share says.
     """
 
-    begin: float
-    end: float
-    share: float
-    corner: tuple[float, float]
-    normal: bool = False
-    step: bool = False
+    begin: float  # as a fraction of the timeline
+    end: float  # not included
+    share: float  # the largest
+    corner: tuple[float, float]  # lower left, in fractions of the space's sides
+    normal: bool = False  # distribution of the points; uniform otherwise
+    step: bool = False  # the share is constant; otherwise it rises and falls
 
     def active(self, place: float) -> bool:
         """Return whether the hotspot exists at a place of the timeline."""
@@ -97,14 +86,9 @@ class Step(NamedTuple):
 
 
 class TimedLoad(ABC):
-    """Rounds of points and requests, the same for every strategy.
+    """Rounds of ``points`` points and some requests, the same for every strategy.
 
-    Parameters
-    ----------
-    rounds, points
-        Number of rounds, and of points in each.
-    round_s
-        Event time of a round.
+    A round takes ``round_s`` seconds of event time.
     """
 
     def __init__(self, pickups: Pickups, rounds: int, points: int, round_s: int) -> None:

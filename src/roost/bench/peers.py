@@ -53,23 +53,13 @@ class UnequalMatches(RoostError):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A measured system.
-
-    Parameters
-    ----------
-    command
-        Returns the start of its command line; raises ``Unavailable`` if it cannot run.
-    polygons
-        The same for polygons, if it differs.
-    required
-        Whether a failure ends the benchmark.
-    """
+    """A measured system."""
 
     name: str
-    command: Maker
-    polygons: Maker | None = None
+    command: Maker  # returns the start of the command line; raises Unavailable if it cannot run
+    polygons: Maker | None = None  # the same for polygons, if it differs
     modes: tuple[Mode, ...] = MODES
-    required: bool = False
+    required: bool = False  # whether a failure ends the benchmark
 
     def maker(self, kind: Kind) -> Maker:
         """Return what makes the command line for a kind of queries."""

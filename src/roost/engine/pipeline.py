@@ -41,15 +41,8 @@ class _StoppedError(Exception):
 class Pipeline(BasePipeline):
     """Continuous spatial queries over a stream of points.
 
-    Parameters
-    ----------
-    config
-        Settings of the run.
-    spark
-        Session to use; created from the configuration by default.
-    **hooks
-        Source, sinks, callbacks, clock and seed: see
-        :class:`roost.runtime.pipeline.BasePipeline`.
+    The Spark session is created from the configuration by default. ``hooks`` are source, sinks,
+    callbacks, clock and seed: see :class:`roost.runtime.pipeline.BasePipeline`.
 
     Examples
     --------

@@ -23,12 +23,9 @@ TIME_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"  # Spark's default has no micros
 
 
 class CallbackSink:
-    """Passes each batch to a Python function as Arrow tables.
+    """Passes each batch to a Python function: its id, and a table of at most ``rows_max`` matches.
 
-    Parameters
-    ----------
-    function
-        Called with the batch id and a table of at most ``rows_max`` matches, as often as needed.
+    The function is called as often as the batch needs.
     """
 
     def __init__(self, function: Callable[[int, pa.Table], None], rows_max: int = 1 << 20) -> None:

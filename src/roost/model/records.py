@@ -86,18 +86,9 @@ Instant = dt.datetime | int
 class Query:
     """A continuous query, active for points with an event time in ``[at, expires_at)``.
 
-    Parameters
-    ----------
-    query_id
-        Unique among active queries.
-    user_id
-        Owner; only the owner may terminate the query.
-    predicate
-        Condition on a point's attributes, see ``docs/queries.md``.
-    aggregate
-        Aggregates over the window instead of matches, such as ``count, avg(fare)``.
-    nearest
-        Number of points of the window nearest to the circle's centre, instead of matches.
+    Its identifier is unique among active queries, and only its owner may terminate it. Instead of
+    matches, the result may be an aggregate of the window, such as ``count, avg(fare)``, or a number
+    of its points that are nearest to the circle's centre. ``docs/queries.md`` describes predicates.
 
     Examples
     --------
