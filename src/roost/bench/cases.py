@@ -23,7 +23,6 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
 
+import roost
 from roost.errors import SourceError
 
 Kind = Literal["boxes", "polygons"]
@@ -48,6 +48,7 @@ ROW_GROUP_ROWS = 131_072
 ROW_GROUPS_MIN = 8
 STAND_IN_POLYGONS = 263
 STAND_IN_VERTICES = 355
+SAMPLE = Path(roost.__file__).parent / "data" / "sample_points.parquet"
 POINTS_FILE = "nyc_uber_pickups_2014q2.parquet"
 ZONES_FILE = "geofences/nyc_taxi_zones.geojson"
 
@@ -82,9 +83,8 @@ class Case(CaseSpec):
     @classmethod
     def load(cls, path: Path) -> Case:
         """Read the ``case.json`` that :func:`make_case` wrote."""
-        case = cls(**json.loads(path.read_text()))
-        x0, y0, x1, y1 = case.bounds
-        return dataclasses.replace(case, bounds=(x0, y0, x1, y1))
+        data = json.loads(path.read_text())
+        return cls(**{**data, "bounds": tuple(data["bounds"])})
 
 
 FULL = (
@@ -126,14 +126,8 @@ def data_dir() -> Path | None:
 
 def load_pickups(folder: Path | None) -> Pickups:
     """Read the points from the folder of the full data; None reads the bundled sample."""
-    if folder is None:
-        sample = resources.files("roost") / "data" / "sample_points.parquet"
-        with resources.as_file(sample) as path:
-            return _read_pickups(path, "bundled sample")
-    return _read_pickups(folder / POINTS_FILE, POINTS_FILE)
-
-
-def _read_pickups(path: Path, source: str) -> Pickups:
+    source = "bundled sample" if folder is None else POINTS_FILE
+    path = SAMPLE if folder is None else folder / POINTS_FILE
     if not path.is_file():
         raise SourceError(f"the points of the benchmarks are missing: {path.name} in ROOST_DATA")
     table = pq.read_table(path, columns=["event_time", "lon", "lat"]).sort_by("event_time")
@@ -158,19 +152,16 @@ def make_case(spec: CaseSpec, pickups: Pickups, folder: Path, data: Path | None)
         queries = polygon_requests(polygons)
         corners = shapely.bounds(polygons)
         side_x, side_y = (corners[:, 2:] - corners[:, :2]).mean(axis=0).tolist()
-    paths = {name: folder / f"{name}.parquet" for name in ("points", "write", "warm", "queries")}
+    files = ("points", "write_points", "warm_points", "queries")
+    paths = {name: folder / f"{name}.parquet" for name in files}
     pq.write_table(queries, paths["queries"], compression="none", use_dictionary=False)
-    rows = {
-        "points": _write_points(pickups, spec.points, paths["points"]),
-        "write_points": _write_points(pickups, spec.write_points, paths["write"]),
-        "warm_points": _write_points(pickups, spec.warm_points, paths["warm"]),
-        "queries": queries.num_rows,
-    }
+    given = dataclasses.asdict(spec)
+    rows = {name: _write_points(pickups, given[name], paths[name]) for name in files[:3]}
     case = Case(
-        **{**dataclasses.asdict(spec), **rows},
+        **{**given, **rows, "queries": queries.num_rows},
         points_path=str(paths["points"]),
-        write_points_path=str(paths["write"]),
-        warm_points_path=str(paths["warm"]),
+        write_points_path=str(paths["write_points"]),
+        warm_points_path=str(paths["warm_points"]),
         queries_path=str(paths["queries"]),
         bounds=bounds,
         side_x=side_x,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.bench.cases import CaseSpec, data_dir, load_pickups, make_case
+from roost.bench.cases import CaseSpec, data_dir, make_cases
 from roost.bench.common import Measured, Plot
 from roost.bench.rivals.protocol import written_rows
 from roost.bench.streams import BatchTimes, Repeated, pipeline_config
@@ -69,7 +69,7 @@ def run(quick: bool) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         spec = CaseSpec("latency", "boxes", QUERIES, points=200_000, write_points=1_000)
-        case = make_case(spec, load_pickups(data_dir()), folder / "case", None)
+        (case,) = make_cases([spec], folder, data_dir())
         source = Steady(case.points_path, RATE_PER_S, WARM_S + (12.0 if quick else 40.0))
         settings = {
             "queries.path": case.queries_path,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from roost.bench.cases import Case, CaseSpec, data_dir, load_pickups, make_case
+from roost.bench.cases import CaseSpec, data_dir, make_cases
 from roost.bench.common import Measured, Plot
 from roost.bench.streams import BatchTimes, Repeated, pipeline_config
 from roost.engine.pipeline import Pipeline
@@ -54,10 +54,6 @@ def check_permission() -> None:
         ) from error
 
 
-def _make_case(spec: CaseSpec, folder: Path) -> Case:
-    return make_case(spec, load_pickups(data_dir()), folder, None)
-
-
 class _Sampler(threading.Thread):
     """Samples time, PSS and RSS."""
 
@@ -81,7 +77,7 @@ def run(quick: bool) -> Measured:
         spec = CaseSpec("load", "boxes", count, points=20_000, write_points=1_000)
         # In another process: the memory that making the queries takes is not measured.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            case = pool.submit(_make_case, spec, folder / "case").result()
+            (case,) = pool.submit(make_cases, [spec], folder, data_dir()).result()
         settings = {
             "queries.path": case.queries_path,
             "engine.batch_rows": case.points,

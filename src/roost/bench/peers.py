@@ -38,6 +38,7 @@ from roost.bench.common import CORES, Measured, Plot, Row
 from roost.bench.rivals import environment as environments
 from roost.bench.rivals.environment import Unavailable
 from roost.bench.rivals.protocol import MATCH_COLUMNS, Mode, match_files
+from roost.engine.kafka_jars import cache_dir
 from roost.errors import RoostError
 
 RUN_SECONDS_MAX = 900.0
@@ -89,9 +90,7 @@ SYSTEMS = (
 def run(quick: bool) -> Measured:
     """Measure all systems on all cases."""
     specs = cases.QUICK if quick else cases.FULL
-    check_writable(
-        environments.cache_dir(), "environments of rivals", "XDG_CACHE_HOME names another place"
-    )
+    check_writable(cache_dir(), "environments of rivals", "XDG_CACHE_HOME names another place")
     kinds = list(dict.fromkeys(spec.kind for spec in specs))
     commands = prepare(SYSTEMS, kinds)
     console = Console(stderr=True)

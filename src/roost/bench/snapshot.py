@@ -26,8 +26,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,9 +42,6 @@ from roost.model.choices import WindowKind
 from roost.model.records import Box, Circle
 from roost.model.space import EARTH_RADIUS_M
 from roost.window.snapshot import SnapshotQuery
-
-if TYPE_CHECKING:
-    import duckdb
 
 SHARES: Mapping[str, float] = {"range 0.01 %": 0.0001, "range 1 %": 0.01, "range 25 %": 0.25}
 SMALL = ("range 0.01 %", "range 1 %")
@@ -155,8 +152,6 @@ def _spark_sql(pipeline: Pipeline, view: str) -> Callable[[SnapshotQuery], pa.Ta
 @contextmanager
 def open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory database with as many threads as Spark has."""
-    import duckdb
-
     with duckdb.connect() as connection:
         connection.execute(f"SET threads = {CORES}")
         connection.execute("SET parquet_metadata_cache = true")

@@ -60,38 +60,29 @@ def connector_jars(java: str) -> list[Path]:
 def _own_or_older(java: str) -> list[Path]:
     version = pyspark.__version__
     older = f"spark-{version}-kafka-{OLDER}"
-    if not (_cache() / older).is_dir():
+    if not (cache_dir() / older).is_dir():
         try:
-            own = [f"{CONNECTOR}:{version}"]
-            return fetch_jars(f"spark-kafka-{version}", own, java, excluded=EXCLUDED)
+            return fetch_jars(f"spark-kafka-{version}", [f"{CONNECTOR}:{version}"], java)
         except _NotFoundError:
             pass
-    tested = [f"{CONNECTOR}:{OLDER}"]
-    return fetch_jars(older, tested, java, overrides=OLDER_OVERRIDES, excluded=EXCLUDED)
+    return fetch_jars(older, [f"{CONNECTOR}:{OLDER}"], java, OLDER_OVERRIDES)
 
 
 def fetch_jars(
-    name: str,
-    coordinates: Sequence[str],
-    java: str,
-    *,
-    overrides: Sequence[str] = (),
-    excluded: Sequence[str] = (),
+    name: str, coordinates: Sequence[str], java: str, overrides: Sequence[str] = ()
 ) -> list[Path]:
     """Fetch jars with their dependencies from Maven Central, once; return them sorted by name.
 
     Coordinates are ``organisation:module:revision``; ``overrides`` replace the revisions of
-    dependencies, and ``excluded`` are organisations. ``name`` is the folder in the cache: change it
-    when the coordinates change. Raises :class:`SourceError`, and leaves the cache unchanged, if a
-    jar cannot be fetched.
+    dependencies. ``name`` is the folder in the cache: change it when the coordinates change.
+    Raises :class:`SourceError`, and leaves the cache unchanged, if a jar cannot be fetched.
     """
-    home = _cache()
+    home = cache_dir()
     target = home / name
     if not target.is_dir():
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home, prefix=f".{name}-") as scratch:
-            module = _ivy_module(coordinates, overrides, excluded)
-            _run_ivy(Path(scratch), module, java)
+            _run_ivy(Path(scratch), _ivy_module(coordinates, overrides), java)
             try:
                 (Path(scratch) / "jars").rename(target)  # folders in the cache are complete
             except OSError:
@@ -100,7 +91,8 @@ def fetch_jars(
     return sorted(target.glob("*.jar"))
 
 
-def _cache() -> Path:
+def cache_dir() -> Path:
+    """Return the user's folder of downloads: ``$XDG_CACHE_HOME/roost`` or ``~/.cache/roost``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roost"
 
 
@@ -113,15 +105,13 @@ def _module(jar: Path) -> str:
     return re.split(r"-\d", jar.name)[0]
 
 
-def _ivy_module(
-    coordinates: Sequence[str], overrides: Sequence[str], excluded: Sequence[str]
-) -> str:
+def _ivy_module(coordinates: Sequence[str], overrides: Sequence[str]) -> str:
     dependency = '<dependency org="{}" name="{}" rev="{}" conf="*->default"/>'
     override = '<override org="{}" module="{}" rev="{}"/>'
     lines = [
         '<ivy-module version="2.0"><info organisation="roost" module="jars"/><dependencies>',
         *(dependency.format(*each.split(":")) for each in coordinates),
-        *(f'<exclude org="{org}"/>' for org in excluded),
+        *(f'<exclude org="{org}"/>' for org in EXCLUDED),
         *(override.format(*each.split(":")) for each in overrides),
         "</dependencies></ivy-module>",
     ]

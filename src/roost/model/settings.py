@@ -149,8 +149,8 @@ class Section:
         """Raise :class:`ConfigError` if settings of this section contradict each other."""
 
     def _changed(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+        values = ((item, getattr(self, item.name)) for item in fields(self))
+        return {item.name: value for item, value in values if value != item.default}
 
     @classmethod
     def of(cls, given: Any) -> Self:

@@ -9,7 +9,6 @@ its own, because its code imports Roost. If something is unavailable (no network
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.engine import baselines
+from roost.engine.kafka_jars import cache_dir
 
 INSTALL_SECONDS_MAX = 900.0
 PROBE_SECONDS_MAX = 300.0
@@ -53,12 +53,6 @@ SEDONA_RELEASES = (
     SedonaRelease("1.8.1", "4.0.5", "1.8.1-33.1"),
     SedonaRelease("1.8.0", "4.0.5", "1.8.0-33.1"),
 )
-
-
-def cache_dir() -> Path:
-    """Return the folder for environments: ``$XDG_CACHE_HOME/roost`` or ``~/.cache/roost``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "roost"
 
 
 def make(folder: Path, requirements: tuple[str, ...], *, inherit: bool = False) -> Path:

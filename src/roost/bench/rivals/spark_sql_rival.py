@@ -6,7 +6,6 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from roost.bench.common import CORES
 from roost.bench.rivals.protocol import job_of, measure, parser
 from roost.engine.baselines.sedona import one_pass
 from roost.engine.baselines.spark_sql import CellJoin, session
@@ -16,8 +15,7 @@ def main() -> None:
     """Run one job from the command line."""
     job = job_of(parser("Match with Spark SQL's equi-join on cells.").parse_args())
     case = job.case
-    spark = session(CORES)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session()
     with tempfile.TemporaryDirectory() as scratch:
         join = CellJoin(
             spark, case.queries_path, case.kind, case.side_x, case.side_y, Path(scratch)

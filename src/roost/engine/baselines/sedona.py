@@ -41,9 +41,26 @@ def fetch(args: argparse.Namespace) -> None:
     builder.config("spark.jars.ivy", args.ivy).getOrCreate().stop()
 
 
+def start(name: str, settings: dict[str, str]) -> SparkSession:
+    """Start Spark on two cores with the settings of a join, and those of all joins."""
+    common = {
+        "spark.driver.maxResultSize": "0",
+        "spark.ui.enabled": "false",
+        "spark.sql.files.maxPartitionBytes": "4m",
+        "spark.sql.files.openCostInBytes": "0",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    options: dict[str, Any] = {**common, **settings}
+    builder = SparkSession.builder.master(f"local[{CORES}]").appName(name)
+    spark = builder.config(map=options).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
 def session(args: argparse.Namespace) -> SparkSession:
-    """Start Spark with Sedona's extensions on two cores."""
-    settings: dict[str, Any] = {
+    """Start Spark with Sedona's extensions."""
+    settings = {
         "spark.jars.packages": args.packages,
         "spark.jars.ivy": args.ivy,
         "spark.sql.extensions": EXTENSIONS,
@@ -51,20 +68,11 @@ def session(args: argparse.Namespace) -> SparkSession:
         "spark.kryo.registrator": "org.apache.sedona.core.serde.SedonaKryoRegistrator",
         "spark.kryoserializer.buffer.max": "1g",
         "spark.driver.memory": "8g",
-        "spark.driver.maxResultSize": "0",
-        "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "8",
-        "spark.sql.files.maxPartitionBytes": "4m",
-        "spark.sql.files.openCostInBytes": "0",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sedona.join.gridtype": "kdbtree",
         "spark.sedona.global.indextype": "rtree",
     }
-    builder = SparkSession.builder.master(f"local[{CORES}]").appName("sedona")
-    spark = builder.config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return start("sedona", settings)
 
 
 def load_queries(spark: SparkSession, case: dict[str, Any]) -> None:

@@ -33,9 +33,10 @@ import shapely
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from roost.engine.baselines.sedona import start
+
 BOX_CELLS_PER_SIDE = 3
 POLYGON_CELLS_PER_SIDE = 32
-PARTITIONS_PER_CORE = 4
 ROW_STRIDE = 1 << 22
 EDGE = ("ax", "ay", "bx", "by")
 
@@ -76,23 +77,16 @@ class CellGrid:
         return f"CAST(floor({y} / {self.height!r}D) AS BIGINT)"
 
 
-def session(cores: int) -> SparkSession:
+def session() -> SparkSession:
     """Start Spark with the settings of this join."""
-    settings: dict[str, Any] = {
+    settings = {
         "spark.driver.memory": "10g",
-        "spark.driver.maxResultSize": "0",
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.autoBroadcastJoinThreshold": "-1",
-        "spark.sql.shuffle.partitions": str(PARTITIONS_PER_CORE * cores),
-        "spark.sql.files.maxPartitionBytes": "4m",
-        "spark.sql.files.openCostInBytes": "0",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
     }
-    builder = SparkSession.builder.master(f"local[{cores}]").appName("spark-sql-cells")
-    return builder.config(map=settings).getOrCreate()
+    return start("spark-sql-cells", settings)
 
 
 class CellJoin:
