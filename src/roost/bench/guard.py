@@ -28,7 +28,7 @@ from statistics import mean
 import numpy as np
 import pyarrow as pa
 
-from roost.bench.common import Measured, Plot, Row
+from roost.bench.common import Line, Measured, Plot, Row
 from roost.bench.guard_pipeline import (
     FULL,
     QUICK,
@@ -96,7 +96,6 @@ TABLE = {
     "fn": ("fn", ""),
 }
 
-Line = list[tuple[float, float]]
 Runs = Mapping[int, GuardedResult]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -62,11 +61,11 @@ def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
             printed = now
             console.print(f"batch {commit.batch_id}: {text}", highlight=False)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        pipeline.stop()
-
     with Pipeline(config, on_batch=show) as pipeline:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, lambda *received: pipeline.stop())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             with progress:
                 report = pipeline.run()

@@ -115,29 +115,15 @@ class Pipeline(BasePipeline):
     ) -> DataFrame:
         """Query the current window; may be called while the stream runs.
 
-        Parameters
-        ----------
-        shape
-            Only points in this shape.
-        where
-            Condition on the attributes, as in queries.
-        since, until
-            Only points whose event time is in ``[since, until)``.
-        aggregate
-            Return aggregates of the points, such as ``count, avg(fare)``, instead of the points.
-        nearest
-            Only so many points, nearest to the centre of the shape, which must be a circle; its
-            radius may be infinite.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            Points with all columns that the window stores, or one row of aggregates. The column
-            ``at_batch`` and its metadata hold the number of the batch whose window was read.
+        Returns the points in the shape, with all columns that the window stores, or one row of
+        aggregates, such as ``count, avg(fare)``. ``where`` is a condition on the attributes, as in
+        queries; event times are in ``[since, until)``. ``nearest`` limits the result to so many
+        points, nearest to the centre of a circle, whose radius may be infinite. The column
+        ``at_batch`` and its metadata hold the number of the batch whose window was read.
         """
         spec = None if aggregate is None else parse_aggregates(aggregate)
-        question = SnapshotQuery(shape, where, since, until, spec, nearest)
-        return self.snapshots.frame(question)
+        query = SnapshotQuery(shape, where, since, until, spec, nearest)
+        return self.snapshots.frame(query)
 
     @property
     def snapshots(self) -> Snapshots:
