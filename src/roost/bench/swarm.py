@@ -95,7 +95,6 @@ def _on_spark(load: MovingLoad) -> list[Row]:
         pq.write_table(load.standing(), folder / "queries.parquet")
         for strategy in Strategy:
             settings = {
-                "points.id": "id",
                 "queries.path": str(folder / "queries.parquet"),
                 "engine.strategy": strategy,
                 "engine.machines": CORES,
