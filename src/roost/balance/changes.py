@@ -82,12 +82,9 @@ Decision = Rebalance | NoChange
 def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
     """Compute the plan of the next epoch.
 
-    Raises
-    ------
-    ValueError
-        If a change does not fit this plan: an id that is unknown or was used before, a cut outside
-        the partition, a union that is not a rectangle, a machine that does not exist, or
-        partitions that do not cover every cell exactly once.
+    Raises ValueError if a change does not fit this plan: an id that is unknown or was used before,
+    a cut outside the partition, a union that is not a rectangle, a machine that does not exist, or
+    partitions that do not cover every cell exactly once.
 
     Examples
     --------

@@ -75,13 +75,9 @@ def best_split(
     """Find the best cut of a partition by at most four binary searches.
 
     ``cost_high`` and ``cost_low`` are the present costs of the machine that owns the partition and
-    of the machine that receives a part; ``received_total`` is R(S).
-
-    Returns
-    -------
-    SplitChoice or None
-        None if the partition is a single cell, or no cut found lowers the higher cost. Ties are
-        broken by difference, then columns before rows, then the lower line.
+    of the machine that receives a part; ``received_total`` is R(S). Ties are broken by difference,
+    then columns before rows, then the lower line. Returns None if the partition is a single cell,
+    or no cut found lowers the higher cost.
     """
     rest = cost_high - cost_of(stats.total(), received_total)
 

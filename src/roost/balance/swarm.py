@@ -90,11 +90,8 @@ def shed(stats: MachineStats, machine: int, request: ShedRequest) -> tuple[Chang
     Otherwise the costliest partition that can be split is split, unless whole partitions are still
     better. The papers accept *any* subset, even a partition of negligible cost.
 
-    Returns
-    -------
-    tuple of Change
-        Moves, or one split; empty if nothing lowers the higher cost of the pair by ``GAIN_MIN`` of
-        it, or the loads differ by at most ``QUIET``.
+    Returns moves, or one split; nothing if the loads differ by at most ``QUIET``, or no change
+    lowers the higher cost of the pair by ``GAIN_MIN`` of it.
     """
     total = request.received_total
     if total <= 0.0 or machine == request.low_machine:

@@ -44,18 +44,13 @@ PLACEHOLDERS: dict[Kind, Value] = {Kind.NUMBER: 0, Kind.STRING: "x", Kind.BOOLEA
 class Condition:
     """A condition on one attribute.
 
-    Parameters
-    ----------
-    operator
-        ``= != < <= > >=``, ``between``, ``in``, ``has any``, ``has all``, ``is null``, or
-        ``is true`` for a bare boolean attribute. ``has 'word'`` is ``has all`` of one word.
-    kind
-        Kind of the constants, if any. Part of equality: ``true`` is not ``1``.
+    The operator is ``= != < <= > >=``, ``between``, ``in``, ``has any``, ``has all``, ``is null``,
+    or ``is true`` for a bare boolean attribute. ``has 'word'`` is ``has all`` of one word.
     """
 
     attribute: str
     operator: str
-    kind: Kind | None = None
+    kind: Kind | None = None  # of the constants; part of equality: ``true`` is not ``1``
     values: tuple[Value, ...] = ()
 
     def attributes(self) -> frozenset[str]:

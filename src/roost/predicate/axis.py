@@ -39,13 +39,9 @@ _NS_PER_DAY = 86_400 * 10**9
 class Axis:
     """The ordered values that a column can hold: integers that count a unit, or float64 numbers.
 
-    Parameters
-    ----------
-    dtype
-        Type of the stored values: int64, uint64, object for Python integers, or float64, which
-        includes infinities; NaN is in no interval.
-    floor
-        Returns the greatest point not above a literal, and whether it equals the literal.
+    The stored values are int64, uint64, object for Python integers, or float64, which includes
+    infinities; NaN is in no interval. ``floor`` returns the greatest point not above a literal, and
+    whether it equals the literal.
     """
 
     def __init__(self, dtype: npt.DTypeLike, floor: Callable[[Any], tuple[Any, bool]]) -> None:

@@ -90,12 +90,8 @@ def _split(text: str) -> list[str]:
 class Block:
     """The columns of one block of points, converted on first use.
 
-    Parameters
-    ----------
-    schema
-        The types that the predicates were compiled for; a column of another type is cast.
-    rows
-        The rows that will be read; if they are few, other strings are not encoded.
+    A column of another type than in the schema is cast. If few ``rows`` will be read, other
+    strings are not encoded.
     """
 
     def __init__(

@@ -113,11 +113,8 @@ class _CompiledComparison(_CompiledCondition):
 class Within(_CompiledComparison):
     """Whether the value is in the closed interval of the predicate.
 
-    Parameters
-    ----------
-    low, high
-        Ends by position in the group; a scalar if all are equal; none if unbounded. For strings,
-        ranks among the sorted constants.
+    Its ends are arrays by position in the group, or a scalar if all are equal; none if unbounded.
+    For strings they are ranks among the sorted constants.
     """
 
     low: Array | None

@@ -47,10 +47,7 @@ class _Group:
 class PredicateSet:
     """Predicates compiled for points with a schema, identified by their index.
 
-    Raises
-    ------
-    PredicateError
-        If a text does not parse or is not valid for the schema; the message gives its id.
+    Raises `PredicateError` with its id if a text does not parse or is not valid for the schema.
 
     Examples
     --------
@@ -84,12 +81,8 @@ class PredicateSet:
     ) -> npt.NDArray[np.bool_]:
         """Return for each pair whether the predicate is true, not false or unknown.
 
-        Parameters
-        ----------
-        predicate_ids, rows
-            The pairs: predicate ``predicate_ids[k]`` and the point at row ``rows[k]``.
-        columns
-            The attributes of the points, at least those in `attributes`.
+        A pair is predicate ``predicate_ids[k]`` and the point at row ``rows[k]``; the points have
+        at least the columns in `attributes`.
         """
         if len(predicate_ids) != len(rows):
             raise ValueError(f"{len(predicate_ids)} predicates for {len(rows)} rows")

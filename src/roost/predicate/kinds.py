@@ -42,10 +42,7 @@ def kind_of(type_: pa.DataType) -> Kind:
 def read_time_ns(text: str) -> int:
     """Return the nanoseconds since 1970 UTC of an ISO 8601 date or date and time.
 
-    Raises
-    ------
-    PredicateError
-        If the text has another form, or the calendar has no such day.
+    Raises `PredicateError` for another form, or a day that the calendar does not have.
     """
     match = _ISO.fullmatch(text)
     try:
@@ -63,11 +60,8 @@ def read_time_ns(text: str) -> int:
 def check(expression: Expression, schema: pa.Schema) -> None:
     """Validate a predicate against the attributes of the points.
 
-    Raises
-    ------
-    PredicateError
-        If an attribute is unknown (the message lists the known ones), its type does not support
-        the condition, or a time is not in ISO form.
+    Raises `PredicateError` if an attribute is unknown (the message lists the known ones), its type
+    does not support the condition, or a time is not in ISO form.
     """
     check_kinds(expression, schema)
     for condition in expression.conditions():

@@ -63,11 +63,8 @@ _CACHED_KEYS = 1024
 def parse(text: str) -> Expression:
     """Return the tree of a predicate text, such as ``fare > 50 and not shared``.
 
-    Raises
-    ------
-    PredicateError
-        If the text is not a predicate or is too large. The message gives the position, what was
-        found and what is accepted.
+    Raises `PredicateError` with the position, what was found and what is accepted if the text is
+    not a predicate or is too large.
 
     Examples
     --------

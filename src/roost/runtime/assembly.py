@@ -66,27 +66,14 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller may add, observe or replace.
+    """What a caller may add, observe or replace."""
 
-    Parameters
-    ----------
-    sinks
-        Sinks beside the one that the configuration names.
-    more_stages
-        Stages beside Roost's own.
-    on_step
-        Called before each step of a batch, see :mod:`roost.runtime.loop`.
-    clock
-        Seconds, to time batches.
-    seed
-        Seed of the guard; drawn, and kept secret, if there is none.
-    """
-
-    sinks: Sequence[Sink] = ()
-    more_stages: Sequence[Stage] = ()
+    sinks: Sequence[Sink] = ()  # beside the one that the configuration names
+    more_stages: Sequence[Stage] = ()  # beside Roost's own
+    # Called before each step of a batch, see :mod:`roost.runtime.loop`.
     on_step: Callable[[str, int], None] = lambda step, number: None
-    clock: Callable[[], float] = time.perf_counter
-    seed: int | None = None
+    clock: Callable[[], float] = time.perf_counter  # seconds, to time batches
+    seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,7 @@ class BatchLoop:
     def _published(self, batch: Batch) -> tuple[tuple[str, str], ...]:
         """Return the staged files with their final names, both relative to the output.
 
-        Raises
-        ------
-        RuntimeError
-            If two files have the same final name: one would replace the other.
+        Raises RuntimeError if two have the same final name: one would replace the other.
         """
         found: list[tuple[str, str]] = []
         numbers: dict[str, int] = defaultdict(int)

@@ -53,16 +53,8 @@ class BasePipeline(ABC):
 
     :class:`roost.Pipeline` runs on Spark, :class:`roost.testing.InProcessPipeline` in one process.
 
-    Parameters
-    ----------
-    config
-        Settings of the run.
-    source
-        Where points come from, if not from the configuration.
-    on_batch
-        Called after each batch with its commit.
-    **hooks
-        Sinks, stages, callbacks, clock and seed: see :class:`roost.runtime.assembly.Hooks`.
+    Points come from ``source``, if not from the configuration. ``on_batch`` is called after each
+    batch with its commit; :class:`roost.runtime.assembly.Hooks` lists the other ``hooks``.
     """
 
     def __init__(
@@ -131,10 +123,7 @@ class BasePipeline(ABC):
     def request(self, *requests: Request) -> int:
         """Register or terminate queries; returns the log position after them.
 
-        Raises
-        ------
-        RequestError
-            If one of the users is blocked; then none of the requests is made.
+        Raises :class:`RequestError` if a user is blocked; then none of the requests is made.
         """
         guard = self._current_guard()
         if guard is not None:
@@ -162,10 +151,7 @@ class BasePipeline(ABC):
     def run(self) -> dict[str, Any]:
         """Replay the configured points until they end (or without end) and report.
 
-        Raises
-        ------
-        StateError
-            If another run uses the state directory; nothing has been changed then.
+        Raises :class:`StateError`, before any change, if another run uses the state directory.
         """
         config = self.config
         if config.points.path is None:

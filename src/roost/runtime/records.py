@@ -19,25 +19,14 @@ INTENTS, COMMITS, ROUNDS = "intents", "commits", "rounds"
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a batch is about to do; a repeated batch does the same.
-
-    Parameters
-    ----------
-    epochs
-        Epoch of every routing.
-    position
-        Query-log position that the batch is matched against.
-    offsets
-        Which points it reads, in terms of the source (empty where Spark stores them).
-    choices
-        What each stage decided for this batch.
-    """
+    """What a batch is about to do; a repeated batch does the same."""
 
     batch_id: int
-    epochs: dict[str, int]
-    position: int
+    epochs: dict[str, int]  # of every routing
+    position: int  # of the query log that the batch is matched against
+    # Which points it reads, in terms of the source; empty where Spark stores them.
     offsets: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)  # what each stage decided
 
 
 @dataclass(frozen=True, slots=True)

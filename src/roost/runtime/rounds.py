@@ -116,30 +116,16 @@ def arbitrate(
 
 @dataclass
 class Rounds:
-    """Collects what batches report, and ends rounds.
-
-    Parameters
-    ----------
-    policies
-        In the order in which they propose.
-    round_length, now
-        Length of a round, and what the stream has reached, in event time.
-    number
-        Number of the next round.
-    hidden
-        Returns the cells of queries that are no reason to rebalance at an event time.
-    clock
-        Seconds, to time decisions.
-    """
+    """Collects what batches report, and ends rounds."""
 
     store: Store
     strategy: str
-    policies: Sequence[Policy]
-    round_length: int
-    now: int
-    number: int
-    hidden: Callable[[int], NDArray[np.int32]]
-    clock: Callable[[], float]
+    policies: Sequence[Policy]  # in the order in which they propose
+    round_length: int  # in event time
+    now: int  # event time that the stream has reached
+    number: int  # of the next round
+    hidden: Callable[[int], NDArray[np.int32]]  # see RoundSnapshot; at an event time
+    clock: Callable[[], float]  # seconds, to time decisions
 
     def __post_init__(self) -> None:
         self._start_round(None)

@@ -20,10 +20,7 @@ def agreed(view: View) -> dict[str, Any] | None:
 def agree(store: Store, meta: dict[str, Any]) -> None:
     """Record settings that results depend on, or check that they equal the recorded ones.
 
-    Raises
-    ------
-    StateError
-        If the state was made with other settings; names the first that differs.
+    Raises :class:`StateError` with the first setting that differs.
     """
     meta = json.loads(json.dumps(meta))
     found = agreed(store)

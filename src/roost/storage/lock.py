@@ -13,10 +13,7 @@ from roost.storage.private import private_opener
 class RunLock:
     """Exclusive lock of the run that writes to a state directory; readers do not need it.
 
-    Raises
-    ------
-    StateError
-        If another process holds it.
+    Raises :class:`StateError` if another process holds it.
     """
 
     def __init__(self, folder: Path) -> None:

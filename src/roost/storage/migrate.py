@@ -48,10 +48,7 @@ Row = tuple[str, int | str, Any]
 def prepare(database: Database, folder: Path, *, locked: bool) -> None:
     """Create the tables of a new state directory, or migrate an old one in one transaction.
 
-    Raises
-    ------
-    StateError
-        If a newer version of Roost wrote the state, or a run of an older one is using it.
+    Raises :class:`StateError` if a newer version wrote the state, or a run of an older one uses it.
     """
     found = _format(database)
     if found > FORMAT:

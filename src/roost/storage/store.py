@@ -70,16 +70,10 @@ class View:
 class Store(View):
     """Facts, command log and leases of one state directory, which is created if missing.
 
-    Reads outside :meth:`view` see the last committed transaction, each its own.
-
-    Parameters
-    ----------
-    durable
-        Whether a transaction waits for the disk; a process that only reads need not.
-    locked
-        Whether the caller holds the run lock, which migrating an older state requires.
-    on_record
-        Called with the facts of each committed transaction.
+    Reads outside :meth:`view` see the last committed transaction, each its own. With
+    ``durable``, a transaction waits for the disk; a process that only reads need not. ``locked``
+    says that the caller holds the run lock, which migrating an older state requires. ``on_record``
+    is called with the facts of each committed transaction.
     """
 
     def __init__(

@@ -105,17 +105,12 @@ def imbalance(loads: Floats) -> float:
 class GlobalPlanner:
     """Decides from the points of every cell; stateless between rounds.
 
-    Parameters
-    ----------
-    tolerance
-        The plan is kept while the busiest machine is within this of the mean, or within noise if
-        that is more.
-    gain_min
-        Minimum relative improvement of a new plan.
+    The plan is kept while the busiest machine is within ``tolerance`` of the mean, or within noise
+    if that is more.
     """
 
     tolerance: float = 1.1
-    gain_min: float = 0.08
+    gain_min: float = 0.08  # relative improvement of a new plan
 
     def decide(
         self, plan: Plan, rounds: Sequence[CellLoad], queries: EulerHistogram, rates: CostRates
