@@ -37,7 +37,7 @@ class Directory:
         self.space = space
         self.store = Store(folder)
         self.log = SqliteQueryLog(folder / "queries.db")
-        for database in (self.store._database, self.log.entries.database):
+        for database in (self.store._database, self.log.database):
             database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, Rules(space, pa.string(), pa.int64()))
         self.add(requests)

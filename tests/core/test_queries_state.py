@@ -48,7 +48,7 @@ class Directory:
         self.store = Store(self.folder)
         self.log = SqliteQueryLog(self.folder / "queries.db")
         # Processes die here, machines do not: waiting for the disk would only take time.
-        for database in (self.store._database, self.log.entries.database):
+        for database in (self.store._database, self.log.database):
             database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, self.rules)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from roost.errors import ConfigError
 from roost.model.columns import stream_bytes
-from roost.storage.append_log import AppendLog
+from roost.storage.database import Database
 from roost.storage.private import state_folder
 
 ENTRY_ROWS_MAX = 1 << 17
@@ -87,7 +87,16 @@ class SqliteQueryLog:
     private = True
 
     def __init__(self, path: Path) -> None:
-        self.entries = AppendLog(path)
+        self.database = Database(path)
+        with self.database.writing() as db:
+            db.execute(
+                "create table if not exists log (position integer primary key autoincrement,"
+                " entry blob not null, kind integer not null default 0)"
+            )
+            if "kind" not in {row[1] for row in db.execute("pragma table_info(log)")}:
+                # Written before entries had kinds.
+                db.execute("alter table log add column kind integer not null default 0")
+            db.execute("create table if not exists tags (tag text primary key)")
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
         """Append requests, unless the tag was used before; returns the end."""
@@ -99,20 +108,29 @@ class SqliteQueryLog:
             for table, kind in tables
             for start in range(0, table.num_rows, ENTRY_ROWS_MAX)
         )
-        return self.entries.append(entries, tag)
+        with self.database.writing() as db:
+            insert = "insert or ignore into tags values (?)"
+            if tag is None or db.execute(insert, (tag,)).rowcount:
+                db.executemany("insert into log (entry, kind) values (?, ?)", entries)
+        return self.end()
 
     def end(self) -> int:
         """Return the position after the last entry."""
-        return self.entries.end()
+        return int(self.database.rows("select max(position) from log")[0][0] or 0)
 
     def read(self, after: int, upto: int) -> Iterator[pa.Table]:
         """Yield the entries ``after + 1 .. upto`` in order."""
-        for data, kind in self.entries.read(after, upto):
-            yield marked(pa.ipc.open_stream(data).read_all(), Kind(kind))
+        statement = (
+            "select position, entry, kind from log where position > ? and position <= ?"
+            " order by position limit 1"
+        )
+        while rows := self.database.rows(statement, after, upto):
+            after, entry, kind = rows[0]
+            yield marked(pa.ipc.open_stream(entry).read_all(), Kind(kind))
 
     def close(self) -> None:
         """Close the file."""
-        self.entries.close()
+        self.database.close()
 
 
 def kafka_address(text: str, key: str) -> tuple[str, str]:
