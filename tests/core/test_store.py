@@ -78,7 +78,7 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert records.last_intent(store) is None
     assert records.last_commit(store) is None
     assert records.last_round(store) is None
-    assert records.commits(store) == records.rounds(store) == []
+    assert records.commits(store) == store.items(records.ROUNDS) == []
     assert records.reached(store) is None
     assert point_files(store) == []
     assert seen_inputs(store) == set()

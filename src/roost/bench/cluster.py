@@ -103,7 +103,7 @@ class EmulatedExecutor(InProcessExecutor):
         }
         parts: dict[tuple[int, str, int], float] = defaultdict(float)
         for name, reports in found.items():
-            level = chain.node(name).level
+            level = chain.by_name[name].level
             for report in reports:
                 parts[level, report.root, report.machine] += report.seconds
         slowest = [

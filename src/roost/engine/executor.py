@@ -127,7 +127,7 @@ class SparkExecutor:
         else:
             pairs = self._frame_pairs(inputs.frame, partial(worker.run_rows, chain, tasks))
         for level in range(1, chain.levels):
-            parts = len(chain.parts(level))
+            parts = len(chain.parts[level])
             placed = pairs.partitionBy(self._jvm.PythonPartitioner(parts, 0))
             run = partial(worker.run_items, chain, tasks, level)
             pairs = self._pairs(self._items(placed), run)

@@ -39,7 +39,7 @@ def _run(
 def _read(
     chain: Chain, tasks: Mapping[str, Task], part: int, inputs: Iterable[Any]
 ) -> Iterator[tuple[int, bytes]]:
-    stage, machine = chain.parts(0)[part]
+    stage, machine = chain.parts[0][part]
     parcels = (Parcel(stage, machine, SOURCE, block) for block in inputs)
     return _run(chain, tasks, 0, part, parcels)
 

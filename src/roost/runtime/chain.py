@@ -91,7 +91,8 @@ class Chain:
         return 1 + max(node.level for node in self.nodes)
 
     @cached_property
-    def _parts(self) -> list[list[tuple[str, int]]]:
+    def parts(self) -> list[list[tuple[str, int]]]:
+        """The parts of each level: root stage and machine."""
         parts: list[list[tuple[str, int]]] = [[] for _ in range(self.levels)]
         for node in self.nodes:
             if node.root == node.name:
@@ -99,36 +100,14 @@ class Chain:
         return parts
 
     @cached_property
-    def _numbers(self) -> dict[tuple[str, int], int]:
-        return {part: number for parts in self._parts for number, part in enumerate(parts)}
+    def numbers(self) -> dict[tuple[str, int], int]:
+        """The number of each part in its level."""
+        return {part: number for parts in self.parts for number, part in enumerate(parts)}
 
     @cached_property
-    def _by_name(self) -> dict[str, Node]:
+    def by_name(self) -> dict[str, Node]:
+        """The node of each stage."""
         return {node.name: node for node in self.nodes}
-
-    def node(self, stage: str) -> Node:
-        """Return the node of a stage."""
-        return self._by_name[stage]
-
-    def parts(self, level: int) -> Sequence[tuple[str, int]]:
-        """Return the parts of a level: root stage and machine."""
-        return self._parts[level]
-
-    def number(self, stage: str, machine: int) -> int:
-        """Return the number of a part in its level."""
-        return self._numbers[stage, machine]
-
-    def group(self, root: str) -> list[Node]:
-        """Return the stages that run in a root's parts, the root first."""
-        return [node for node in self.nodes if node.root == root]
-
-    def consumers(self, port: str) -> list[Node]:
-        """Return the stages that read a port."""
-        return [node for node in self.nodes if port in node.inputs]
-
-    def readers_of(self, stage: str) -> list[Node]:
-        """Return the stages that read a stage's marks."""
-        return [node for node in self.nodes if stage in node.marks]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached properties."""

@@ -107,7 +107,7 @@ class InProcessExecutor:
         chain, tasks = pickle.loads(pickle.dumps((chain, tasks)))
         items: list[list[Item]] = [
             [Parcel(stage, machine, SOURCE, group)]
-            for (stage, machine), group in zip(chain.parts(0), inputs.groups, strict=True)
+            for (stage, machine), group in zip(chain.parts[0], inputs.groups, strict=True)
         ]
         for level in range(chain.levels):
             items = self.run_level(chain, tasks, level, items)
@@ -118,7 +118,7 @@ class InProcessExecutor:
         self, chain: Chain, tasks: Mapping[str, Task], level: int, items: Sequence[Sequence[Item]]
     ) -> list[list[Item]]:
         """Run one level; returns the items of each part of the next."""
-        count = 1 if level + 1 == chain.levels else len(chain.parts(level + 1))
+        count = 1 if level + 1 == chain.levels else len(chain.parts[level + 1])
         following: list[list[Item]] = [[] for _ in range(count)]
         for part, mine in enumerate(items):
             for target, item in run_part(chain, tasks, level, part, mine, self.cache):

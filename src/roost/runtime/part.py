@@ -104,20 +104,21 @@ def run_part(
     Yields items with the number of the part of the next level that they go to. ``executor`` is the
     name for the reports; ``clock`` returns processor seconds.
     """
-    root, machine = chain.parts(level)[part]
-    group = [_Running(node, clock) for node in chain.group(root)]
+    root, machine = chain.parts[level][part]
+    # The root is the first.
+    group = [_Running(node, clock) for node in chain.nodes if node.root == root]
     for run in group:
         run.work = run.timed(partial(tasks[run.node.name].build, machine, cache))
         for port in run.node.outputs:
-            consumers = chain.consumers(port)
+            consumers = [node for node in chain.nodes if port in node.inputs]
             run.local[port] = [r for r in group if r.node in consumers and r.node.name != root]
             run.remote[port] = [node for node in consumers if node.root != root]
     running = {run.node.name: run for run in group}
-    targets = 1 if level + 1 == chain.levels else len(chain.parts(level + 1))
+    targets = 1 if level + 1 == chain.levels else len(chain.parts[level + 1])
 
     def hop(stage: str, machine: int) -> int:
         """Return where an item goes next; the same in every attempt."""
-        return chain.number(chain.node(stage).root, machine) % targets
+        return chain.numbers[chain.by_name[stage].root, machine] % targets
 
     def emitted(run: _Running, call: Callable[[], Iterable[Output]]) -> Iterator[tuple[int, Item]]:
         for port, block in run.each(call):
@@ -151,9 +152,10 @@ def run_part(
     for run in group:
         report = run.report(executor, machine)
         if report.mark is not None:
-            for node in chain.readers_of(run.node.name):
+            source = run.node.name
+            for node in (node for node in chain.nodes if source in node.marks):
                 for target in node.machines:
-                    mark = Mark(node.name, target, run.node.name, machine, report.mark)
+                    mark = Mark(node.name, target, source, machine, report.mark)
                     yield hop(node.name, target), mark
         yield part % targets, report
 
@@ -167,7 +169,7 @@ def _mark_values(chain: Chain, node: Node, marks: Sequence[Mark]) -> dict[str, l
     values: dict[str, list[Any]] = {}
     for source in node.marks:
         found = sorted((m for m in marks if m.source == source), key=lambda mark: mark.sender)
-        senders, expected = [mark.sender for mark in found], sorted(chain.node(source).machines)
+        senders, expected = [mark.sender for mark in found], sorted(chain.by_name[source].machines)
         if senders != expected:
             raise RuntimeError(
                 f"{node.name} received marks of {source} from machines {senders} "

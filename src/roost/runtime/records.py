@@ -105,11 +105,6 @@ def last_epoch(view: View) -> int | None:
     return None if found is None else found[0]
 
 
-def rounds(view: View) -> list[dict[str, Any]]:
-    """Return all rounds, in order."""
-    return [row for _, row in view.items(ROUNDS)]
-
-
 def last_round(view: View) -> dict[str, Any] | None:
     """Return the newest round."""
     found = view.last(ROUNDS)
