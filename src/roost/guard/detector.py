@@ -11,24 +11,9 @@ on the total number of hotspots; ALQR uses x14 before normalisation, because ``b
 cluster is in a hotspot if one of its users is; blocked users are excluded.
 
 As published (:meth:`DetectorSettings.paper`), this also blocks flash crowds, newcomers and very
-active users. So five more conditions apply by default; ``docs/guard.md`` has their reasons:
-
-* *Each* user of a cluster is beyond ``beta`` or near its ALQR, and contributes to its hotspots.
-* *Cause.* The cluster has at least ``share_min`` of all recent queries in the hot partitions (x12).
-* *Chance.* The share of the cluster's recent queries that lie in the hot partitions that it is in
-  is ``beta`` times the expected share: that of users' old queries.
-* *Moved.* The second finding is at another place: twice as far apart as the queries spread.
-* *Users, not clusters,* are found again, if they are a sufficient cause by themselves or similar to
-  users who are.
-
-k-means may split a group in the middle, so users similar to the cluster are added: beyond ``beta``,
-with about its ALQR, at its place, and with about as many queries in its hotspots. When a group is
-blocked, unlisted users are blocked with it if they are at its place, satisfy *each*, and were in
-exactly its hotspots with new queries since they were first seen. Splitting depends on the random
-start, so it is repeated a few times.
-
-Entries stay longer on the list than the paper's 5 to 30 rounds, in which a slow attack may not have
-moved to its next place. Being listed has no effect on users whose queries stay in place.
+active users. So five more conditions apply by default: *each*, *cause*, *chance*, *moved* and
+*users, not clusters*. ``docs/guard.md`` defines them, and has the reasons for them, for the similar
+users that are added to a cluster, for repeated splitting and for the longer list.
 """
 
 from __future__ import annotations

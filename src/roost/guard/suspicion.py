@@ -23,22 +23,15 @@ APART = 2.0
 class DetectorSettings:
     """Settings of the detector; ``detector.py`` explains the conditions."""
 
-    # Multiple of the other users' ALQR up to which a cluster is normal.
-    beta: float = 3.0
-    # Standard deviation of normalised x11 that counts as near zero.
-    deviation_max: float = 0.05
+    beta: float = 3.0  # multiple of the other users' ALQR up to which a cluster is normal
+    deviation_max: float = 0.05  # standard deviation of normalised x11 that is near zero
     # Minimum and maximum rounds of a cluster on the suspicious list; less than ``IDLE_ROUNDS``.
     removal_rounds: tuple[int, int] = (20, 60)
-    # Minimum share of the recent queries in the round's hot partitions that a cluster must have.
-    share_min: float = 0.2
-    # Minimum share of the cluster's median contribution that each of its users must have.
-    contribution_min: float = 0.1
-    # Whether algorithm 4 applies as published, without the further conditions.
-    published: bool = False
-    # Maximum number of splitting attempts, with different random starts.
-    tries: int = 5
-    # Rounds of quarantine after a cluster's first finding.
-    quarantine_rounds: int = 2
+    share_min: float = 0.2  # of the recent queries in the round's hot partitions, by a cluster
+    contribution_min: float = 0.1  # of each user, as a share of the cluster's median
+    published: bool = False  # whether algorithm 4 applies without the further conditions
+    tries: int = 5  # splitting attempts, with different random starts
+    quarantine_rounds: int = 2  # after a cluster's first finding
 
     @classmethod
     def paper(cls) -> DetectorSettings:

@@ -65,6 +65,14 @@ class LiveSegment(NamedTuple):
         ended = dict(zip(slots.tolist(), until.tolist(), strict=True))
         return cls(ref, unpack(files.map(ref.file)), ended)
 
+    def live_at(self, now: int) -> NDArray[np.bool_]:
+        """Return whether the query of each slot is live at an event time."""
+        live = np.ones(self.segment.size, np.bool_)
+        if self.segment.live_until is not None:
+            live &= self.segment.live_until > now
+        live[[slot for slot, until in self.ended.items() if until <= now]] = False
+        return live
+
     def survivors(self) -> pa.Table:
         """Return the queries that a point may still match, with their end times."""
         queries = self.segment.queries()

@@ -107,12 +107,12 @@ class QueryCounts:
     def update(self, segments: Iterable[LiveSegment], now: int) -> EulerHistogram:
         """Count the queries of these segments that are live at an event time."""
         before, self._counted = self._counted, {}
-        for ref, segment, ended in segments:
-            known = before.pop(ref.file) if ref.file in before else self._uncounted(segment)
+        for found in segments:
+            file, live = found.ref.file, found.live_at(now)
+            known = before.pop(file) if file in before else self._uncounted(found.segment)
             shapes, counted = known
-            live = _live_slots(segment, ended, now)
             self._count(shapes, counted, live)
-            self._counted[ref.file] = shapes, live
+            self._counted[file] = shapes, live
         for shapes, counted in before.values():
             self._count(shapes, counted, np.zeros_like(counted))
         return self._histogram
@@ -126,11 +126,3 @@ class QueryCounts:
         for sign, changed in ((1, live & ~before), (-1, before & ~live)):
             if changed.any():
                 self._histogram.add(shapes.ranges[changed[shapes.owners]], sign)
-
-
-def _live_slots(segment: Segment, ended: dict[int, int], now: int) -> NDArray[np.bool_]:
-    live = np.ones(segment.size, np.bool_)
-    if segment.live_until is not None:
-        live &= segment.live_until > now
-    live[[slot for slot, until in ended.items() if until <= now]] = False
-    return live

@@ -7,7 +7,7 @@ refuses their requests from the next position on. State and decisions are record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,7 +36,6 @@ class _SegmentColumns:
     names: pa.Array
     codes: NDArray[np.int32]
     created: NDArray[np.int64]
-    until: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, segment: Segment, space: Space) -> _SegmentColumns:
@@ -53,16 +52,7 @@ class _SegmentColumns:
             users.dictionary.cast(pa.string()),
             np.asarray(users.indices, np.int32)[slots],
             np.asarray(created, np.int64)[slots],
-            None if segment.live_until is None else np.asarray(segment.live_until)[slots],
         )
-
-    def alive(self, ended: Mapping[int, int], now: int) -> NDArray[np.bool_]:
-        """Return whether the query of each row is active at an event time."""
-        alive = np.ones(len(self.slots), np.bool_) if self.until is None else self.until > now
-        if ended:
-            gone = [slot for slot, until in ended.items() if until <= now]
-            alive &= ~np.isin(self.slots, np.array(gone, np.int32))
-        return alive
 
 
 class LiveView:
@@ -84,10 +74,11 @@ class LiveView:
         bounds = [np.empty((0, 4), np.int32)]
         known = 0
         before, self._columns = self._columns, {}
-        for ref, segment, ended in self._queries.segments:
-            columns = before.get(ref.file) or _SegmentColumns.of(segment, self._space)
-            self._columns[ref.file] = columns
-            alive = columns.alive(ended, now)
+        for found in self._queries.segments:
+            file = found.ref.file
+            columns = before.get(file) or _SegmentColumns.of(found.segment, self._space)
+            self._columns[file] = columns
+            alive = found.live_at(now)[columns.slots]
             names.append(columns.names)
             codes.append(columns.codes[alive] + np.int32(known))
             rounds.append(self._guard.rounds_of(columns.created[alive]))
@@ -137,12 +128,12 @@ class GuardPolicy:
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Observe the accepted rebalancing; block users if the round of detection is over."""
-        now, guard = snapshot.now, self._guard
+        now, guard, plan = snapshot.now, self._guard, snapshot.routing.plan
         self.state.now = now
         hiding = len(snapshot.hidden) > 0
         decision = snapshot.accepted[BALANCE]
-        machine = relieved_machine(snapshot.plan, decision, snapshot.busy_s, hiding=hiding)
-        hot = None if machine is None else self.hottest(snapshot.plan, machine)
+        machine = relieved_machine(plan, decision, snapshot.busy_s, hiding=hiding)
+        hot = None if machine is None else self.hottest(plan, machine)
         if hot is not None:
             rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
             guard.on_rebalance(rect, self._view.at(now))

@@ -124,11 +124,7 @@ def event_times(table: pa.Table, name: str) -> tuple[NDArray[np.int64], NDArray[
 
 def stored_times(path: str, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the event times of a Parquet file, and which rows have one."""
-    file = pq.ParquetFile(path, memory_map=True)
-    if name not in file.schema_arrow.names:
-        rows = file.metadata.num_rows
-        return np.zeros(rows, np.int64), np.zeros(rows, bool)
-    return event_times(file.read(columns=[name]), name)
+    return event_times(pq.ParquetFile(path, memory_map=True).read(columns=[name]), name)
 
 
 def arrange(
