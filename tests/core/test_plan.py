@@ -15,7 +15,7 @@ from layouts import overlapping
 from properties import examples
 from roost.balance import Partition, Plan, Router, initial_plan
 from roost.balance.plan import MACHINES_MAX
-from roost.balance.strategies import History
+from roost.balance.strategies import sampled_costs
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
@@ -39,7 +39,7 @@ def plans(draw) -> Plan:
     strategy = draw(st.sampled_from(list(Strategy)))
     most = 40 if strategy is Strategy.REPLICATED else min(40, grid.cells)
     machines = draw(st.integers(1, most))
-    return initial_plan(strategy, grid, machines, History(draw(costs(grid))))
+    return initial_plan(strategy, grid, machines, draw(costs(grid)))
 
 
 def owners(plan: Plan) -> dict[tuple[int, int], list[tuple[int, ...]]]:
@@ -172,8 +172,8 @@ def test_history_splits_the_costliest_where_the_costs_of_the_sides_differ_least(
     machines = data.draw(st.integers(1, min(12, grid.cells - 1) or 1))
     if grid.cells == 1:
         return
-    before = initial_plan(Strategy.HISTORY, grid, machines, History(cost))
-    after = initial_plan(Strategy.HISTORY, grid, machines + 1, History(cost))
+    before = initial_plan(Strategy.HISTORY, grid, machines, cost)
+    after = initial_plan(Strategy.HISTORY, grid, machines + 1, cost)
     gone = set(rectangles(before)) - set(rectangles(after))
     made = set(rectangles(after)) - set(rectangles(before))
     (split,) = (Partition(0, *corners, ()) for corners in gone)
@@ -189,12 +189,12 @@ def test_history_balances_skew_that_uniform_does_not() -> None:
     grid = Grid(BOUNDS, 100, 100)
     random = np.random.default_rng(11)
     x, y = random.normal(10.0, 3.0, 20_000), random.normal(10.0, 3.0, 20_000)
-    history = History.of(grid, x, y, np.empty((0, 4)))
-    assert history.cost.sum() == 20_000
+    history = sampled_costs(grid, x, y, np.empty((0, 4)))
+    assert history.sum() == 20_000
     shares = {}
     for strategy in (Strategy.UNIFORM, Strategy.HISTORY):
         plan = initial_plan(strategy, grid, 8, history)
-        shares[strategy] = max(cost_of(history.cost, p) for p in plan.partitions) / 20_000
+        shares[strategy] = max(cost_of(history, p) for p in plan.partitions) / 20_000
     assert shares[Strategy.UNIFORM] > 0.5
     assert shares[Strategy.HISTORY] < 0.2
 
@@ -207,7 +207,7 @@ def test_the_cost_of_a_cell_is_its_points_times_the_queries_over_it(seed, points
     x, y = random.uniform(-5, 70, points), random.uniform(-5, 55, points)
     low = random.uniform(-10, 60, (queries, 2))
     boxes = np.hstack([low, low + random.uniform(0, 20, (queries, 2))])
-    cost = History.of(grid, x, y, boxes).cost
+    cost = sampled_costs(grid, x, y, boxes)
 
     def column(value: float) -> int:
         return min(max(math.floor(value / 8.0), 0), 7)
@@ -249,9 +249,9 @@ def test_a_query_is_in_every_partition_it_overlaps_and_in_no_other(plan: Plan, d
 @pytest.mark.parametrize("strategy", [Strategy.UNIFORM, Strategy.HISTORY])
 def test_more_machines_than_cells_are_refused(strategy: Strategy) -> None:
     grid = Grid(BOUNDS, 2, 2)
-    assert len(initial_plan(strategy, grid, 4, History(np.ones((2, 2)))).partitions) == 4
+    assert len(initial_plan(strategy, grid, 4, np.ones((2, 2))).partitions) == 4
     with pytest.raises(ConfigError) as caught:
-        initial_plan(strategy, grid, 5, History(np.ones((2, 2))))
+        initial_plan(strategy, grid, 5, np.ones((2, 2)))
     assert (caught.value.key, caught.value.got) == ("engine.machines", 5)
 
 

@@ -22,7 +22,8 @@ from roost.balance.changes import (
     apply_changes,
     arrivals,
 )
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner, imbalance
+from roost.balance.planner import CostRates, GlobalPlanner, imbalance
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
 from roost.workload.histogram import EulerHistogram
@@ -80,14 +81,14 @@ class Run:
         self.queries = queries_over(side, self.base, 20_000, seed)
         self.plan = initial_plan(Strategy.UNIFORM, grid_of(side), machines)
         self.planner = GlobalPlanner()
-        self.rounds: list[CellLoad] = []
+        self.rounds: list[Floats] = []
         self.seen: list[tuple[float, int]] = []
         self.changes = 0
         self._random = np.random.default_rng(seed)
 
     def round(self, weights: np.ndarray) -> float:
         """Imbalance of the round under the plan it met; the plan is then up to date."""
-        load = CellLoad(self._random.multinomial(POINTS, weights).astype(float))
+        load = self._random.multinomial(POINTS, weights).astype(float)
         met = imbalance(machine_loads(self.plan, load, self.queries, RATES))
         self.rounds = [*self.rounds, load][-3:]
         decision = self.planner.decide(self.plan, self.rounds, self.queries, RATES)
@@ -112,7 +113,7 @@ def queries_loaded(before: Plan, after: Plan, queries: EulerHistogram) -> int:
 
 
 @st.composite
-def small_cases(draw) -> tuple[Plan, list[CellLoad], EulerHistogram, CostRates]:
+def small_cases(draw) -> tuple[Plan, list[Floats], EulerHistogram, CostRates]:
     """Small grids with any load: empty, single hot cells, shared partitions."""
     columns, rows = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     machines = min(draw(st.integers(2, 8)), columns * rows)
@@ -136,15 +137,15 @@ def small_cases(draw) -> tuple[Plan, list[CellLoad], EulerHistogram, CostRates]:
     rates = CostRates(
         1e-6, draw(st.sampled_from([0.0, 1e-6])), draw(st.sampled_from([0.0, 1e-6])), 1e-9
     )
-    return plan, [CellLoad(p.astype(float)) for p in points], queries, rates
+    return plan, [p.astype(float) for p in points], queries, rates
 
 
 def machine_loads(
-    plan: Plan, load: CellLoad, queries: EulerHistogram, rates: CostRates
+    plan: Plan, load: Floats, queries: EulerHistogram, rates: CostRates
 ) -> np.ndarray:
     """Return the cost of each machine from the definition; owners share a partition equally."""
     unit = rates.per_point + rates.per_check * queries.per_cell()
-    costs = load.points.reshape(plan.rows, plan.columns) * unit
+    costs = load.reshape(plan.rows, plan.columns) * unit
     loads = np.zeros(plan.machines)
     for p in plan.partitions:
         cost = costs[p.row0 : p.row1, p.column0 : p.column1].sum()
@@ -269,7 +270,7 @@ def test_a_drifting_load_is_followed_with_few_moves() -> None:
 
 def test_a_gain_below_the_cost_of_moving_changes_nothing() -> None:
     run = Run()
-    load = CellLoad(np.random.default_rng(1).multinomial(POINTS, run.base).astype(float))
+    load = np.random.default_rng(1).multinomial(POINTS, run.base).astype(float)
     expensive = replace(RATES, per_query_moved=10.0)
     decision = run.planner.decide(run.plan, [load], run.queries, expensive)
     assert decision == NoChange("no plan is worth its move")
@@ -287,7 +288,7 @@ def test_no_change_without_load_or_with_one_machine(
     machines: int, points: float, reason: str
 ) -> None:
     plan = initial_plan(Strategy.UNIFORM, grid_of(8), machines)
-    load = CellLoad(np.full(64, points))
+    load = np.full(64, points)
     decision = GlobalPlanner().decide(plan, [load], EulerHistogram(8, 8), RATES)
     assert decision == NoChange(reason)
 
@@ -298,8 +299,8 @@ def test_the_noise_of_few_points_moves_nothing() -> None:
     points[:10] = 2.0
     rates = replace(RATES, per_query_moved=0.0)
     queries = EulerHistogram(8, 8)
-    few = GlobalPlanner().decide(plan, [CellLoad(points)], queries, rates)
-    many = GlobalPlanner().decide(plan, [CellLoad(points * 1e4)], queries, rates)
+    few = GlobalPlanner().decide(plan, [points], queries, rates)
+    many = GlobalPlanner().decide(plan, [points * 1e4], queries, rates)
     assert few == NoChange("balanced")
     assert isinstance(many, Rebalance)
 
@@ -323,13 +324,13 @@ LADDER = Plan(
 POINTS_ONLY = CostRates(per_point=1e-6, per_check=0.0, per_partition=0.0, per_query_moved=0.0)
 
 
-def uneven(excess: float, points: float = 1e8) -> CellLoad:
+def uneven(excess: float, points: float = 1e8) -> Floats:
     """A round in which the busiest machine is above the mean by ``excess`` of it.
 
     All of that is in the middle partition: when it moves, both machines have the mean.
     """
     shares = np.repeat(np.array([1.0, excess, 1.0 - excess]) / WIDTHS, WIDTHS) / 2
-    return CellLoad(np.tile(shares / LADDER.rows, LADDER.rows) * points)
+    return np.tile(shares / LADDER.rows, LADDER.rows) * points
 
 
 def decide_on(
@@ -413,7 +414,7 @@ def test_random_differences_between_equal_machines_change_nothing(points: int, r
     highest = []
     for _ in range(40):
         counts = random.multinomial(points * machines, np.full(side**2, 1.0 / side**2), rounds)
-        loads = [CellLoad(count.astype(float)) for count in counts]
+        loads = [count.astype(float) for count in counts]
         queries = EulerHistogram(side, side)
         assert isinstance(planner.decide(plan, loads, queries, POINTS_ONLY), NoChange)
         highest.append(imbalance(machine_loads(plan, loads[-1], queries, POINTS_ONLY)))
@@ -439,10 +440,10 @@ def test_few_points_are_less_significant_than_many(
 # -- hot cells
 
 
-def hot_cell_load(share: float) -> CellLoad:
+def hot_cell_load(share: float) -> Floats:
     points = np.full(400, (1.0 - share) / 399)
     points[20 * 7 + 3] = share
-    return CellLoad(points * 1e6)
+    return points * 1e6
 
 
 def owners_of_the_hot_cell(plan: Plan) -> tuple[int, ...]:
@@ -473,7 +474,7 @@ def test_an_uneven_shared_partition_is_divided_among_its_owners() -> None:
     halves = (Partition(0, 0, 0, 10, 10, (0, 1, 2)), Partition(1, 10, 0, 20, 10, (3,)))
     plan = Plan(0, 20, 10, 4, halves, 2)
     queries = EulerHistogram(20, 10)
-    decision = GlobalPlanner().decide(plan, [CellLoad(np.full(200, 1e4))], queries, RATES)
+    decision = GlobalPlanner().decide(plan, [np.full(200, 1e4)], queries, RATES)
     assert isinstance(decision, Rebalance)
     after = apply_changes(plan, decision.changes)
     assert all(len(p.machines) == 1 for p in after.partitions)
@@ -483,7 +484,7 @@ def test_whole_partitions_keep_their_ids_when_they_move() -> None:
     parts = tuple(Partition(i, 5 * i, 0, 5 * i + 5, 5, (0,)) for i in range(4))
     spread = tuple(replace(p, machines=(m,)) for p, m in zip(parts, (0, 0, 1, 0), strict=True))
     plan = Plan(3, 20, 5, 2, spread, 9)
-    load = CellLoad(np.repeat([[4e4] * 5 + [1e4] * 5 + [3e4] * 5 + [2e4] * 5], 5, 0).reshape(-1))
+    load = np.repeat([[4e4] * 5 + [1e4] * 5 + [3e4] * 5 + [2e4] * 5], 5, 0).reshape(-1)
     decision = GlobalPlanner().decide(plan, [load], EulerHistogram(20, 5), RATES)
     assert isinstance(decision, Rebalance)
     assert all(isinstance(change, Move | Replan) for change in decision.changes)
@@ -503,7 +504,7 @@ def test_ten_thousand_machines_are_planned_in_about_a_second() -> None:
         warm_up = Run(machines=200, seed=corner)
         warm_up.round(0.6 * warm_up.base + 0.4 * spot(SIDE, corner))
     weights = 0.6 * base + 0.4 * spot(side, 0)
-    load = CellLoad(random.poisson(weights * 2e7).astype(float))
+    load = random.poisson(weights * 2e7).astype(float)
     queries = queries_over(side, base, 50_000, 3)
     plan = initial_plan(Strategy.UNIFORM, grid_of(side), machines)
     # Processor time, since other tests run beside this one; a quarter of the bound is usual.

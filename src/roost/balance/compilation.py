@@ -6,9 +6,10 @@ import numpy as np
 
 from roost.balance.changes import Rebalance, apply_changes
 from roost.balance.global_index import GlobalIndex
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
-from roost.balance.strategies import History, initial_plan
+from roost.balance.planner import CostRates, GlobalPlanner
+from roost.balance.strategies import initial_plan, sampled_costs
 from roost.balance.swarm import ShedRequest, shed
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
 from roost.workload import CellCounter, EulerHistogram, MachineStats, PartitionStats
@@ -27,16 +28,16 @@ def compile_loops() -> None:
     queries.add(ranges)
     queries.count_many(ranges)
     plan = initial_plan(Strategy.UNIFORM, grid, MACHINES)
-    rounds: list[CellLoad] = []
+    rounds: list[Floats] = []
     rates = CostRates(1e-7, 2e-9, 1e-5, 1e-8)
     for _ in range(3):
         # Cells that no machine can hold alone are shared, and then the grid is divided again.
-        rounds.append(CellLoad(rng.permutation(np.geomspace(1.0, 1e7, grid.cells))))
+        rounds.append(rng.permutation(np.geomspace(1.0, 1e7, grid.cells)))
         decision = GlobalPlanner().decide(plan, rounds, queries, rates)
         assert isinstance(decision, Rebalance), "the planner changed nothing"
         plan = apply_changes(plan, decision.changes)
     GlobalIndex(plan).overlaps_many(ranges)
-    History.of(grid, rng.random(9), rng.random(9), np.array([[0.1, 0.1, 0.2, 0.2]]))
+    sampled_costs(grid, rng.random(9), rng.random(9), np.array([[0.1, 0.1, 0.2, 0.2]]))
 
     counter = CellCounter(grid.cells)
     counter.add(rng.integers(0, grid.cells // 8, 20_000).astype(np.int32))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,28 +40,21 @@ def default_strategy(master: str) -> Strategy:
     return Strategy.REPLICATED if one_host else Strategy.GLOBAL
 
 
-@dataclass(frozen=True)
-class History:
-    """Cost of each cell, from a sample of points and queries.
+def sampled_costs(grid: Grid, x: Floats, y: Floats, boxes: Floats) -> Floats:
+    """Return the cost of each cell, from point coordinates and query bounds ``x0, y0, x1, y1``.
 
     A point costs one look-up and one check for every query that overlaps its cell.
     """
-
-    cost: Floats
-
-    @classmethod
-    def of(cls, grid: Grid, x: Floats, y: Floats, boxes: Floats) -> History:
-        """Compute costs from point coordinates and query bounds ``x0, y0, x1, y1``."""
-        points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
-        queries = EulerHistogram(grid.columns, grid.rows)
-        queries.add(query_ranges(grid, boxes))
-        return cls(points.reshape(grid.rows, grid.columns) * (1.0 + queries.per_cell()))
+    points = np.bincount(grid.locate(x, y), minlength=grid.cells).astype(np.float64)
+    queries = EulerHistogram(grid.columns, grid.rows)
+    queries.add(query_ranges(grid, boxes))
+    return points.reshape(grid.rows, grid.columns) * (1.0 + queries.per_cell())
 
 
 def initial_plan(
-    strategy: Strategy, grid: Grid, machines: int, history: History | None = None
+    strategy: Strategy, grid: Grid, machines: int, costs: Floats | None = None
 ) -> Plan:
-    """Build the plan of epoch 0.
+    """Build the plan of epoch 0, from the cost of each cell if the strategy uses it.
 
     Examples
     --------
@@ -76,13 +69,13 @@ def initial_plan(
     if machines > grid.cells:
         takes = f"at most one a cell, the grid has {grid.cells}"
         raise ConfigError("engine.machines", machines, takes)
-    if strategy is Strategy.HISTORY and history is None:
+    if strategy is Strategy.HISTORY and costs is None:
         takes = "a sample of points to learn from"
         raise ConfigError("engine.strategy", strategy.value, takes)
-    if history is None or strategy in (Strategy.UNIFORM, Strategy.SWARM):
+    if costs is None or strategy in (Strategy.UNIFORM, Strategy.SWARM):
         partitions = _divide(grid, machines, lambda p: (-p.cells,), _halve)
     else:
-        sums = np.pad(history.cost.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        sums = np.pad(costs.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         partitions = _divide(
             grid,
             machines,

@@ -162,11 +162,10 @@ class Swarm:
 
     stages: Stages = Stages()  # noqa: RUF009 - immutable
     rounds: int = 0
-    costs: dict[int, float] = field(default_factory=dict)
-    """Numerator of each machine's cost in the last round."""
+    costs: dict[int, float] = field(default_factory=dict)  # numerators of the last round
+    # By all machines in the last round: two numbers per machine, shed requests and responses, and
+    # the plan change to every machine, because every machine routes.
     bytes_sent: int = 0
-    """By all machines in the last round: two numbers per machine, shed requests and responses, and
-    the plan change to every machine, because every machine routes."""
 
     def decide(
         self, plan: Plan, reports: Sequence[LoadReport], rate: float, send: Send

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from roost.balance.plan import Plan, Router
-from roost.balance.strategies import History, initial_plan
+from roost.balance.strategies import initial_plan, sampled_costs
 from roost.bench.cases import SEED, Floats, Pickups, box_requests, boxes_of, data_dir, load_pickups
 from roost.bench.common import Measured, Plot, Row
 from roost.bench.streams import admit
@@ -94,7 +94,7 @@ class Load:
         grid = self.space.grid
         at = np.random.default_rng(SEED).integers(0, self.cells.size, HISTORY_POINTS)
         sample = (self.pickups.lon[at], self.pickups.lat[at])
-        return initial_plan(strategy, grid, MACHINES, History.of(grid, *sample, self.boxes))
+        return initial_plan(strategy, grid, MACHINES, sampled_costs(grid, *sample, self.boxes))
 
 
 def kendall(first: Floats, second: Floats) -> float:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from roost.balance import initial_plan
 from roost.balance.planner import GlobalPlanner
-from roost.balance.strategies import History
+from roost.balance.strategies import sampled_costs
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
 from roost.model.columns import convert
@@ -279,7 +280,7 @@ class _Assembly:
         store.record(Fact(PLANS, epoch, {**plan.to_json(), "strategy": strategy.value}))
         return epoch
 
-    def _history(self, source: Sampled) -> History:
+    def _history(self, source: Sampled) -> NDArray[np.float64]:
         names = [self.points.x, self.points.y]
         sample = source.sample(names)
         x, y = (
@@ -287,7 +288,7 @@ class _Assembly:
         )
         known = np.isfinite(x) & np.isfinite(y)
         boxes = self.queries.bounds(HISTORY_QUERIES)
-        return History.of(self.space.grid, x[known], y[known], boxes)
+        return sampled_costs(self.space.grid, x[known], y[known], boxes)
 
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
         if strategy is Strategy.SWARM:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
 from roost.balance.changes import Change, Decision, Rebalance
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
+from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.swarm import LoadReport, ShedRequest, Swarm, shed
 from roost.runtime.rounds import BALANCE, NO_CELLS, BatchNotes, Policy, Proposal, RoundSnapshot
 from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
@@ -64,7 +64,8 @@ class SwarmPolicy:
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
-        decision = self._swarm.decide(snapshot.plan, reports, rate, partial(self._shed, hidden))
+        plan, send = snapshot.routing.plan, partial(self._shed, hidden)
+        decision = self._swarm.decide(plan, reports, rate, send)
         sent, memory = self._swarm.bytes_sent, self._swarm.to_json()
         return Proposal(decision, {"rate": rate, "bytes_sent": sent, "swarm": memory})
 
@@ -102,7 +103,7 @@ class GlobalPolicy:
     def __init__(self, stage: CellStage, planner: GlobalPlanner, saved: Mapping[str, Any]) -> None:
         self._stage = stage
         self._planner = planner
-        self._rounds: deque[CellLoad] = deque(maxlen=ROUNDS_SEEN)
+        self._rounds: deque[NDArray[np.float64]] = deque(maxlen=ROUNDS_SEEN)
         self._costs: NDArray[np.float64] = np.zeros(0)
         self._per_query_s = float(saved.get("per_query_s", PER_QUERY_MOVED_S))
         self._model = CostModel(len(PRIOR), prior=PRIOR)
@@ -111,7 +112,7 @@ class GlobalPolicy:
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Update the cost model from the round, and plan."""
-        plan = snapshot.plan
+        plan = snapshot.routing.plan
         cells: dict[int, list[CellCounts]] = {}
         sent = 0
         for notes in snapshot.batches:
@@ -125,7 +126,7 @@ class GlobalPolicy:
         error = self._learn(snapshot.busy_s, counts, queries)
         points = CellCounts.joined(counts.values()).dense(plan.columns * plan.rows)
         self._costs = points * queries
-        self._rounds.append(CellLoad(points))
+        self._rounds.append(points)
         _, per_point, per_check = self._model.coefficients.tolist()
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
         return Proposal(

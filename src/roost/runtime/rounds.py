@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance import Plan
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
 from roost.stages.contract import Batch, Reports, task_seconds
@@ -50,11 +49,6 @@ class RoundSnapshot:
     batches: Sequence[BatchNotes]
     hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
-
-    @property
-    def plan(self) -> Plan:
-        """The spatial plan of the round."""
-        return self.routing.plan
 
 
 @dataclass(frozen=True)

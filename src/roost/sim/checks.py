@@ -16,6 +16,7 @@ use only the results of the code under test:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Checker:
         """Check the points of a round, distributed and not yet counted."""
         self._step = f"round {number}, points"
         points, plan = view.points, view.plan
-        table = _partition_table(plan).reshape(-1)
+        table = plan.cell_table().reshape(-1)
         for slot, (machine, k) in enumerate(zip(points.machine, points.partition, strict=True)):
             owns = int(machine) in plan.partitions[k].machines
             self._require(owns, 1, f"machine {machine} received points of partition {k}")
@@ -111,7 +112,7 @@ class Checker:
                 own = np.bincount(*points.slot(slot), plan.rows * plan.columns).reshape(shape)
                 self._check_statistics(key, counted[key], own)
         stored = np.bincount(points.cells, points.counts, plan.rows * plan.columns)
-        entry = (ids[_partition_table(plan)], stored.reshape(shape).astype(np.int64))
+        entry = (ids[plan.cell_table()], stored.reshape(shape).astype(np.int64))
         self._stored = [*self._stored, entry][-_WINDOW_ROUNDS:]
         self._check_snapshot(plan)
         self._registered = self._terminated = np.empty(0, np.int64)
@@ -154,10 +155,10 @@ class Checker:
             self._require(False, 1, str(error))
 
     def _check_index(self) -> None:
-        for (row, column), number in np.ndenumerate(_partition_table(self._plan)):
-            found = self._index.partition_at(column, row)
-            same = found == self._plan.partitions[number]
-            self._require(same, 1, f"the index is wrong at {column}, {row}")
+        for p in self._plan.partitions:
+            for row, column in product(range(p.row0, p.row1), range(p.column0, p.column1)):
+                found = self._index.partition_at(column, row)
+                self._require(found == p, 1, f"the index is wrong at {column}, {row}")
 
     # Invariant 2.
 
@@ -247,14 +248,6 @@ def _common(a: Partition, b: Partition) -> int:
     columns = set(range(a.column0, a.column1)) & set(range(b.column0, b.column1))
     rows = set(range(a.row0, a.row1)) & set(range(b.row0, b.row1))
     return len(columns) * len(rows)
-
-
-def _partition_table(plan: Plan) -> NDArray[np.int64]:
-    """Return the index in the plan of each cell's partition."""
-    table = np.full((plan.rows, plan.columns), -1)
-    for number, p in enumerate(plan.partitions):
-        table[p.row0 : p.row1, p.column0 : p.column1] = number
-    return table
 
 
 def _statistics(driver: Driver) -> Iterator[tuple[tuple[int, int], PartitionStats]]:

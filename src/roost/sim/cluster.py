@@ -21,7 +21,7 @@ import numpy as np
 
 from roost.balance.changes import Change, Rebalance, apply_changes, arrivals
 from roost.balance.plan import Partition, Plan
-from roost.balance.strategies import History, initial_plan
+from roost.balance.strategies import initial_plan
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
 from roost.sim.checks import Checker
@@ -88,7 +88,7 @@ class _Cluster:
         s = self._scenario
         grid = Grid(Rect(0.0, 0.0, 1.0, 1.0), s.columns, s.rows)
         name = s.strategy if s.strategy in STATIC else s.initial
-        return initial_plan(Strategy(name), grid, s.machines, History(self._usual_cost_s()))
+        return initial_plan(Strategy(name), grid, s.machines, self._usual_cost_s())
 
     def _usual_cost_s(self) -> Floats:
         """Return the true cost of each cell in a round without hotspots, ``(rows, columns)``."""

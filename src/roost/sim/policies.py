@@ -15,7 +15,7 @@ import numpy as np
 
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, Replan
 from roost.balance.plan import Plan
-from roost.balance.planner import CellLoad, CostRates, GlobalPlanner
+from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.swarm import LoadReport, ShedRequest, Swarm, change_bytes, shed
 from roost.sim.scenario import Faults
 from roost.sim.slots import SlotPoints
@@ -178,7 +178,7 @@ class GlobalDriver(Driver):
         self._histogram.add(self._query_table.live_ranges())
         self._latest: Floats = np.zeros(columns * rows)
         self._reported = np.zeros(columns * rows, np.bool_)
-        self._rounds: list[CellLoad] = []
+        self._rounds: list[Floats] = []
 
     def requests(self, registered: Ids, terminated: Ids) -> None:
         """Count queries by cell."""
@@ -209,7 +209,7 @@ class GlobalDriver(Driver):
         self._latest = np.where(missing.reshape(-1), self._latest, by_cell)
         self._reported |= ~missing.reshape(-1)
         if self._reported.all():
-            self._rounds = [*self._rounds, CellLoad(self._latest)][-ROUNDS_RETAINED:]
+            self._rounds = [*self._rounds, self._latest][-ROUNDS_RETAINED:]
 
     def decide(self, view: RoundView) -> Decision:
         """Run the planner."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from roost.balance.planner.policy import CellLoad, CostRates, GlobalPlanner, imbalance
+from roost.balance.planner.policy import CostRates, GlobalPlanner, imbalance
 
-__all__ = ["CellLoad", "CostRates", "GlobalPlanner", "imbalance"]
+__all__ = ["CostRates", "GlobalPlanner", "imbalance"]

@@ -57,13 +57,6 @@ AT_ONCE = 1.2
 NOISE_AT_ONCE = 3.0
 
 
-@dataclass(frozen=True, eq=False)
-class CellLoad:
-    """Points of each cell in one round, cells in row-major order."""
-
-    points: Floats
-
-
 @dataclass(frozen=True)
 class CostRates:
     """Costs in seconds.
@@ -113,16 +106,19 @@ class GlobalPlanner:
     gain_min: float = 0.08  # relative improvement of a new plan
 
     def decide(
-        self, plan: Plan, rounds: Sequence[CellLoad], queries: EulerHistogram, rates: CostRates
+        self, plan: Plan, rounds: Sequence[Floats], queries: EulerHistogram, rates: CostRates
     ) -> Decision:
-        """Decide from one to three rounds, the newest last."""
+        """Decide from one to three rounds, the newest last.
+
+        A round is the points of each cell, in row-major order.
+        """
         if plan.machines == 1:
             return NoChange("one machine")
         # Cost of a point in each cell.
         unit = queries.per_cell().reshape(-1)
         unit *= rates.per_check
         unit += rates.per_point
-        points = [np.ascontiguousarray(load.points, np.float64) for load in reversed(rounds)]
+        points = [np.ascontiguousarray(cells, np.float64) for cells in reversed(rounds)]
         totals = [float(p @ unit) for p in points]
         if not totals or totals[0] <= 0.0:
             return NoChange("no load")
