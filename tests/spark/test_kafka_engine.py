@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
-from kafka_broker import BrokerUnavailable, KafkaBroker, open_broker, produce, read_all, reading
+from kafka_broker import BrokerUnavailable, KafkaBroker, produce, read_all, reading
 
 from roost.engine import kafka_jars
 from roost.engine.kafka import check_brokers
@@ -36,17 +36,6 @@ from roost.testing.oracle import brute_force
 
 pytestmark = pytest.mark.spark
 pytest.importorskip("confluent_kafka", reason="needs the extra roost[kafka]")
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[KafkaBroker]:
-    with open_broker() as running:
-        yield running
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 
 def test_a_jar_that_maven_lacks_is_an_error(

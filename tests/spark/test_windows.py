@@ -90,9 +90,9 @@ class Shuffling(GlobalPolicy):
         return None
 
     def propose(self, round_: RoundSnapshot) -> Proposal:
-        rng = random.Random(round_.number)
+        after = round_.routing.plan
+        rng = random.Random(after.epoch)
         changes: list[Change] = []
-        after = round_.plan
         for _ in range(6):
             change = random_change(rng, after)
             if change is not None:
