@@ -1,4 +1,4 @@
-"""The one switch for encryption: what Spark is told, and what is refused."""
+"""The setting for encryption: what Spark receives, and what is refused."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_shedding_sees_the_same_numbers_as_reports(
 
 
 def _changed(rng: random.Random, plan: Plan, moves_only: bool) -> Plan:
-    """Another plan, in which no partition is shared: shares of its points are not told apart."""
+    """Return another plan without shared partitions: points of their shares look alike."""
     for _ in range(20):
         change = random_change(rng, plan)
         if change is not None and (isinstance(change, Move) or not moves_only):

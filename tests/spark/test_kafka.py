@@ -112,10 +112,10 @@ def test_many_writers_agree_on_one_order(broker: KafkaBroker, topic: str) -> Non
             return [(log.append(block(name)), name) for name in names]
 
     with ThreadPoolExecutor(4) as pool:
-        told = sorted(entry for entries in pool.map(write, range(4)) for entry in entries)
+        appended = sorted(entry for entries in pool.map(write, range(4)) for entry in entries)
     with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         got = names_of(log.read(0, log.end()))
-    assert [(place + 1, names[0]) for place, names in enumerate(got)] == told
+    assert [(place + 1, names[0]) for place, names in enumerate(got)] == appended
 
 
 @pytest.mark.parametrize("method", ["describe_topics", "describe_configs", "list_offsets"])

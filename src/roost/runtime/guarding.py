@@ -1,7 +1,7 @@
 """The guard as a policy.
 
 At the end of a round the guard sees the partition that caused the accepted rebalancing, with all
-live queries. When its own round is over, in event time, it decides whom to block; log replay
+live queries. When its own round is over, in event time, it decides which users to block; log replay
 refuses their requests from the next position on. State and decisions are recorded with the round.
 """
 
