@@ -7,6 +7,7 @@ computed from the work, not measured, so that every run detects the same users.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,13 @@ SEED = 4
 counted = partial(CountedExecutor, busy=worked_by_pairs)
 
 
-def play(spark: SparkSession, scenario: GuardScenario, folder: Path, *, die: bool = False) -> None:
-    """Run a scenario to its end, or until the process kills itself."""
+def play(
+    spark: SparkSession,
+    scenario: GuardScenario,
+    folder: Path,
+    crash: Callable[[], None] | None = None,
+) -> None:
+    """Run a scenario to its end, or until it crashes."""
 
     def log(number: int) -> None:
         if number < len(scenario.blocks):
@@ -39,8 +45,8 @@ def play(spark: SparkSession, scenario: GuardScenario, folder: Path, *, die: boo
         log(commit.batch_id + 1)
 
     def on_step(step: str, batch_id: int) -> None:
-        if die and step == "intent" and blocked_users(decisions(pipeline.store)):
-            kill_myself()
+        if crash and step == "intent" and blocked_users(decisions(pipeline.store)):
+            crash()
 
     config = scenario.config(folder, Strategy.GLOBAL, **{"engine.machines": 8})
     hooks: dict[str, Any] = {"on_batch": on_batch, "on_step": on_step, "seed": 1}
@@ -55,7 +61,7 @@ def main() -> None:
     local = {"spark.local.dir": str(folder / "spark")}
     spark = make_session("local[2]", local)
     engine.SparkExecutor = counted  # type: ignore[misc, assignment]
-    play(spark, GuardScenario("attack", SEED, batches=int(sys.argv[2])), folder, die=True)
+    play(spark, GuardScenario("attack", SEED, batches=int(sys.argv[2])), folder, kill_myself)
 
 
 if __name__ == "__main__":

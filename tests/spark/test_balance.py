@@ -406,15 +406,22 @@ def check_crash(state: Path, moment: str, known: int) -> int:
 
 
 def sweep(spark: SparkSession, folder: Path, strategy: Strategy, moments: list[str]) -> None:
-    """Kill the driver at one moment after the other, each after another plan change."""
+    """Crash at one moment after the other, each after another plan change.
+
+    At the last of them the driver is a process, which is killed.
+    """
     scenario = jumping(10, batches=8, rows=250, stay=5, standing=90)
     spec = spec_of(folder, scenario, strategy)
     state = Path(spec.out) / "state"
     chain = Chain(folder)
     known = 0
-    for moment in moments:
-        assert chain.run(replace(spec, kill=moment)) == -signal.SIGKILL, chain.complaints()
+    *simulated, killed = moments
+    for moment in simulated:
+        with pytest.raises(DriverKilled):
+            run(spark, replace(spec, kill=moment), watched=False)
         known = check_crash(state, moment, known)
+    assert chain.run(replace(spec, kill=killed)) == -signal.SIGKILL, chain.complaints()
+    known = check_crash(state, killed, known)
     before = list(epochs_of(state))
     # The last run is in this process, which has a session already.
     ran = run(spark, spec)

@@ -61,18 +61,31 @@ def drive(folder: Path, batches: int) -> int:
     return done.returncode
 
 
+class Crash(BaseException):
+    """Simulates a crash of the driver: the files stay as they are."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_blocked_users_stay_blocked_after_a_crash(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
+    monkeypatch.setattr(engine, "SparkExecutor", counted)
     scenario = GuardScenario("attack", SEED, batches=14)
     scenario.write(tmp_path)
-    assert drive(tmp_path, 14) == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
+    if killed:
+        assert drive(tmp_path, 14) == -signal.SIGKILL, (tmp_path / "err.txt").read_text()[-2000:]
+    else:
+        with pytest.raises(Crash):
+            play(spark, scenario, tmp_path, crash)
     with closing(Store(tmp_path / "out" / "state")) as store:
         before = decisions(store)
         done = len(records.commits(store))
     assert set(blocked_users(before)) == scenario.malicious and done < 14
     # The last run is in this process, which has a session already.
-    monkeypatch.setattr(engine, "SparkExecutor", counted)
     play(spark, scenario, tmp_path)
     with closing(QueryService(tmp_path / "out" / "state")) as desk:
         log = decisions(desk.store)
