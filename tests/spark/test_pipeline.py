@@ -43,9 +43,14 @@ from roost.runtime.records import Commit
 
 pytestmark = pytest.mark.spark
 
+PART = ((Strategy.REPLICATED, 7), (Strategy.UNIFORM, 1), (Strategy.GLOBAL, 7))
 PLACEMENTS = [
-    pytest.param(strategy, machines, id=f"{strategy}-{machines}")
-    for strategy, machines in itertools.product(Strategy, (1, 3, 7))
+    pytest.param(
+        *placement,
+        id="{}-{}".format(*placement),
+        marks=() if placement in PART or placement[1] == 3 else pytest.mark.full,
+    )
+    for placement in itertools.product(Strategy, (1, 3, 7))
 ]
 
 
