@@ -225,11 +225,13 @@ def spark(
 
     SparkExecutor.rows_per_task = 1
     folder = tmp_path_factory.mktemp("spark")
-    places = {
+    chosen = {
+        # Spark's default is 200 tasks for every exchange of a query.
+        "spark.sql.shuffle.partitions": "4",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder / 'derby'}",
     }
-    session = make_session("local[2]", places)
+    session = make_session("local[2]", chosen)
     yield session
     session.stop()
