@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,8 +138,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="only with --full"))
-        if item.get_closest_marker("spark"):
-            # Most of their time is in other processes, and core tests measure the same packages.
+        # Spark tests spend their time in other processes, and core tests measure the same packages.
+        # Sweeps and properties repeat other tests with many inputs, half as fast if measured.
+        repeats = item.get_closest_marker("sweep") or is_hypothesis_test(getattr(item, "obj", None))
+        if item.get_closest_marker("spark") or repeats:
             item.add_marker(pytest.mark.no_cover)
     # The longest tests start first, so that all processes end at about the same time.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
