@@ -86,6 +86,9 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> Non
     boxes = make_boxes()
     expected = brute(x, y, boxes)
     assert expected.size > 100_000
+    kills: dict[str, tuple[int, ...]] = {"uniform": (0,)}
+    if full:
+        kills["replicated"] = (0, 1)
     specs = [
         Spec(
             points=str(points),
@@ -99,7 +102,7 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> Non
             kill_executors=batches,
         )
         # The first task of an executor takes seconds, later ones milliseconds.
-        for strategy, batches in (("uniform", (0,)), ("replicated", (0, 1) if full else (0,)))
+        for strategy, batches in kills.items()
     ]
     chain = Chain(tmp_path, SPARK_HOME=str(spark_home(tmp_path / "home")))
     done = chain.run(*specs)
