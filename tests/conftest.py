@@ -139,7 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="only with --full"))
         # Spark tests spend their time in other processes, and core tests measure the same packages.
-        # Sweeps and properties repeat other tests with many inputs, half as fast if measured.
+        # Sweeps and properties repeat other tests with many inputs; measuring adds 40 % to them.
         repeats = item.get_closest_marker("sweep") or is_hypothesis_test(getattr(item, "obj", None))
         if item.get_closest_marker("spark") or repeats:
             item.add_marker(pytest.mark.no_cover)
