@@ -5,10 +5,10 @@ text is untrusted: it is never executed, and parsing it has a bounded cost. `par
 of immutable values, `check` validates the tree against the schema of the points, and a
 `PredicateSet` evaluates arrays of (predicate, point) pairs, millions per second.
 
-The language has comparisons of an attribute with a literal, ``in``, ``between``, ``is null``,
-``and``, ``or``, ``not``, bare boolean attributes, and word search in strings (``note has any
-('a', 'b')``). Nulls follow SQL's three-valued logic. There is no arithmetic, there are no
-functions, and two attributes cannot be compared with each other.
+The language has comparisons, ``in``, ``between``, ``is null``, ``and``, ``or``, ``not``, bare
+boolean attributes, and word search in strings (``note has any ('a', 'b')``). Comparisons accept
+attributes, literals and arithmetic (``+ - * / %``, ``mod``, ``abs``). Nulls follow SQL's
+three-valued logic. There are no other functions.
 """
 
 from __future__ import annotations

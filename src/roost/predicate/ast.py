@@ -1,5 +1,8 @@
 """The syntax tree of a predicate: conditions joined by connectives, all immutable values.
 
+A `Condition` is about one attribute and literals. A `Comparison` is about terms: attributes,
+numbers and operations on them. ``x > 5`` is always a condition, which is faster to evaluate.
+
 Spellings of one meaning are equal trees: ``5 < x`` is stored as ``x > 5``, and ``x not in (1)`` as
 the negation of ``x in (1)``. ``erased`` is the tree without its constants, by which predicates are
 grouped; ``bind`` inserts constants. Both visit constants in text order.
@@ -11,6 +14,7 @@ import enum
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Self
 
 Value = bool | int | float | str
 #: One constant, or the constants of a list of two or more.
@@ -24,6 +28,7 @@ KEYWORDS = frozenset(
 LIST_OPERATORS = frozenset(["in", "has any", "has all"])
 WORD = re.compile(r"[^\W_]+")
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
+INT64_MAX = 2**63 - 1
 
 
 class Kind(enum.Enum):
@@ -88,33 +93,88 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Connective:
-    """A negation of one operand, or a conjunction or disjunction of two or more."""
+class Literal:
+    """A literal as a term; those of comparisons are numbers."""
 
-    operator: str  # "not", "and" or "or"
-    operands: tuple[Expression, ...]
+    value: Any
+    integer: bool  # part of equality, because ``x + 1`` and ``x + 1.0`` differ
+
+    @classmethod
+    def of(cls, value: Any) -> Literal:
+        """Return the term of a literal; an integer beyond int64 counts as float64."""
+        return cls(value, isinstance(value, int) and -INT64_MAX - 1 <= value <= INT64_MAX)
+
+    def bind(self, constants: Iterator[Any]) -> Literal:
+        """Return the next constant, or the array of a group's constants."""
+        return Literal.of(next(constants))
+
+    @property
+    def erased(self) -> Literal:
+        """The term with a placeholder of the same type."""
+        return Literal(PLACEHOLDERS[Kind.NUMBER], self.integer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """An operator and its operands; an operand that is a string is the name of an attribute."""
+
+    operator: str
+    operands: tuple[Any, ...]
 
     def attributes(self) -> frozenset[str]:
         """Return the names of the attributes that the predicate reads."""
-        return frozenset([condition.attribute for condition in self.conditions()])
+        names = [x for x in self.operands if isinstance(x, str)]
+        others = [x for x in self.operands if not isinstance(x, str | Literal)]
+        return frozenset(names).union(*[x.attributes() for x in others])
 
-    def conditions(self) -> Iterator[Condition]:
-        """Yield the conditions of the tree in text order."""
+    def bind(self, constants: Iterator[Constant]) -> Self:
+        """Return the same tree with other constants; see `Condition.bind`."""
+        bound = [x if isinstance(x, str) else x.bind(constants) for x in self.operands]
+        return type(self)(self.operator, tuple(bound))
+
+    @property
+    def erased(self) -> Self:
+        """The tree with a placeholder for each constant."""
+        erased = [x if isinstance(x, str) else x.erased for x in self.operands]
+        return type(self)(self.operator, tuple(erased))
+
+
+class Operation(_Node):
+    """Arithmetic on terms.
+
+    The operator is ``abs`` or ``negate`` with one operand, or one of the characters ``+ - * / %``
+    for each operand after the first: ``a - b + c`` has the operator ``-+``, applied from the left.
+    A chain is one node, so that only parentheses make a tree deep.
+    """
+
+    __slots__ = ()
+
+
+class Comparison(_Node):
+    """A comparison of terms: ``= != < <= > >=`` of two, or ``between`` of three."""
+
+    __slots__ = ()
+
+    def conditions(self) -> Iterator[Comparison]:
+        """Yield the comparison."""
+        yield self
+
+
+class Connective(_Node):
+    """A negation (``not``) of one operand, or ``and`` or ``or`` of two or more."""
+
+    __slots__ = ()
+
+    def conditions(self) -> Iterator[Condition | Comparison]:
+        """Yield the conditions and comparisons of the tree in text order."""
         for operand in self.operands:
             yield from operand.conditions()
 
-    def bind(self, constants: Iterator[Constant]) -> Connective:
-        """Return the same tree with other constants; see `Condition.bind`."""
-        return Connective(self.operator, tuple([x.bind(constants) for x in self.operands]))
 
-    @property
-    def erased(self) -> Connective:
-        """The tree with a placeholder for each constant."""
-        return Connective(self.operator, tuple([operand.erased for operand in self.operands]))
-
-
+#: A value to compare: the name of an attribute, a number or arithmetic.
+Term = str | Literal | Operation
 #: A node of a predicate's tree.
-Expression = Condition | Connective
+Expression = Condition | Comparison | Connective
 
 
 def is_word(value: Value) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -95,12 +96,26 @@ def axis_of(type_: pa.DataType) -> Axis:
     if pa.types.is_decimal(type_):
         dtype = np.int64 if type_.precision <= NARROW_DIGITS else object
         return Axis(dtype, partial(_floor_decimal, type_.scale))
-    if pa.types.is_timestamp(type_):
-        return Axis(np.int64, partial(_floor_time, _NS_PER_UNIT[type_.unit]))
-    if pa.types.is_date(type_):
-        unit_ns = _NS_PER_DAY if pa.types.is_date32(type_) else _NS_PER_UNIT["ms"]
-        return Axis(np.int64, partial(_floor_time, unit_ns))
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        return Axis(np.int64, partial(_floor_time, _time_unit_ns(type_)))
     return Axis(np.uint64 if pa.types.is_uint64(type_) else np.int64, _floor_integer)
+
+
+def unit_of(type_: pa.DataType) -> Fraction:
+    """Return the unit that stored values count: seconds of a time, the last digit of a decimal."""
+    if pa.types.is_dictionary(type_):
+        return unit_of(type_.value_type)
+    if pa.types.is_decimal(type_):
+        return Fraction(10 ** max(-type_.scale, 0), 10 ** max(type_.scale, 0))
+    if pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        return Fraction(_time_unit_ns(type_), 10**9)
+    return Fraction(1)
+
+
+def _time_unit_ns(type_: pa.DataType) -> int:
+    if pa.types.is_timestamp(type_):
+        return _NS_PER_UNIT[type_.unit]
+    return _NS_PER_DAY if pa.types.is_date32(type_) else _NS_PER_UNIT["ms"]
 
 
 def rank_axis(constants: Sequence[bytes]) -> Axis:

@@ -90,12 +90,15 @@ def _split(text: str) -> list[str]:
 class Block:
     """The columns of one block of points, converted on first use.
 
-    A column of another type than in the schema is cast. If few ``rows`` will be read, other
+    A column of another type than in the schema is cast. If only a few ``rows`` will be read, other
     strings are not encoded.
     """
 
     def __init__(
-        self, columns: Mapping[str, pa.Array | pa.ChunkedArray], schema: pa.Schema, rows: Index
+        self,
+        columns: Mapping[str, pa.Array | pa.ChunkedArray],
+        schema: pa.Schema,
+        rows: Index | None = None,
     ) -> None:
         self._columns = columns
         self._schema = schema
@@ -107,6 +110,14 @@ class Block:
         if key not in self._cache:
             self._cache[key] = compute()
         return self._cache[key]
+
+    def length(self, name: str) -> int:
+        """Return the number of rows of a column."""
+        return len(self._columns[name])
+
+    def type_of(self, name: str) -> pa.DataType:
+        """Return the type of a column in the schema."""
+        return self._schema.field(name).type
 
     def numbers(self, name: str) -> Array:
         """Return the stored values of a column of numbers, times or booleans."""
@@ -125,14 +136,14 @@ class Block:
         return self.cached(("valid", name), lambda: _validity(self._columns[name]))  # type: ignore[no-any-return]
 
     def _read_numbers(self, name: str) -> Array:
-        type_ = self._schema.field(name).type
+        type_ = self.type_of(name)
         if pa.types.is_dictionary(type_):
             type_ = type_.value_type
         return _stored_values(_join(self._columns[name], type_))
 
     def _read_strings(self, name: str) -> StringColumn:
         column = self._columns[name]
-        if 2 * len(self._rows) >= len(column):
+        if self._rows is None or 2 * len(self._rows) >= len(column):
             return _encode(column)
         codes = np.zeros(len(column), dtype=np.intp)
         if not pa.types.is_dictionary(column.type):

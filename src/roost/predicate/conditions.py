@@ -47,7 +47,9 @@ class Combination:
         """Return where all nodes, or at least one, are true."""
         mask = self.nodes[0].evaluate(block, rows, positions)
         for node in self.nodes[1:]:
-            self.combine(mask, node.evaluate(block, rows, positions), out=mask)
+            other = node.evaluate(block, rows, positions)
+            # Masks of the two sides of a product are broadcast against each other.
+            mask = self.combine(mask, other, out=mask if mask.shape == other.shape else None)
         return mask
 
 
@@ -123,14 +125,14 @@ class Within(_CompiledComparison):
     def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
         values = self._values(block, rows)
         if self.low is not None and self.low is self.high:
-            return np.asarray(values == _pick(self.low, positions))
+            return np.asarray(values == pick(self.low, positions))
         if self.low is not None:
-            mask = np.asarray(values >= _pick(self.low, positions))
+            mask = np.asarray(values >= pick(self.low, positions))
             if self.high is not None:
-                mask &= values <= _pick(self.high, positions)
+                mask &= values <= pick(self.high, positions)
             return mask
         if self.high is not None:
-            return np.asarray(values <= _pick(self.high, positions))
+            return np.asarray(values <= pick(self.high, positions))
         # Literals are finite, so every interval of floats excludes NaN: the values are integers.
         return np.ones(len(values), dtype=np.bool_)
 
@@ -207,8 +209,9 @@ class Words(_CompiledCondition):
         return np.asarray(hits == counts if self.every else hits > 0)
 
 
-def _pick(bounds: Array, positions: Index) -> Array:
-    return bounds[positions] if bounds.ndim else bounds
+def pick(constants: Array, positions: Index) -> Array:
+    """Return the constant of each pair; a scalar applies to all."""
+    return constants[positions] if constants.ndim else constants
 
 
 def _objects(strings: pa.Array) -> Array:

@@ -20,7 +20,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import LIST_OPERATORS, Condition, Constant, Expression, Kind, members_of
+from roost.predicate.arithmetic import compile_comparison
+from roost.predicate.ast import (
+    LIST_OPERATORS,
+    Comparison,
+    Condition,
+    Constant,
+    Expression,
+    Kind,
+    Literal,
+    members_of,
+)
 from roost.predicate.axis import Array, Axis, axis_of, rank_axis
 from roost.predicate.columns import Block, Index, Lists
 from roost.predicate.conditions import Combination, Compiled, Member, Null, Within, Words
@@ -41,6 +51,7 @@ class _Group:
 
     template: Expression
     slots: list[list[Constant]]
+    types: list[bool] | None  # which constants are integers, if that matters
     ids: list[int] = field(default_factory=list)
 
 
@@ -118,12 +129,15 @@ def _collect(texts: Sequence[str], schema: pa.Schema) -> list[_Group]:
             check_text(text)
             key, constants = scan(text)
             group = by_key.get(key)
-            if group is None:
+            if group is None or (group.types is not None and group.types != _types(constants)):
                 template = parse(text).erased
                 group = by_template.get(template)
                 if group is None:
                     check_kinds(template, schema)
-                    group = by_template[template] = _Group(template, [[] for _ in constants])
+                    typed = any(isinstance(x, Comparison) for x in template.conditions())
+                    types = _types(constants) if typed else None
+                    group = _Group(template, [[] for _ in constants], types)
+                    by_template[template] = group
                 by_key[key] = group
             elif not lists_fit(constants):
                 parse(text)  # raises
@@ -135,6 +149,11 @@ def _collect(texts: Sequence[str], schema: pa.Schema) -> list[_Group]:
     return list(by_template.values())
 
 
+def _types(constants: Sequence[Constant]) -> list[bool]:
+    """Return which constants are integers: arithmetic differs, but the key does not."""
+    return [Literal.of(constant).integer for constant in constants]
+
+
 def _add_id(error: PredicateError, number: int, text: object) -> PredicateError:
     shown = text if isinstance(text, str) and len(text) <= 80 else str(text)[:77] + "..."
     return PredicateError(f"predicate {number} ({shown}): {error}")
@@ -142,7 +161,7 @@ def _add_id(error: PredicateError, number: int, text: object) -> PredicateError:
 
 def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> Compiled:
     try:
-        return _compile(group.template, False, iter(group.slots), schema)
+        return compile_expression(group.template, False, iter(group.slots), schema)
     except (PredicateError, ValueError):
         for number in group.ids:  # find the first predicate with an invalid constant
             try:
@@ -152,15 +171,17 @@ def _compile_group(group: _Group, texts: Sequence[str], schema: pa.Schema) -> Co
         raise
 
 
-def _compile(
+def compile_expression(
     expression: Expression, negated: bool, slots: Iterator[_Slot], schema: pa.Schema
 ) -> Compiled:
     """Compile a tree or its negation; consumes the slots of its constants in text order."""
     if isinstance(expression, Condition):
         return _compile_condition(expression, negated, slots, schema)
+    if isinstance(expression, Comparison):
+        return compile_comparison(expression, negated, slots)
     if expression.operator == "not":
-        return _compile(expression.operands[0], not negated, slots, schema)
-    nodes = tuple([_compile(x, negated, slots, schema) for x in expression.operands])
+        return compile_expression(expression.operands[0], not negated, slots, schema)
+    nodes = tuple([compile_expression(x, negated, slots, schema) for x in expression.operands])
     every = (expression.operator == "and") is not negated
     return Combination(nodes, np.bitwise_and if every else np.bitwise_or)
 

@@ -3,6 +3,10 @@
 Numbers are compared with numbers, strings with strings, booleans with booleans, and times (dates
 and timestamps) with ISO 8601 strings. ``is null`` accepts any column. A time without an offset, in
 a predicate or in a column, is UTC. A dictionary-encoded column has the kind of its values.
+
+Arithmetic accepts integers and floats, and the difference of two times. Two attributes are
+compared if they have the same kind. Decimals are refused in arithmetic and in comparisons with
+floats, where float64 would not be exact.
 """
 
 from __future__ import annotations
@@ -13,13 +17,29 @@ import re
 import pyarrow as pa
 
 from roost.errors import PredicateError
-from roost.predicate.ast import Condition, Expression, Kind, quote_name
+from roost.predicate.ast import (
+    Comparison,
+    Condition,
+    Expression,
+    Kind,
+    Literal,
+    Term,
+    quote_name,
+)
 
 _ISO = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"(?:[Tt ]((?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9])?)"
     r"(?:(?<=:[0-9]{2}:[0-9]{2})[.,]([0-9]{1,9}))?"
     r"(?:[Zz]|([-+](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?))?)?"
+)
+_QUALIFIED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+#: Types of terms that can be compared with each other.
+_COMPARABLE = [{"integer", "float"}, {"integer", "decimal"}, {"string"}, {"boolean"}, {"time"}]
+
+_ACCEPTED = (
+    "numbers, strings or times on both sides, booleans with = or !=, "
+    "or decimals with attributes that have decimals or integers"
 )
 
 
@@ -65,6 +85,8 @@ def check(expression: Expression, schema: pa.Schema) -> None:
     """
     check_kinds(expression, schema)
     for condition in expression.conditions():
+        if isinstance(condition, Comparison):
+            continue
         if kind_of(_find_type(condition.attribute, schema)) is Kind.TIME:
             for value in condition.values:
                 read_time_ns(str(value))
@@ -73,17 +95,20 @@ def check(expression: Expression, schema: pa.Schema) -> None:
 def check_kinds(expression: Expression, schema: pa.Schema) -> None:
     """Validate the part of a predicate that does not depend on its constants' values."""
     for condition in expression.conditions():
-        _check_condition(condition, _find_type(condition.attribute, schema))
+        if isinstance(condition, Comparison):
+            _check_comparison(condition, schema)
+        else:
+            _check_condition(condition, _find_type(condition.attribute, schema))
 
 
 def _find_type(attribute: str, schema: pa.Schema) -> pa.DataType:
     found = schema.get_all_field_indices(attribute)
     if len(found) == 1:
         return schema.field(found[0]).type
-    name = quote_name(attribute)
+    name = _show(attribute)
     if found:
         raise PredicateError(f"attribute {name} is ambiguous: {len(found)} columns have this name")
-    known = ", ".join(map(quote_name, schema.names)) or "none"
+    known = ", ".join(map(_show, schema.names)) or "none"
     raise PredicateError(f"unknown attribute {name} (known: {known})")
 
 
@@ -102,5 +127,56 @@ def _check_condition(condition: Condition, type_: pa.DataType) -> None:
     else:
         hint = " in ISO form" if kind is Kind.TIME else ""
         problem = f"expected a {accepts.value}{hint}, got a {condition.kind.value}"
-    name = quote_name(condition.attribute)
-    raise PredicateError(f"attribute {name} has type {type_} ({kind.value}): {problem}")
+    raise _misfit(condition.attribute, type_, problem)
+
+
+def _misfit(attribute: str, type_: pa.DataType, problem: str) -> PredicateError:
+    kind = kind_of(type_).value
+    return PredicateError(f"attribute {_show(attribute)} has type {type_} ({kind}): {problem}")
+
+
+def _show(attribute: str) -> str:
+    return attribute if _QUALIFIED.fullmatch(attribute) else quote_name(attribute)
+
+
+def _check_comparison(comparison: Comparison, schema: pa.Schema) -> None:
+    terms = comparison.operands
+    types = {_type_of(term, schema) for term in terms}
+    comparable = any(types <= group for group in _COMPARABLE)
+    if "boolean" in types:
+        comparable = comparable and comparison.operator in ("=", "!=")
+    if "decimal" in types:
+        comparable = comparable and all(isinstance(term, str) for term in terms)
+    if not comparable:
+        names = sorted(comparison.attributes())
+        shown = ", ".join([f"{_show(name)} ({_find_type(name, schema)})" for name in names])
+        raise PredicateError(f"cannot compare these types: {shown}; expected {_ACCEPTED}")
+
+
+def _type_of(term: Term, schema: pa.Schema) -> str:
+    """Return the type of a term: a kind, with numbers divided into integer, float and decimal.
+
+    Raises `PredicateError` for arithmetic on anything but integers, floats and two times.
+    """
+    if isinstance(term, Literal):
+        return "integer" if term.integer else "float"
+    if isinstance(term, str):
+        return _type_of_column(_find_type(term, schema))
+    types = [_type_of(operand, schema) for operand in term.operands]
+    if term.operator[0] == "-" and types[:2] == ["time", "time"]:
+        types[:2] = ["float", "float"]
+    for operand, type_ in zip(term.operands, types, strict=True):
+        if type_ not in ("integer", "float"):
+            problem = "arithmetic accepts integers and floats, and the difference of two times"
+            raise _misfit(operand, _find_type(operand, schema), problem)
+    return "float" if "float" in types or "/" in term.operator else "integer"
+
+
+def _type_of_column(type_: pa.DataType) -> str:
+    if pa.types.is_dictionary(type_):
+        return _type_of_column(type_.value_type)
+    if pa.types.is_integer(type_):
+        return "integer"
+    if pa.types.is_decimal(type_):
+        return "decimal"
+    return "float" if pa.types.is_floating(type_) else kind_of(type_).value

@@ -30,14 +30,15 @@ TEXT_LENGTH_MAX = 4096
 DEPTH_MAX = 64
 LIST_LENGTH_MAX = 1024
 
-# A number consumes all adjacent letters and digits, so that `5and` is one malformed number.
+# A number consumes all adjacent letters and digits, so that `5and` is one malformed number. `--` is
+# malformed, because it starts a comment in SQL.
 _TOKEN = re.compile(
-    r"[^\W\d]\w*"
+    r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+"
     r"|[-+]?\.?[0-9][\w.]*+(?:(?<=[eE])[-+][\w.]*+)?"
     r"|'[^']*+(?:''[^']*+)*+'"
     r'|"[^"]*+(?:""[^"]*+)*+"'
     r"|`[^`]*+(?:``[^`]*+)*+`"
-    r"|<=|>=|<>|!=|==|[=<>(),]"
+    r"|<=|>=|<>|!=|==|--"
     r"|\S"
 )
 # A group matches if and only if the number is not an integer.
@@ -45,7 +46,8 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][-+]?[0-9]+)?")
 #: An integer with this many digits is within the range of float64.
 _DIGITS_MAX = 300
 _LITERAL_START = frozenset("'\"0123456789+-.")
-_OPERATORS = frozenset(["=", "==", "!=", "<>", "<", "<=", ">", ">=", "(", ")", ","])
+_SIGNS = frozenset("+-")
+_OPERATORS = frozenset(["=", "==", "!=", "<>", "<", "<=", ">", ">=", *"(),+-*/%"])
 _BOOLEANS = {"true": True, "false": False}
 _FIXED = {token: token for token in (*_OPERATORS, *KEYWORDS)}
 
@@ -106,6 +108,9 @@ def scan(text: str) -> tuple[Key, list[Constant]]:
     constants: list[Constant] = []
     for token in _TOKEN.findall(text):
         if token[0] in _LITERAL_START:
+            if _is_signed(token) and key and _ends_operand(key[-1]):
+                key.append(token[0])
+                token = token[1:]
             value = _read_literal(token)
             item = token
         else:
@@ -121,6 +126,15 @@ def scan(text: str) -> tuple[Key, list[Constant]]:
             key.append(mark)
             constants.append(value)
     return tuple(key), constants
+
+
+def _is_signed(token: str) -> bool:
+    return token[0] in _SIGNS and token[1:] not in ("", "-")
+
+
+def _ends_operand(item: str | int) -> bool:
+    """Return whether a sign after this item of a key is an operator, not part of a number."""
+    return isinstance(item, int) or item == ")" or item not in _FIXED
 
 
 def _extend_list(key: list[str | int], constants: list[Constant], mark: int, value: Value) -> None:
@@ -156,8 +170,15 @@ def _read_literal(token: str) -> Value | None:
 
 def tokenise(text: str) -> Iterator[Token]:
     """Yield the tokens of a text with their positions, and finally the end."""
+    operand = False  # whether the previous token can end an operand; see `_ends_operand`
     for match in _TOKEN.finditer(text):
-        yield _read_token(match.group(), match.start() + 1)
+        word, place = match.group(), match.start() + 1
+        if operand and _is_signed(word):
+            yield _read_token(word[0], place)
+            word, place = word[1:], place + 1
+        token = _read_token(word, place)
+        operand = token.kind in ("name", "literal") or token.text == ")"
+        yield token
     yield Token("end", "", len(text) + 1)
 
 
@@ -183,7 +204,7 @@ def _read_token(text: str, place: int) -> Token:
         return Token("keyword", word, place)
     if text in _OPERATORS:
         return Token("operator", text, place)
-    if IDENTIFIER.fullmatch(text):
+    if IDENTIFIER.match(text):  # possibly qualified
         return Token("name", text, place, text)
     raise error_at(place, _describe_malformed(text))
 
@@ -191,6 +212,6 @@ def _read_token(text: str, place: int) -> Token:
 def _describe_malformed(text: str) -> str:
     if text in "'\"`":
         return f"expected a closing {text} for the {'name' if text == '`' else 'string'} here"
-    if len(text) > 1:
+    if len(text) > 1 and text != "--":
         return f"expected a number within the range of float64, got {text[:40]}"
     return f"expected an attribute, a literal or an operator, got {text!r}"

@@ -11,7 +11,16 @@
                             | "is" [ "not" ] "null"
                             | "has" ( literal | ( "any" | "all" ) list ) ]
                 | literal comparison attribute
+                | term ( comparison term | [ "not" ] "between" term "and" term )
     list        = "(" literal { "," literal } ")"
+    term        = product { ( "+" | "-" ) product }
+    product     = factor { ( "*" | "/" | "%" | "mod" ) factor }
+    factor      = number | attribute | "-" factor | "abs" "(" term ")" | "(" term ")"
+
+A parenthesis at the start of a condition opens an expression or a term. The parser reads its
+content as either and decides at the end of the content, so it never goes back. ``mod`` and ``abs``
+are not reserved: ``mod`` is an operator only after a factor, and ``abs`` a function only before a
+parenthesis, where no attribute can stand.
 
 A text is untrusted: its length, nesting and lists are bounded, and every error gives the position,
 what was found and what is accepted. Trees are cached by the key of the text (see
@@ -23,9 +32,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TypeGuard
 
 from roost.errors import PredicateError
-from roost.predicate.ast import Condition, Connective, Expression, Kind, Value, is_word
+from roost.predicate.ast import (
+    Comparison,
+    Condition,
+    Connective,
+    Expression,
+    Kind,
+    Literal,
+    Operation,
+    Term,
+    Value,
+    is_word,
+)
 from roost.predicate.lexer import (
     DEPTH_MAX,
     LIST_LENGTH_MAX,
@@ -54,6 +75,11 @@ _LITERALS = {
 }
 _ANY_LITERAL = "a number, a string in quotes, true or false"
 _AFTER_ATTRIBUTE = "a comparison, 'in', 'between', 'is', 'has', 'and', 'or' or the end"
+_COMPARISON = "a comparison (= != < <= > >=)"
+_TERM = "a number, an attribute, '-', 'abs' or '('"
+_ANY_TERM = "a number, a string in quotes, true, false, an attribute, '-', 'abs' or '('"
+#: Operators of terms by precedence, each as stored.
+_ARITHMETIC = ({"+": "+", "-": "-"}, {"*": "*", "/": "/", "%": "%", "mod": "%"})
 
 #: Only short keys are cached: the cache of an untrusted text must not exhaust the memory.
 _CACHED_TOKENS = 64
@@ -99,65 +125,149 @@ class _Parser:
         self._next = next(tokens)
 
     def parse(self) -> Expression:
-        expression = self._expression()
+        expression = self._truth(self._expression())
         if self._next.kind != "end":
             raise self._expected("'and', 'or' or the end")
         return expression
 
-    def _expression(self, level: int = 0) -> Expression:
-        """Parse the connective of a level of precedence, and those that bind stronger."""
+    def _expression(self, level: int = 0) -> Expression | Term:
+        """Parse the connective of a level of precedence, and those that bind stronger.
+
+        The result is a term if there is no connective and no comparison: a boolean attribute, or
+        the content of a parenthesis before an operator.
+        """
         if level == len(_CONNECTIVES):
             return self._negation()
         operator = _CONNECTIVES[level]
-        operands = [self._expression(level + 1)]
+        first = self._expression(level + 1)
+        if not self._follows(operator):
+            return first
+        operands = [self._truth(first)]
         while self._accept(operator):
-            operands.append(self._expression(level + 1))
-        return Connective(operator, tuple(operands)) if len(operands) > 1 else operands[0]
+            operands.append(self._truth(self._expression(level + 1)))
+        return Connective(operator, tuple(operands))
 
-    def _negation(self) -> Expression:
+    def _negation(self) -> Expression | Term:
         start = self._next
-        if not (self._accept("not") or self._accept("(")):
+        if self._accept("not"):
+            self._enter(start)
+            negation = Connective("not", (self._truth(self._negation()),))
+            self._depth -= 1
+            return negation
+        if not self._accept("("):
             return self._condition()
+        self._enter(start)
+        inner = self._expression()
+        accepted = "an operator" if isinstance(inner, Term) else "'and', 'or'"
+        self._require(")", f"{accepted} or ')'")
+        self._depth -= 1
+        return self._condition(inner) if isinstance(inner, Term) else inner
+
+    def _truth(self, parsed: Expression | Term) -> Expression:
+        """Return an expression; a boolean attribute is one."""
+        if isinstance(parsed, str):
+            return Condition(parsed, "is true")
+        if isinstance(parsed, Literal | Operation):
+            raise self._expected(_COMPARISON)
+        return parsed
+
+    def _enter(self, start: Token) -> None:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise error_at(start.place, f"expected at most {DEPTH_MAX} levels of nesting")
-        if start.text == "not":
-            inner: Expression = Connective("not", (self._negation(),))
-        else:
-            inner = self._expression()
-            self._require(")", "'and', 'or' or ')'")
-        self._depth -= 1
-        return inner
 
-    def _condition(self) -> Expression:
-        if self._next.kind == "literal":
-            values = [self._literal()]
-            operator = self._comparison()[1]
-            return _build(self._attribute("an attribute"), operator, values)
-        attribute = self._attribute("an attribute, a literal, 'not' or '('")
-        if self._next.text in _COMPARISONS and self._next.kind == "operator":
-            return _build(attribute, self._comparison()[0], [self._literal()])
-        if self._accept("is"):
+    def _condition(self, first: Term | None = None) -> Expression | Term:
+        """Parse a condition, after its first factor if that was in parentheses."""
+        left = self._term("an attribute, a literal, 'not' or '('", text=True, first=first)
+        if _is_text(left) or (self._next.text in _COMPARISONS and self._next.kind == "operator"):
+            return self._compare(left, self._comparison())
+        negated = self._accept("not")
+        if self._accept("between"):
+            condition: Expression = self._between(left)
+        elif not isinstance(left, str):
+            if negated or self._next.kind in ("name", "literal", "keyword"):
+                raise self._expected("'between'" if negated else f"{_COMPARISON} or 'between'")
+            return left
+        elif self._accept("in"):
+            condition = _build(left, "in", self._list())
+        elif negated:
+            raise self._expected("'in' or 'between'")
+        elif self._accept("has"):
+            return self._has(left)
+        elif self._accept("is"):
             negated = self._accept("not")
             self._require("null", "'null'" if negated else "'null' or 'not null'")
-            condition = Condition(attribute, "is null")
-        elif self._accept("has"):
-            return self._has(attribute)
+            condition = Condition(left, "is null")
+        elif self._next.kind in ("name", "literal"):
+            raise self._expected(_AFTER_ATTRIBUTE)
         else:
-            negated = self._accept("not")
-            if self._accept("in"):
-                condition = _build(attribute, "in", self._list())
-            elif self._accept("between"):
-                low = self._literal()
-                self._require("and", "'and' and the upper bound")
-                condition = _build(attribute, "between", [low, self._literal(low)])
-            elif negated:
-                raise self._expected("'in' or 'between'")
-            elif self._next.kind in ("name", "literal"):
-                raise self._expected(_AFTER_ATTRIBUTE)
-            else:
-                return Condition(attribute, "is true")
+            return left
         return Connective("not", (condition,)) if negated else condition
+
+    def _compare(self, left: Term, operators: tuple[str, str]) -> Expression:
+        start, text = self._next, isinstance(left, str)
+        right = self._term(_ANY_TERM if text else _TERM, text)
+        if isinstance(left, str) and isinstance(right, Literal):
+            return _build(left, operators[0], [right.value])
+        if isinstance(left, Literal) and isinstance(right, str):
+            return _build(right, operators[1], [left.value])
+        comparison = Comparison(operators[0], (left, right))
+        if _is_text(left) or not comparison.attributes():
+            raise error_at(start.place, f"expected an attribute, got {start}")
+        return comparison
+
+    def _between(self, left: Term) -> Expression:
+        start, text = self._next, isinstance(left, str)
+        low = self._term(_ANY_TERM if text else _TERM, text)
+        self._require("and", "'and' and the upper bound")
+        high = Literal.of(self._literal(low.value)) if _is_text(low) else self._term(_TERM)
+        if isinstance(left, str) and isinstance(low, Literal) and isinstance(high, Literal):
+            return _build(left, "between", [low.value, high.value])
+        comparison = Comparison("between", (left, low, high))
+        if not comparison.attributes():
+            raise error_at(start.place, f"expected an attribute, got {start}")
+        return comparison
+
+    def _term(
+        self, expected: str, text: bool = False, level: int = 0, first: Term | None = None
+    ) -> Term:
+        """Parse the operators of a level of precedence, and those that bind stronger.
+
+        With ``text``, the term may be a string or a boolean.
+        """
+        if level == len(_ARITHMETIC):
+            return self._factor(expected, text) if first is None else first
+        operands = [self._term(expected, text, level + 1, first)]
+        applied = ""
+        while self._next.kind in ("operator", "name") and not _is_text(operands[0]):
+            operator = _ARITHMETIC[level].get(self._next.text.lower())
+            if operator is None:
+                break
+            self._advance()
+            applied += operator
+            operands.append(self._term(_TERM, level=level + 1))
+        return Operation(applied, tuple(operands)) if applied else operands[0]
+
+    def _factor(self, expected: str, text: bool = False) -> Term:
+        start = self._next
+        if start.kind == "literal" and (text or type(start.value) in (int, float)):
+            return Literal.of(self._literal())
+        if start.kind == "name":
+            name = self._attribute(expected)
+            if start.text.lower() == "abs" and self._follows("("):
+                return Operation("abs", (self._factor(expected),))
+            return name
+        if self._accept("-"):
+            self._enter(start)
+            inner: Term = Operation("negate", (self._factor(_TERM),))
+        elif self._accept("("):
+            self._enter(start)
+            inner = self._term(_TERM)
+            self._require(")", "an operator or ')'")
+        else:
+            raise self._expected(expected)
+        self._depth -= 1
+        return inner
 
     def _has(self, attribute: str) -> Expression:
         for quantifier in ("any", "all"):
@@ -189,8 +299,7 @@ class _Parser:
         kind = None if first is None else _KIND_OF[type(first)]
         accepted = _ANY_LITERAL if kind is None else _LITERALS[kind]
         if token.kind != "literal":
-            hint = " (to test for null, use 'is null')" if token.text == "null" else ""
-            raise self._expected(accepted + hint)
+            raise self._expected(accepted)
         if kind is not None and _KIND_OF[type(token.value)] is not kind:
             raise self._expected(f"{accepted}, like the first literal")
         self._advance()
@@ -206,13 +315,17 @@ class _Parser:
     def _comparison(self) -> tuple[str, str]:
         operators = _COMPARISONS.get(self._next.text)
         if operators is None or self._next.kind != "operator":
-            raise self._expected("a comparison (= != < <= > >=)")
+            raise self._expected(_COMPARISON)
         self._advance()
         return operators
 
+    def _follows(self, text: str) -> bool:
+        """Return whether the next token is this keyword or operator."""
+        return self._next.text == text and self._next.kind in ("keyword", "operator")
+
     def _accept(self, text: str) -> bool:
         """Consume the next token if it is this keyword or operator."""
-        if self._next.text != text or self._next.kind not in ("keyword", "operator"):
+        if not self._follows(text):
             return False
         self._advance()
         return True
@@ -226,8 +339,15 @@ class _Parser:
 
     def _expected(self, what: str) -> PredicateError:
         token = self._next
-        hint = " (backquote a keyword to use it as a name)" if token.kind == "keyword" else ""
+        hint = ""
+        if token.kind == "keyword":
+            null = "to test for null, use 'is null'; " if token.text == "null" else ""
+            hint = f" ({null}backquote a keyword to use it as a name)"
         return error_at(token.place, f"expected {what}, got {token}{hint}")
+
+
+def _is_text(term: Term) -> TypeGuard[Literal]:
+    return isinstance(term, Literal) and type(term.value) in (str, bool)
 
 
 def _build(attribute: str, operator: str, values: list[Value]) -> Condition:
