@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from properties import examples
 from roost.errors import PredicateError
-from roost.predicate import PredicateSet, check, parse, parser
+from roost.predicate import PairPredicate, PredicateSet, check, pairs, parse, parser
 from roost.predicate.ast import Condition, Connective, Kind
 from roost.predicate.lexer import tokenise
 
@@ -235,6 +235,39 @@ def test_random_comparisons_agree_with_the_row_interpreter(data: st.DataObject) 
         assert result == (holds(forest[number], known) is True), (texts[number], known)
     for text in texts:
         assert parser._Parser(tokenise(text)).parse() == parse(text), "the cached tree differs"
+
+
+@examples(100)
+@given(data=st.data())
+def test_random_pairs_agree_with_the_row_interpreter(data: st.DataObject) -> None:
+    tree = data.draw(conditions())
+    sides = {name: data.draw(st.sampled_from(["left", "right"])) for name in NUMBERS}
+    text = show_condition(qualify(tree, sides), data.draw)
+    counts = {side: data.draw(st.integers(0, 5)) for side in ("left", "right")}
+    tables, rows = {}, {}
+    for side, count in counts.items():
+        rows[side] = {
+            name: data.draw(st.lists(st.one_of(st.none(), drawn), min_size=count, max_size=count))
+            for name, (_, drawn) in NUMBERS.items()
+        }
+        arrays = [to_arrow(rows[side][name], NUMBERS[name][0]) for name in NUMBERS]
+        tables[side] = pa.table(arrays, SCHEMA)
+    expected = np.zeros((counts["left"], counts["right"]), dtype=bool)
+    for left, right in np.ndindex(expected.shape):
+        at = {"left": left, "right": right}
+        row = {name: rows[side][name][at[side]] for name, side in sides.items()}
+        expected[left, right] = holds(tree, row) is True
+    predicate = PairPredicate(text, SCHEMA, SCHEMA)
+    assert predicate.product(tables["left"], tables["right"]).tolist() == expected.tolist(), text
+    picked = np.indices(expected.shape).reshape(2, -1)
+    got = predicate.evaluate(tables["left"], tables["right"], *picked)
+    assert got.tolist() == expected.ravel().tolist()
+
+
+def qualify(tree: Tree, sides: dict[str, str]) -> Tree:
+    if tree[0] == "name":
+        return ("name", f"{sides[tree[1]]}.{tree[1]}")
+    return (tree[0], *(qualify(x, sides) if isinstance(x, tuple) else x for x in tree[1:]))
 
 
 def test_interpreter_detects_wrong_results() -> None:
@@ -632,3 +665,145 @@ def test_long_chains_are_evaluated() -> None:
     assert matches("a" + " + a" * 1000 + " = 1001", a=1)
     assert matches("a" + "*a" * 2030 + " = 1", a=-1) is False
     assert matches("((" * 30 + "a" + ") + 1)" * 30 + " = 31", a=1)
+
+
+# --------------------------------------------------------------------------- pairs
+
+CALLS = pa.schema(
+    [
+        ("caller", pa.string()),
+        ("callee", pa.dictionary(pa.int8(), pa.string())),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("paid", pa.bool_()),
+    ]
+)
+
+
+def calls(count: int, seed: int) -> pa.Table:
+    rng = np.random.default_rng(seed)
+
+    def column(values: list[Any], type_: pa.DataType) -> pa.Array:
+        values = [None if rng.random() < 0.05 else value for value in values]
+        return to_arrow(values, type_)
+
+    start = rng.integers(0, 1000, count)
+    columns = [
+        column([f"n{k}" for k in rng.integers(0, 20, count)], pa.string()),
+        column([f"n{k}" for k in rng.integers(10, 30, count)], CALLS.field("callee").type),
+        column(start.tolist(), pa.int64()),
+        column((start + rng.integers(0, 200, count)).tolist(), pa.int64()),
+        column((rng.random(count) < 0.5).tolist(), pa.bool_()),
+    ]
+    return pa.table(columns, CALLS)
+
+
+PAIR_CONDITIONS = {
+    "(left.start < right.start and right.start < left.end) or "
+    "(right.start < left.start and left.start < right.end)": lambda x, y: either(
+        both(less(x["start"], y["start"]), less(y["start"], x["end"])),
+        both(less(y["start"], x["start"]), less(x["start"], y["end"])),
+    ),
+    "left.caller = right.callee": lambda x, y: same(x["caller"], y["callee"]),
+    "not left.caller = right.callee": lambda x, y: negate(same(x["caller"], y["callee"])),
+    "left.caller < right.caller and left.paid": lambda x, y: both(
+        less(x["caller"], y["caller"]), x["paid"]
+    ),
+    "left.caller = 'n3' and right.paid and left.start > 100": lambda x, y: both(
+        both(same(x["caller"], "n3"), y["paid"]), less(100, x["start"])
+    ),
+    "left.paid or right.caller in ('n1', 'n2')": lambda x, y: either(
+        x["paid"], None if y["caller"] is None else y["caller"] in ("n1", "n2")
+    ),
+    "left.caller is null and right.end - right.start > 100": lambda x, y: both(
+        x["caller"] is None,
+        None if None in (y["end"], y["start"]) else y["end"] - y["start"] > 100,
+    ),
+    "right.callee has 'n12' and left.paid != right.paid": lambda x, y: both(
+        same(y["callee"], "n12"), negate(same(x["paid"], y["paid"]))
+    ),
+}
+
+
+def less(x: Any, y: Any) -> bool | None:
+    return None if x is None or y is None else x < y
+
+
+def same(x: Any, y: Any) -> bool | None:
+    return None if x is None or y is None else x == y
+
+
+def negate(x: bool | None) -> bool | None:
+    return None if x is None else not x
+
+
+def both(x: bool | None, y: bool | None) -> bool | None:
+    return False if x is False or y is False else None if x is None or y is None else True
+
+
+def either(x: bool | None, y: bool | None) -> bool | None:
+    return negate(both(negate(x), negate(y)))
+
+
+@pytest.mark.parametrize("text", PAIR_CONDITIONS)
+def test_pairs_and_products(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_TILE", (7, 16))
+    monkeypatch.setattr(pairs, "_PAIRS_AT_ONCE", 100)
+    left, right = calls(60, 1), calls(50, 2)
+    expected = [
+        [PAIR_CONDITIONS[text](x, y) is True for y in right.to_pylist()] for x in left.to_pylist()
+    ]
+    assert 0 < np.sum(expected) < 3000
+    predicate = pickle.loads(pickle.dumps(PairPredicate(text, CALLS, CALLS)))
+    assert predicate.product(left, right).tolist() == expected
+    rng = np.random.default_rng(3)
+    left_rows, right_rows = rng.integers(0, 60, 500), rng.integers(0, 50, 500)
+    got = predicate.evaluate(left, right, left_rows, right_rows)
+    assert got.tolist() == [expected[x][y] for x, y in zip(left_rows, right_rows, strict=True)]
+
+
+def test_products_and_pairs_of_empty_tables() -> None:
+    predicate = PairPredicate("left.caller = right.caller and left.paid", CALLS, CALLS)
+    empty, some = calls(0, 1), calls(3, 1)
+    assert predicate.product(empty, some).shape == (0, 3)
+    assert predicate.product(some, empty).shape == (3, 0)
+    none = np.zeros(0, dtype=np.intp)
+    assert predicate.evaluate(some, empty, none, none).tolist() == []
+    with pytest.raises(ValueError, match="1 left rows for 0 right rows"):
+        predicate.evaluate(some, some, np.zeros(1, dtype=np.intp), none)
+
+
+def test_equalities_and_the_rest() -> None:
+    text = (
+        "left.start + 1 < right.end + 2 and (right.callee = left.caller and left.end = 5) "
+        "and left.start = right.start and left.start = left.end and not left.caller = right.caller"
+    )
+    predicate = PairPredicate(text, CALLS, CALLS)
+    assert predicate.equalities() == [("caller", "callee"), ("start", "start")]
+    rest = predicate.without_equalities()
+    assert rest is not None
+    assert rest.equalities() == []
+    assert predicate.attributes - rest.attributes == {"right.callee", "right.start"}
+    same_rest = (
+        "left.start + 1 < right.end + 2 and left.end = 5 and left.start = left.end "
+        "and not left.caller = right.caller"
+    )
+    left, right = calls(60, 1), calls(50, 2)
+    expected = PairPredicate(same_rest, CALLS, CALLS).product(left, right)
+    assert rest.product(left, right).tolist() == expected.tolist()
+    assert PairPredicate("left.start = right.end", CALLS, CALLS).without_equalities() is None
+    either_side = PairPredicate("left.start = right.end or left.paid", CALLS, CALLS)
+    assert either_side.equalities() == []
+
+
+def test_pair_conditions_name_their_sides() -> None:
+    known = r"\(known: left\.caller, .*right\.paid\)"
+    with pytest.raises(PredicateError, match=rf"unknown attribute start {known}"):
+        PairPredicate("start < right.start", CALLS, CALLS)
+    with pytest.raises(PredicateError, match=rf"unknown attribute left\.price {known}"):
+        PairPredicate("left.price < right.start", CALLS, CALLS)
+    with pytest.raises(PredicateError, match=r"left\.start \(int64\), right\.caller \(string\)"):
+        PairPredicate("left.start < right.caller", CALLS, CALLS)
+    odd = pa.schema([("drop off", pa.int64()), ("a.b", pa.int64())])
+    predicate = PairPredicate("`left.drop off` = right.a.b", odd, odd)
+    assert predicate.equalities() == [("drop off", "a.b")]

@@ -9,6 +9,9 @@ The language has comparisons, ``in``, ``between``, ``is null``, ``and``, ``or``,
 boolean attributes, and word search in strings (``note has any ('a', 'b')``). Comparisons accept
 attributes, literals and arithmetic (``+ - * / %``, ``mod``, ``abs``). Nulls follow SQL's
 three-valued logic. There are no other functions.
+
+A `PairPredicate` evaluates a condition on pairs of rows of two tables, with names such as
+``left.price``.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from roost.predicate.ast import Expression
 from roost.predicate.evaluate import PredicateSet
 from roost.predicate.kinds import check
+from roost.predicate.pairs import PairPredicate
 from roost.predicate.parser import parse
 
-__all__ = ["Expression", "PredicateSet", "check", "parse"]
+__all__ = ["Expression", "PairPredicate", "PredicateSet", "check", "parse"]

@@ -1,0 +1,173 @@
+"""Conditions on pairs of a left and a right row, for joins and products.
+
+Attributes are named ``left.price`` and ``right.price``. The columns of both tables form one block,
+and a comparison has one index of rows for each side. For pairs, both indexes are arrays of row
+numbers. For a product, they are a column of left rows and a row of right rows, which numpy
+broadcasts, so that a term of one side costs once per row and not once per pair. A condition on one
+side is evaluated once for each row of its table.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from roost.predicate.arithmetic import Compare
+from roost.predicate.ast import Comparison, Connective, Expression
+from roost.predicate.columns import Block, Index, Mask
+from roost.predicate.conditions import Combination, Compiled
+from roost.predicate.evaluate import compile_expression
+from roost.predicate.kinds import check
+from roost.predicate.lexer import scan
+from roost.predicate.parser import parse
+
+_SIDES = ("left.", "right.")
+#: Pairs evaluated at a time, and the shape of a tile of a product: the arrays fit in the caches.
+_PAIRS_AT_ONCE = 1 << 16
+_TILE = (32, 4096)
+
+
+class PairPredicate:
+    """A condition on pairs of rows of two tables.
+
+    Raises `PredicateError` if the text does not parse or is not valid for the schemas. Tables may
+    have more columns than the condition reads.
+
+    Examples
+    --------
+    >>> schema = pa.schema([("user", pa.string()), ("at", pa.int64())])
+    >>> text = "left.user = right.user and abs(left.at - right.at) < 60"
+    >>> near = PairPredicate(text, schema, schema)
+    >>> calls = pa.table({"user": ["a", "b", "a"], "at": [0, 10, 50]}, schema)
+    >>> near.product(calls, calls).astype(int).tolist()
+    [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    >>> near.equalities()
+    [('user', 'user')]
+    """
+
+    def __init__(self, text: str, left_schema: pa.Schema, right_schema: pa.Schema) -> None:
+        sides = zip(_SIDES, (left_schema, right_schema), strict=True)
+        self._schema = pa.schema([x.with_name(side + x.name) for side, s in sides for x in s])
+        tree = parse(text)
+        check(tree, self._schema)
+        self._constants = scan(text)[1]
+        self._set_conjuncts(list(_conjuncts(tree)))
+
+    def _set_conjuncts(self, conjuncts: list[Expression]) -> None:
+        slots = iter([[constant] for constant in self._constants])
+        nodes = [compile_expression(x, False, slots, self._schema) for x in conjuncts]
+        self._conjuncts = conjuncts
+        self._node = _divide(Combination(tuple(nodes), np.bitwise_and))
+        #: The names of the columns that the condition reads, such as ``left.price``.
+        self.attributes: frozenset[str] = frozenset().union(*(x.attributes() for x in conjuncts))
+
+    def equalities(self) -> list[tuple[str, str]]:
+        """Return the left and right column of each equality that every pair must satisfy.
+
+        These are the conditions ``left.a = right.b`` that are joined with the others by ``and``.
+        Null and NaN equal nothing. The types of the columns may differ, for example int64 and
+        float64: they are equal if the values are.
+        """
+        return [names for names in map(_equality, self._conjuncts) if names is not None]
+
+    def without_equalities(self) -> PairPredicate | None:
+        """Return the rest of the condition, to check pairs with equal keys; none if it is empty."""
+        rest = copy.copy(self)
+        conjuncts = [x for x in self._conjuncts if _equality(x) is None]
+        if not conjuncts:
+            return None
+        rest._set_conjuncts(conjuncts)
+        return rest
+
+    def evaluate(
+        self, left: pa.Table, right: pa.Table, left_rows: Index, right_rows: Index
+    ) -> Mask:
+        """Return for each pair of row numbers whether the condition is true."""
+        if len(left_rows) != len(right_rows):
+            raise ValueError(f"{len(left_rows)} left rows for {len(right_rows)} right rows")
+        block = self._block(left, right)
+        results = np.zeros(len(left_rows), dtype=np.bool_)
+        for begin in range(0, len(left_rows), _PAIRS_AT_ONCE):
+            part = slice(begin, begin + _PAIRS_AT_ONCE)
+            results[part] = self._evaluate_part(block, left_rows[part], right_rows[part])
+        return results
+
+    def product(self, left: pa.Table, right: pa.Table) -> Mask:
+        """Return a mask of all pairs: one row for each left row, one column for each right row."""
+        block = self._block(left, right)
+        results = np.zeros((len(left), len(right)), dtype=np.bool_)
+        height, width = _TILE
+        for top in range(0, len(left), height):
+            for begin in range(0, len(right), width):
+                tile = slice(top, top + height), slice(begin, begin + width)
+                results[tile] = self._evaluate_part(block, (tile[0], None), (None, tile[1]))
+        return results
+
+    def _block(self, left: pa.Table, right: pa.Table) -> Block:
+        tables = (left, right)
+        columns = {x: tables[_is_right(x)].column(_column(x)) for x in self.attributes}
+        return Block(columns, self._schema)
+
+    def _evaluate_part(self, block: Block, left: Any, right: Any) -> Mask:
+        def rows(name: str) -> Any:
+            return right if _is_right(name) else left
+
+        # There is one predicate, so its constants are scalars, and positions are not read.
+        return self._node.evaluate(block, rows, np.zeros(0, dtype=np.intp))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OneSide:
+    """A condition on the attributes of one side, evaluated for all rows at once."""
+
+    node: Compiled
+    attribute: str  # one of them
+
+    def evaluate(self, block: Block, rows: Any, positions: Index) -> Mask:
+        """Return the results of the rows of this side."""
+        mask = block.cached(self, lambda: self._evaluate_all(block))
+        return np.array(mask[rows(self.attribute)])  # a copy, because the caller may change it
+
+    def _evaluate_all(self, block: Block) -> Mask:
+        count = block.length(self.attribute)
+        return self.node.evaluate(block, np.arange(count), np.zeros(count, dtype=np.intp))
+
+
+def _divide(node: Any) -> Compiled:
+    """Return a compiled condition in which those on one side are evaluated once per row."""
+    if isinstance(node, Combination):
+        return Combination(tuple(map(_divide, node.nodes)), node.combine)
+    names = node.attributes if isinstance(node, Compare) else frozenset([node.attribute])
+    one_side = len({_is_right(name) for name in names}) == 1
+    return _OneSide(node, min(names)) if one_side else node
+
+
+def _is_right(name: str) -> bool:
+    return name.startswith("right.")
+
+
+def _column(name: str) -> str:
+    return name.partition(".")[2]
+
+
+def _conjuncts(expression: Expression) -> Iterator[Expression]:
+    if isinstance(expression, Connective) and expression.operator == "and":
+        for operand in expression.operands:
+            yield from _conjuncts(operand)
+    else:
+        yield expression
+
+
+def _equality(expression: Expression) -> tuple[str, str] | None:
+    """Return the columns of ``left.a = right.b`` in either order; none for other expressions."""
+    if not isinstance(expression, Comparison) or expression.operator != "=":
+        return None
+    names = sorted([term for term in expression.operands if isinstance(term, str)])
+    if len(names) < 2 or _is_right(names[0]) == _is_right(names[1]):
+        return None
+    return _column(names[0]), _column(names[1])
