@@ -747,7 +747,7 @@ def either(x: bool | None, y: bool | None) -> bool | None:
 
 @pytest.mark.parametrize("text", PAIR_CONDITIONS)
 def test_pairs_and_products(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_TILE", (7, 16))
+    monkeypatch.setattr(pairs, "_TILE_WIDTH", 16)
     monkeypatch.setattr(pairs, "_PAIRS_AT_ONCE", 100)
     left, right = calls(60, 1), calls(50, 2)
     expected = [

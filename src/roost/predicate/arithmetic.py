@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from roost.predicate.ast import INT64_MAX, Comparison, Constant, Kind, Literal, Term
+from roost.predicate.ast import INT64_MAX, Comparison, Constant, Kind, Literal, Operation, Term
 from roost.predicate.axis import Array, unit_of
 from roost.predicate.columns import Block, Index, Mask
 from roost.predicate.conditions import Combination, Compiled, pick
@@ -74,7 +74,7 @@ class Compare:
     """
 
     operator: str
-    terms: tuple[Term, ...]
+    terms: tuple[Term, Term]
     negated: bool
     attributes: frozenset[str]
 
@@ -84,12 +84,18 @@ class Compare:
         ``rows`` is an index, or a function from the name of an attribute to an index.
         """
         with np.errstate(all="ignore"):
-            left, right = _Reader(block, rows, positions).read_comparable(self.operator, self.terms)
+            terms = block.cached(self, lambda: self._resolve(_Resolver(block)))
+            left, right = [_read(term, rows, positions) for term in terms]
             mask = _compare(_FUNCTIONS[self.operator], left, right)
         if self.negated:
             mask = ~mask
         valid = _both(left.valid, right.valid)
         return mask if valid is None else mask & valid
+
+    def _resolve(self, resolver: _Resolver) -> list[Any]:
+        if resolver.has_kind(self.terms[0], Kind.STRING):
+            return resolver.rank(self.terms, self.operator not in ("=", "!="))
+        return resolver.resolve(self.terms)[0]
 
 
 def compile_comparison(
@@ -116,72 +122,95 @@ def _fill(term: Term, slots: Iterator[Sequence[Any]]) -> Term:
     return type(term)(term.operator, tuple([_fill(x, slots) for x in term.operands]))
 
 
-class _Reader(NamedTuple):
-    """Computes the values of terms for some pairs."""
+class _Column(NamedTuple):
+    """The column of an attribute, as a term reads it."""
+
+    name: str
+    value: Value
+
+
+class _Seconds(NamedTuple):
+    """The difference of two times that count the same unit."""
+
+    end: _Column
+    start: _Column
+    unit: Fraction
+
+
+class _Resolver(NamedTuple):
+    """Replaces attributes in terms by the columns of a block."""
 
     block: Block
-    rows: Any
-    positions: Index
 
-    def read_comparable(self, operator: str, terms: Sequence[Term]) -> list[Value]:
-        """Return the values of two terms, attributes in the same unit or as ranks."""
-        names = [term for term in terms if isinstance(term, str)]
-        if names and kind_of(self.block.type_of(names[0])) is Kind.STRING:
-            columns = self._rank(tuple(names), operator not in ("=", "!="))
-            return [self._select(name, column) for name, column in zip(names, columns, strict=True)]
-        unit = min([unit_of(self.block.type_of(name)) for name in names], default=Fraction(1))
-        return [self._read(term, unit) for term in terms]
+    def has_kind(self, term: Term, kind: Kind) -> bool:
+        return isinstance(term, str) and kind_of(self.block.type_of(term)) is kind
 
-    def _read(self, term: Term, unit: Fraction = Fraction(1)) -> Value:
+    def resolve(self, terms: Sequence[Term]) -> tuple[list[Any], Fraction]:
+        """Return resolved terms, with attributes in the finest of their units, and this unit."""
+        units = {x: unit_of(self.block.type_of(x)) for x in terms if isinstance(x, str)}
+        unit = min(units.values(), default=Fraction(1))
+        return [
+            self._column(x, int(units[x] / unit)) if isinstance(x, str) else self._resolve(x)
+            for x in terms
+        ], unit
+
+    def _resolve(self, term: Literal | Operation) -> Any:
         if isinstance(term, Literal):
-            return Value(pick(term.value, self.positions), None)
-        if isinstance(term, str):
-            value = self._select(term, self.block.numbers(term))
-            return _rescale(value, int(unit_of(self.block.type_of(term)) / unit))
-        operators, operands = term.operator, term.operands
-        first = operands[0]
-        if operators in ("abs", "negate"):
-            return _apply_sign(operators, self._read(first))
-        if isinstance(first, str) and kind_of(self.block.type_of(first)) is Kind.TIME:
-            value, skip = self._read_seconds(operands[:2]), 1
-        else:
-            value, skip = self._read(first), 0
-        for operator, operand in zip(operators[skip:], operands[skip + 1 :], strict=True):
-            value = _apply(operator, value, self._read(operand))
-        return value
+            return term
+        if not self.has_kind(term.operands[0], Kind.TIME):
+            return Operation(term.operator, tuple(self.resolve(term.operands)[0]))
+        (end, start), unit = self.resolve(term.operands[:2])
+        others = self.resolve(term.operands[2:])[0]
+        return Operation(term.operator[1:], (_Seconds(end, start, unit), *others))
 
-    def _select(self, name: str, column: Array) -> Value:
-        index = self.rows(name) if callable(self.rows) else self.rows
-        values, valid = column[index], self.block.valid(name)
-        if values.dtype.kind == "f":
-            values = values.astype(np.float64, copy=False)
-        return Value(values, None if valid is None else valid[index])
+    def _column(self, name: str, factor: int) -> _Column:
+        value = Value(self.block.numbers(name), self.block.valid(name))
+        if value.real:
+            value = value._replace(values=value.values.astype(np.float64, copy=False))
+        return _Column(name, value if factor == 1 else _rescale(value, factor))
 
-    def _read_seconds(self, names: Sequence[str]) -> Value:
-        """Return the seconds from the second to the first of two times."""
-        end, start = self.read_comparable("-", names)
-        unit = min([unit_of(self.block.type_of(name)) for name in names])
-        wide = object in (end.values.dtype, start.values.dtype)
-        wide = wide or end.find_bound() + start.find_bound() > INT64_MAX
-        ticks = np.subtract(end.values, start.values, dtype=object if wide else np.int64)
-        seconds = ticks.astype(np.float64) * unit.numerator / unit.denominator
-        return Value(seconds, _both(end.valid, start.valid))
+    def rank(self, names: Sequence[Any], ordered: bool) -> list[_Column]:
+        """Return string columns as ranks among the values of all of them."""
+        columns = [self.block.strings(name) for name in names]
+        joined = pa.concat_arrays([column.dictionary for column in columns])
+        if ordered:
+            ranks = pc.rank(joined, sort_keys="ascending", tiebreaker="dense")
+        else:  # hashing is faster than sorting
+            ranks = joined.dictionary_encode().indices.fill_null(0)
+        ends = np.cumsum([len(column.dictionary) for column in columns])
+        parts = np.split(np.asarray(ranks).astype(np.int32), ends[:-1])
+        values = [part[x.codes] for part, x in zip(parts, columns, strict=True)]
+        return [
+            _Column(x, Value(y, self.block.valid(x))) for x, y in zip(names, values, strict=True)
+        ]
 
-    def _rank(self, names: tuple[str, ...], ordered: bool) -> list[Array]:
-        """Return for each row of string columns the rank among the values of all of them."""
 
-        def compute() -> list[Array]:
-            columns = [self.block.strings(name) for name in names]
-            joined = pa.concat_arrays([column.dictionary for column in columns])
-            if ordered:
-                ranks = pc.rank(joined, sort_keys="ascending", tiebreaker="dense")
-            else:  # hashing is faster than sorting
-                ranks = joined.dictionary_encode().indices.fill_null(0)
-            ends = np.cumsum([len(column.dictionary) for column in columns])
-            parts = np.split(np.asarray(ranks).astype(np.int32), ends[:-1])
-            return [part[x.codes] for part, x in zip(parts, columns, strict=True)]
+def _read(term: Any, rows: Any, positions: Index) -> Value:
+    """Return the values of a resolved term."""
+    if isinstance(term, _Column):
+        index = rows(term.name) if callable(rows) else rows
+        values, valid, _ = term.value
+        return Value(values[index], None if valid is None else valid[index])
+    if isinstance(term, Literal):
+        return Value(pick(term.value, positions), None)
+    if isinstance(term, _Seconds):
+        end, start = _read(term.end, rows, positions), _read(term.start, rows, positions)
+        return _subtract(end, start, term.unit)
+    value, *others = [_read(operand, rows, positions) for operand in term.operands]
+    if term.operator in ("abs", "negate"):
+        return _apply_sign(term.operator, value)
+    for operator, other in zip(term.operator, others, strict=True):
+        value = _apply(operator, value, other)
+    return value
 
-        return self.block.cached(("ranks", names, ordered), compute)  # type: ignore[no-any-return]
+
+def _subtract(end: Value, start: Value, unit: Fraction) -> Value:
+    """Return the seconds between two times that count a unit."""
+    wide = object in (end.values.dtype, start.values.dtype)
+    wide = wide or end.find_bound() + start.find_bound() > INT64_MAX
+    ticks = np.subtract(end.values, start.values, dtype=object if wide else np.int64)
+    seconds = ticks.astype(np.float64) * unit.numerator / unit.denominator
+    return Value(seconds, _both(end.valid, start.valid))
 
 
 def _both(valid: Mask | None, other: Mask | None) -> Mask | None:
@@ -193,8 +222,6 @@ def _both(valid: Mask | None, other: Mask | None) -> Mask | None:
 def _rescale(value: Value, factor: int) -> Value:
     """Multiply integers by a factor, exactly."""
     values = value.values
-    if factor == 1:
-        return value
     if values.dtype != object:
         wide = value.find_bound() * factor > INT64_MAX
         values = values.astype(object if wide else np.int64)

@@ -27,9 +27,10 @@ from roost.predicate.lexer import scan
 from roost.predicate.parser import parse
 
 _SIDES = ("left.", "right.")
-#: Pairs evaluated at a time, and the shape of a tile of a product: the arrays fit in the caches.
+#: Pairs evaluated at a time: arrays fit in the caches, and malloc reuses their memory without page
+#: faults. A tile of a product is at most this wide.
 _PAIRS_AT_ONCE = 1 << 16
-_TILE = (32, 4096)
+_TILE_WIDTH = 8192
 
 
 class PairPredicate:
@@ -101,7 +102,8 @@ class PairPredicate:
         """Return a mask of all pairs: one row for each left row, one column for each right row."""
         block = self._block(left, right)
         results = np.zeros((len(left), len(right)), dtype=np.bool_)
-        height, width = _TILE
+        width = max(1, min(len(right), _TILE_WIDTH))
+        height = max(1, _PAIRS_AT_ONCE // width)
         for top in range(0, len(left), height):
             for begin in range(0, len(right), width):
                 tile = slice(top, top + height), slice(begin, begin + width)
