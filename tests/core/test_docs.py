@@ -40,6 +40,11 @@ ATTRIBUTES = pa.schema(
         ("note", pa.string()),
         ("picked_at", pa.timestamp("us", "UTC")),
         ("drop off zone", pa.string()),
+        ("tip", pa.float64()),
+        ("ride_id", pa.int64()),
+        ("dropoff_at", pa.timestamp("us", "UTC")),
+        ("pickup_zone", pa.string()),
+        ("dropoff_zone", pa.string()),
     ]
 )
 
