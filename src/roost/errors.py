@@ -5,6 +5,7 @@ runs Roost and can change something::
 
     RoostError
     ├── ConfigError      a setting: names the key, the value received, the values accepted
+    ├── DataflowError    a dataflow that cannot run: names the operator and the column
     ├── PredicateError   a predicate that does not parse or does not fit the points' attributes
     ├── RequestError     a single request that was refused, with its reason code
     ├── SourceError      points or requests that cannot be read at all
@@ -26,6 +27,16 @@ class ConfigError(RoostError):
         self.key = key
         self.got = got
         self.expected = expected
+
+
+class DataflowError(RoostError):
+    """A dataflow that cannot be compiled or continued."""
+
+    def __init__(self, operator: str, problem: str, column: str | None = None) -> None:
+        place = f"operator {operator!r}" + ("" if column is None else f", column {column!r}")
+        super().__init__(f"{place}: {problem}")
+        self.operator = operator
+        self.column = column
 
 
 class PredicateError(RoostError):

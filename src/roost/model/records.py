@@ -40,6 +40,8 @@ class Reason(StrEnum):
     DUPLICATE_QUERY = "duplicate_query"
     UNKNOWN_QUERY = "unknown_query"
     NOT_OWNER = "not_owner"
+    NULL_KEY = "null_key"  # a key of a dataflow
+    FUNCTION_FAILED = "function_failed"  # a function of a dataflow raised
     BLOCKED = "blocked"  # the guard or an operator blocked the user
 
 

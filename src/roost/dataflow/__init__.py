@@ -1,0 +1,1 @@
+"""Keyed dataflows: operators over streams of tuples, whose state is divided into buckets."""
