@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -708,16 +708,16 @@ class Placed(Stage):
         routing: str | None = None,
         marks: Sequence[str] = (),
     ) -> None:
-        # The attributes belong to the class in real stages.
-        self.name, self.outputs = name, (name,)  # type: ignore[misc]
-        self.inputs, self.routing, self.marks = tuple(inputs), routing, tuple(marks)  # type: ignore[misc]
+        self.name, self.outputs = name, (name,)
+        self.inputs, self.routing, self.marks = tuple(inputs), routing, tuple(marks)
 
 
 ROUTINGS = {"key": KeyRouting(0, 2)}
+READERS: dict[str, Sequence[int]] = defaultdict(lambda: (0, 1))
 
 
 def levels(*stages: Stage) -> list[int]:
-    return [node.level for node in Chain.of(stages, ROUTINGS, (0, 1)).nodes]
+    return [node.level for node in Chain.of(stages, ROUTINGS, READERS).nodes]
 
 
 def test_a_routed_stage_runs_after_those_whose_marks_it_reads() -> None:
@@ -778,7 +778,7 @@ class Ticking:
 def test_seconds_are_those_of_the_stage_alone(eager: bool) -> None:
     """Whether it computes when it is called, or when its outputs are requested."""
     stages = [Placed("read"), Placed("local", ["read"])]
-    chain, now = Chain.of(stages, {}, (0,)), [0.0]
+    chain, now = Chain.of(stages, {}, {stages[0].name: (0,)}), [0.0]
     tasks: dict[str, Any] = {stage.name: Ticking(now, stage.name, eager) for stage in stages}
     block = counted({1: 1, 2: 5})
     items = [Parcel("read", 0, SOURCE, block)] * 2
@@ -794,7 +794,7 @@ def test_seconds_are_those_of_the_stage_alone(eager: bool) -> None:
 def test_nothing_is_sent_where_no_stage_reads_marks() -> None:
     def sent(marks: Sequence[str]) -> list[Item]:
         stages = [Placed("read"), Placed("routed", ["read"], "key", marks)]
-        chain = Chain.of(stages, ROUTINGS, (0, 1))
+        chain = Chain.of(stages, ROUTINGS, READERS)
         tasks: dict[str, Any] = {stage.name: Ticking([0.0], stage.name, True) for stage in stages}
         return [item for _, item in run_part(chain, tasks, 0, 1, [], WorkerCache())]
 

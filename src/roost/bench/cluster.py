@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from roost.runtime.records import last_round, plan_of
 from roost.stages.contract import Report, Task
 from roost.stages.decode import PointSchema
 from roost.stages.matching import MatchingStage
+from roost.stages.reading import ReadingStage
 from roost.storage.store import Store
 
 COMMITTED = ("points", "matches", "epoch", "loaded_queries", "load_s")
@@ -67,16 +68,19 @@ class TableInputs:
     """Points in memory, in one part per machine."""
 
     table: pa.Table
-    groups: tuple[pa.Table, ...] = ()
+    groups: Mapping[tuple[str, int], pa.Table] = field(default_factory=dict)  # by part
 
     def dealt(
         self, machines: int | None, number: int, executor: Executor
-    ) -> tuple[TableInputs, tuple[int, ...]]:
+    ) -> tuple[TableInputs, Mapping[str, Sequence[int]]]:
         """Divide the rows evenly among all machines."""
         count = executor.slots
         borders = [self.table.num_rows * k // count for k in range(count + 1)]
-        parts = tuple(self.table.slice(a, b - a) for a, b in pairwise(borders))
-        return TableInputs(self.table, parts), tuple(range(count))
+        stage = ReadingStage.name
+        parts = {
+            (stage, k): self.table.slice(a, b - a) for k, (a, b) in enumerate(pairwise(borders))
+        }
+        return TableInputs(self.table, parts), {stage: range(count)}
 
 
 class EmulatedExecutor(InProcessExecutor):

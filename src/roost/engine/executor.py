@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
 from typing import Any, TypeVar, cast
@@ -26,6 +26,7 @@ from roost.engine import worker
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, SliceInputs, collected
 from roost.stages.contract import Report, Task
+from roost.stages.reading import ReadingStage
 from roost.storage.cache import WorkerCache
 
 Value = TypeVar("Value")
@@ -40,15 +41,17 @@ class FrameInputs:
     """The rows of a micro-batch of a streaming DataFrame."""
 
     frame: DataFrame
+    stage: str = ReadingStage.name  # that reads them
 
     def dealt(
         self, machines: int | None, number: int, executor: Executor
-    ) -> tuple[FrameInputs, tuple[int, ...]]:
+    ) -> tuple[FrameInputs, Mapping[str, Sequence[int]]]:
         """Use one reader per partition of the DataFrame, or per machine of a replicated plan."""
         if machines is not None:
-            return FrameInputs(self.frame.repartition(machines)), tuple(range(machines))
+            dealt = replace(self, frame=self.frame.repartition(machines))
+            return dealt, {self.stage: range(machines)}
         partitions = self.frame._jdf.queryExecution().toRdd().getNumPartitions()
-        return self, tuple(range(partitions))
+        return self, {self.stage: range(partitions)}
 
 
 class SparkExecutor:
@@ -122,15 +125,22 @@ class SparkExecutor:
 
     def _run(self, inputs: Any, chain: Chain, tasks: Mapping[str, Task]) -> list[Report]:
         if isinstance(inputs, SliceInputs):
-            groups = self._context.parallelize(inputs.groups, len(inputs.groups))
-            pairs = self._pairs(groups, partial(worker.run_slices, chain, tasks))
+            groups = [inputs.groups[part] for part in chain.parts[0]]
+            read = self._context.parallelize(groups, len(groups))
+            if chain.levels == 1:
+                return read.mapPartitionsWithIndex(
+                    partial(worker.read_last, chain, tasks)
+                ).collect()
+            pairs = self._pairs(read, partial(worker.run_slices, chain, tasks))
         else:
             pairs = self._frame_pairs(inputs.frame, partial(worker.run_rows, chain, tasks))
         for level in range(1, chain.levels):
             parts = len(chain.parts[level])
-            placed = pairs.partitionBy(self._jvm.PythonPartitioner(parts, 0))
-            run = partial(worker.run_items, chain, tasks, level)
-            pairs = self._pairs(self._items(placed), run)
+            items = self._items(pairs.partitionBy(self._jvm.PythonPartitioner(parts, 0)))
+            if level + 1 == chain.levels:
+                last = partial(worker.run_last, chain, tasks, level)
+                return items.mapPartitionsWithIndex(last).collect()
+            pairs = self._pairs(items, partial(worker.run_items, chain, tasks, level))
         return self._items(pairs).collect()
 
     def _pairs(self, inputs: RDD[Any], run: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -15,19 +16,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from roost.balance.strategies import default_strategy
+from roost.dataflow.operators import Source
 from roost.engine.executor import FrameInputs, SparkExecutor
 from roost.engine.kafka import VALUE, Topic
 from roost.engine.request_stream import append_batch
 from roost.engine.session import check_session, make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink
 from roost.engine.snapshot import Snapshots
-from roost.errors import SourceError
+from roost.errors import DataflowError, SourceError
 from roost.model.choices import Strategy
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
 from roost.queries.log import QueryLog, kafka_address, open_log
-from roost.runtime.loop import Sink
+from roost.runtime.loop import BatchLoop, Sink
 from roost.runtime.pipeline import BasePipeline
+from roost.stages.flow import stage_of
+from roost.stages.reading import ReadingStage
 from roost.stages.schema import message_schema, point_schema
 from roost.storage.private import CHECKPOINTS, private_folder
 from roost.window import parse_aggregates
@@ -89,7 +93,8 @@ class Pipeline(BasePipeline):
 
     @property
     def _reads_kafka(self) -> bool:
-        return (self.config.points.path or "").startswith("kafka:")
+        paths = [self.config.points.path, *(self._path_of(source) for source in self._records)]
+        return any((path or "").startswith("kafka:") for path in paths)
 
     @property
     def executor(self) -> SparkExecutor:
@@ -137,23 +142,61 @@ class Pipeline(BasePipeline):
         """Replay the configured points until they end or :meth:`stop`; returns the report."""
         if not self._reads_kafka:
             return super().run()
-        self._take_lock()
         self._run_kafka()
         return self.report()
 
-    def start(self, frame: DataFrame, *, json_column: str | None = None) -> StreamingQuery:
+    def start(
+        self, frame: DataFrame, *, source: str | None = None, json_column: str | None = None
+    ) -> StreamingQuery:
         """Run on a streaming DataFrame; returns Spark's handle of the query.
 
-        The DataFrame has the x, y, time and id columns that the settings name, or
-        ``json_column`` with each point as JSON text.
+        The DataFrame has the x, y, time and id columns that the settings name. With a ``source`` it
+        has the records of that source of the dataflow, with the columns of its schema; the run then
+        has no other source and no points. ``json_column`` has each point or record as JSON text.
         """
+        if source is not None:
+            return self._start_records(frame, source, json_column)
         return self._start(frame, json_column, None)
+
+    def _start_records(
+        self, frame: DataFrame, name: str, json_column: str | None
+    ) -> StreamingQuery:
+        """Run the dataflow on the records of its only source."""
+        source = self._only_source(name)
+        self._check_no_queries()
+        assert source.schema is not None
+        columns = source.schema.names if json_column is None else [json_column]
+        missing = [column for column in columns if column not in frame.columns]
+        if missing:
+            known = ", ".join(frame.columns)
+            problem = f"the DataFrame has no such column (known: {known})"
+            raise DataflowError(name, problem, missing[0])
+        self._take_lock()
+        loop = self._assemble(None, None, json_column)
+        return self._each(frame.select(*columns), loop, stage_of(name))
+
+    def _only_source(self, name: str) -> Source:
+        """Return a source of the dataflow, if nothing else is read."""
+        found = [source for source in self._records if source.name == name]
+        if not found:
+            known = ", ".join(source.name for source in self._records) or "none"
+            raise DataflowError(name, f"no such source of records in the dataflow (known: {known})")
+        others = [source.name for source in self._records if source.name != name]
+        if self.config.points.path is not None or (self.flow and self.flow.reads_points):
+            others.append("points")
+        if others:
+            problem = f"a stream must be the only source of its run, which also reads {others[0]}"
+            raise DataflowError(name, problem)
+        return found[0]
 
     def _start(
         self, frame: DataFrame, json_column: str | None, topic: Topic | None
     ) -> StreamingQuery:
         from pyspark.sql.pandas.types import to_arrow_schema  # loads pandas
 
+        if self._records:
+            problem = "a stream of points must be the only source of its run"
+            raise DataflowError(self._records[0].name, problem)
         self._take_lock()
         self._load_requests()
         if json_column is None:
@@ -162,13 +205,17 @@ class Pipeline(BasePipeline):
             columns = message_schema(self.config)
         points = point_schema(columns, self.config, numbered=False)
         loop = self._assemble(points, topic, json_column)
+        return self._each(frame, loop, ReadingStage.name)
+
+    def _each(self, frame: DataFrame, loop: BatchLoop, stage: str) -> StreamingQuery:
+        """Start a query whose micro-batches a stage reads."""
 
         def each(batch: DataFrame, batch_id: int) -> None:
             with self._busy:
                 if self._stopping:
                     raise _StoppedError  # after a return, Spark would record the batch as done
                 try:
-                    self._on_batch(loop.run(batch_id, {}, FrameInputs(batch)))
+                    self._on_batch(loop.run(batch_id, {}, FrameInputs(batch, stage)))
                 except BaseException as error:
                     self._failure = error
                     raise
@@ -205,9 +252,19 @@ class Pipeline(BasePipeline):
         return writer.start()
 
     def _run_kafka(self) -> None:
-        assert self.config.points.path is not None
-        topic = Topic(self.spark, *kafka_address(self.config.points.path, "points.path"))
-        query = self._start(topic.stream(self.config.engine.batch_rows), VALUE, topic)
+        path = self.config.points.path
+        if path is not None and path.startswith("kafka:"):
+            self._take_lock()
+            topic = Topic(self.spark, *kafka_address(path, "points.path"))
+            start = partial(self._start, json_column=VALUE, topic=topic)
+        else:
+            paths = {source.name: self._path_of(source) or "" for source in self._records}
+            name = next(name for name in paths if paths[name].startswith("kafka:"))
+            self._only_source(name)
+            self._take_lock()
+            topic = Topic(self.spark, *kafka_address(paths[name], f"dataflow.sources.{name}"))
+            start = partial(self._start_records, name=name, json_column=VALUE)
+        query = start(topic.stream(self.config.engine.batch_rows))
         try:
             while not self._stopping and not query.awaitTermination(1):
                 pass

@@ -30,24 +30,23 @@ ROUTED = "part long, item binary"
 
 def _run(
     chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, Item]]:
     executor = f"{os.uname().nodename}:{os.getppid()}"  # the daemon that forked this worker
-    for target, item in run_part(chain, tasks, level, part, items, CACHE, executor):
-        yield target, pickle.dumps(item, 5)
+    return run_part(chain, tasks, level, part, items, CACHE, executor)
 
 
 def _read(
     chain: Chain, tasks: Mapping[str, Task], part: int, inputs: Iterable[Any]
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[int, Item]]:
     stage, machine = chain.parts[0][part]
     parcels = (Parcel(stage, machine, SOURCE, block) for block in inputs)
     return _run(chain, tasks, 0, part, parcels)
 
 
-def _framed(items: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+def _framed(items: Iterator[tuple[int, Item]]) -> Iterator[bytes]:
     for target, item in items:
         yield struct.pack("!q", target)
-        yield item
+        yield pickle.dumps(item, 5)
 
 
 def run_slices(
@@ -64,7 +63,7 @@ def run_rows(
     context = TaskContext.get()
     assert context is not None
     for target, item in _read(chain, tasks, context.partitionId(), batches):
-        columns = [pa.array([target], pa.int64()), pa.array([item], pa.binary())]
+        columns = [pa.array([target], pa.int64()), pa.array([pickle.dumps(item, 5)], pa.binary())]
         yield pa.RecordBatch.from_arrays(columns, ["part", "item"])
 
 
@@ -73,6 +72,20 @@ def run_items(
 ) -> Iterator[bytes]:
     """Run a part of a later level on the items sent to it."""
     return _framed(_run(chain, tasks, level, part, items))
+
+
+def read_last(
+    chain: Chain, tasks: Mapping[str, Task], part: int, groups: Iterable[Any]
+) -> Iterator[Any]:
+    """Run a part of the only level on groups of slices; returns its reports."""
+    return (item for _, item in _read(chain, tasks, part, groups))
+
+
+def run_last(
+    chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
+) -> Iterator[Any]:
+    """Run a part of the last level on the items sent to it; returns reports."""
+    return (item for _, item in _run(chain, tasks, level, part, items))
 
 
 def run_call(call: Callable[[Any, WorkerCache], Any], items: Iterable[Any]) -> Iterator[Any]:

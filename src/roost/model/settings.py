@@ -91,7 +91,12 @@ def _table() -> Any:
     def parse(value: Mapping[Any, Any]) -> dict[str, str]:
         return {str(name): str(item) for name, item in value.items()}
 
-    return _setting(parse, "a table of names and texts", dict)
+    return _setting(parse, "a table of names and texts", dict, dict)
+
+
+def _flow(value: Any) -> str:
+    file, _, name = _string(value).rpartition(":")
+    return str(_only(file != "" and name.isidentifier(), value))
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -278,6 +283,17 @@ class JoinSettings(Section, section="join"):
 
 
 @dataclass(frozen=True)
+class DataflowSettings(Section, section="dataflow"):
+    """Which dataflow runs, and how."""
+
+    flow: str | None = _setting(_flow, "FILE.py:NAME")
+    sources: Mapping[str, str] = _table()
+    lateness: float = _number(float, 0, 0.0)
+    idle: float | None = _number(float, 0, inclusive=False)
+    machines: int | None = _number(int, 1)
+
+
+@dataclass(frozen=True)
 class OutputSettings(Section, section="out"):
     """Where results and state go."""
 
@@ -321,6 +337,7 @@ class RunConfig:
     window: WindowSettings
     guard: GuardSettings
     join: JoinSettings
+    dataflow: DataflowSettings
     out: OutputSettings
 
     def __init__(self, **sections: Section | Mapping[str, Any]) -> None:
@@ -378,14 +395,20 @@ def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def load_config(path: Path | str, settings: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read a TOML file; ``settings`` override the file by key."""
+    """Read a TOML file; ``settings`` override the file by key, tables by name."""
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", str(path), f"a readable file ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", str(path), f"valid TOML ({error})") from None
-    return with_settings(RunConfig(), {**dict(_flatten(data)), **(settings or {})})
+    merged = dict(_flatten(data))
+    for key, value in (settings or {}).items():
+        known = merged.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            value = {**known, **value}
+        merged[key] = value
+    return with_settings(RunConfig(), merged)
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

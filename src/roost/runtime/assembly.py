@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from roost.balance import initial_plan
 from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import sampled_costs
+from roost.dataflow.flow import Dataflow
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
 from roost.model.columns import convert
@@ -33,12 +34,14 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
 from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
 from roost.runtime.executor import Executor
+from roost.runtime.flow import flow_stages
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
 from roost.runtime.rounds import NO_CELLS, Policy, Rounds
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
+from roost.stages.flow_source import own_schemas
 from roost.stages.joins import JoinStage
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage
@@ -75,6 +78,7 @@ class Hooks:
     on_step: Callable[[str, int], None] = lambda step, number: None
     clock: Callable[[], float] = time.perf_counter  # seconds, to time batches
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
+    wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,31 @@ def assemble(
     store: Store,
     log: QueryLog,
     executor: Executor,
-    shape: StreamShape,
+    shape: StreamShape | None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
     default_strategy: Strategy = Strategy.REPLICATED,
+    flow: Dataflow | None = None,
+    json_column: str | None = None,
 ) -> BatchLoop:
-    """Build the batch loop of a run; the caller holds the run lock."""
-    return _Assembly(config, store, log, executor, shape, hooks).loop(default_strategy)
+    """Build the batch loop of a run; the caller holds the run lock.
+
+    A run has points to match (``shape``), a dataflow, or both. Without points, the stream of a
+    dataflow's source may have each record as JSON text in ``json_column``.
+    """
+    if shape is not None:
+        return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
+    assert flow is not None
+    return BatchLoop(
+        store,
+        None,
+        None,
+        flow_stages(config, store, executor, flow, {}, hooks.wall_clock, json_column),
+        executor,
+        config.out.dir.absolute(),
+        history=config.out.history,
+        on_step=hooks.on_step,
+        clock=hooks.clock,
+    )
 
 
 @dataclass
@@ -121,6 +144,7 @@ class _Assembly:
     executor: Executor
     shape: StreamShape
     hooks: Hooks
+    flow: Dataflow | None
 
     def __post_init__(self) -> None:
         self.points, self.space = self.shape.points, self.shape.space
@@ -241,6 +265,7 @@ class _Assembly:
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
+            *self._flow_stages(),
             *hooks.more_stages,
         ]
         return BatchLoop(
@@ -258,6 +283,12 @@ class _Assembly:
             on_step=hooks.on_step,
             clock=hooks.clock,
         )
+
+    def _flow_stages(self) -> list[Stage]:
+        if self.flow is None:
+            return []
+        own, clock = own_schemas(self.points, self.id_type), self.hooks.wall_clock
+        return flow_stages(self.config, self.store, self.executor, self.flow, own, clock)
 
     def _plan(self, strategy: Strategy, machines: int) -> int:
         """Return the epoch of the plan to use: the last one, or a new one if it does not fit."""

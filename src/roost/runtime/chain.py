@@ -50,12 +50,15 @@ class Chain:
 
     @classmethod
     def of(
-        cls, stages: Sequence[Stage], routings: Mapping[str, Routing], readers: Sequence[int]
+        cls,
+        stages: Sequence[Stage],
+        routings: Mapping[str, Routing],
+        readers: Mapping[str, Sequence[int]],
     ) -> Chain:
         """Arrange stages that have a task.
 
-        Each stage comes after those that produce its inputs; the machines ``readers`` read the
-        source.
+        Each stage comes after those that produce its inputs; ``readers`` has the machines of each
+        stage that reads a source.
         """
         producers: dict[str, Node] = {}
         nodes: list[Node] = []
@@ -69,7 +72,7 @@ class Chain:
                 routing = None
             place: tuple[str | None, str, int, tuple[int, ...]]
             if not sources:
-                place = (None, stage.name, 0, tuple(readers))
+                place = (None, stage.name, 0, tuple(readers[stage.name]))
             elif routing is None:
                 place = (None, sources[0].root, sources[0].level, sources[0].machines)
                 if any(source.root != sources[0].root for source in sources):

@@ -6,12 +6,13 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import MapExecutor, Report, Task
+from roost.stages.reading import ReadingStage
 from roost.stages.slices import Slice, cut
 from roost.storage.cache import WorkerCache
 
@@ -23,8 +24,8 @@ class Inputs(Protocol):
 
     def dealt(
         self, machines: int | None, number: int, executor: Executor
-    ) -> tuple[Inputs, tuple[int, ...]]:
-        """Divide the input of batch ``number``; returns it with the machines that read it.
+    ) -> tuple[Inputs, Mapping[str, Sequence[int]]]:
+        """Divide the input of batch ``number``; returns it with the machines of each reading stage.
 
         ``machines`` is how many machines a routed stage has that runs inside the readers' tasks;
         None without such a stage.
@@ -33,24 +34,31 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class SliceInputs:
-    """Rows that tasks read themselves: see :mod:`roost.stages.slices`."""
+    """Rows that tasks read themselves, by reading stage: see :mod:`roost.stages.slices`."""
 
-    slices: Sequence[Slice]
-    groups: Sequence[Sequence[Slice]] = ()
+    slices: Mapping[str, Sequence[Slice]]
+    groups: Mapping[tuple[str, int], Sequence[Slice]] = field(default_factory=dict)  # by part
 
     def dealt(
         self, machines: int | None, number: int, executor: Executor
-    ) -> tuple[SliceInputs, tuple[int, ...]]:
+    ) -> tuple[SliceInputs, Mapping[str, Sequence[int]]]:
         """Use as many machines as there is work for, in turn under a replicated plan.
 
         Launching a task costs more than matching a few thousand points.
         """
-        readers = tuple(range(executor.slots))
-        if machines is not None:
-            rows = sum(item.rows for item in self.slices)
-            count = min(machines, max(1, rows // executor.rows_per_task))
-            readers = tuple((number * count + k) % machines for k in range(count))
-        return SliceInputs(self.slices, cut(self.slices, len(readers))), readers
+        readers: dict[str, Sequence[int]] = {}
+        groups: dict[tuple[str, int], Sequence[Slice]] = {}
+        for stage, slices in self.slices.items():
+            of_points = stage == ReadingStage.name
+            readers[stage] = range(executor.slots)
+            if machines is not None or not of_points:
+                limit = machines if machines is not None and of_points else executor.slots
+                rows = sum(item.rows for item in slices)
+                count = min(limit, max(1, rows // executor.rows_per_task))
+                readers[stage] = [(number * count + k) % limit for k in range(count)]
+            parts = ((stage, machine) for machine in readers[stage])
+            groups |= dict(zip(parts, cut(slices, len(readers[stage])), strict=True))
+        return SliceInputs(self.slices, groups), readers
 
 
 class Executor(MapExecutor, Protocol):
@@ -106,8 +114,8 @@ class InProcessExecutor:
         """Run the levels one after the other."""
         chain, tasks = pickle.loads(pickle.dumps((chain, tasks)))
         items: list[list[Item]] = [
-            [Parcel(stage, machine, SOURCE, group)]
-            for (stage, machine), group in zip(chain.parts[0], inputs.groups, strict=True)
+            [Parcel(stage, machine, SOURCE, inputs.groups[stage, machine])]
+            for stage, machine in chain.parts[0]
         ]
         for level in range(chain.levels):
             items = self.run_level(chain, tasks, level, items)

@@ -53,7 +53,7 @@ from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.routing import PLANS, SPACE, SpatialTable
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
-from roost.storage.totals import BATCHES, SUMMED, TOTALS, add_batch
+from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
 
 STAGING = "_staging"
 CLEANUP_BATCHES = 64
@@ -83,8 +83,8 @@ class BatchLoop:
     """
 
     store: Store
-    log: QueryLog
-    queries: QuerySet
+    log: QueryLog | None  # None in a run without matching, which has no queries
+    queries: QuerySet | None
     stages: Sequence[Stage]
     executor: Executor
     out: Path
@@ -116,20 +116,30 @@ class BatchLoop:
         self._position = -1
         self._clean()
 
-    def run(self, number: int, offsets: Mapping[str, Any], inputs: Inputs) -> Commit:
-        """Run a batch; idempotent: a committed batch is only published again."""
+    def run(
+        self,
+        number: int,
+        offsets: Mapping[str, Any],
+        inputs: Inputs,
+        ended: Sequence[str] = (),
+    ) -> Commit:
+        """Run a batch; idempotent: a committed batch is only published again.
+
+        ``ended`` names the sources that bring no more rows after it.
+        """
         done = commit_of(self.store, number)
         if done is not None:
             self._publish(done)
             return done
         started = self.clock()
-        if self.guard is not None:
+        if self.guard is not None and self.log is not None:
             self.guard.apply_commands(self.log)
         self.on_step("intent", number)
         epochs = {name: table.epoch for name, table in self.tables.items()}
         intended = ((stage.name, stage.intend()) for stage in self.stages)
         choices = {name: choice for name, choice in intended if choice is not None}
-        planned = Intent(number, epochs, self.log.end(), dict(offsets), choices)
+        position = 0 if self.log is None else self.log.end()
+        planned = Intent(number, epochs, position, dict(offsets), choices, list(ended))
         intent = begin(self.store, planned)
         self.on_step("apply", number)
         batch = self._batch(intent)
@@ -157,7 +167,8 @@ class BatchLoop:
 
     def _batch(self, now: Intent) -> Batch:
         """Apply the log up to the batch's position; returns the batch as the stages see it."""
-        version = self.queries.advance(now.position)
+        queries = self.queries
+        version = None if queries is None else queries.advance(now.position)
         before = intent(self.store, now.batch_id - 1)
         after = 0 if before is None else before.position
         last = last_round(self.store)
@@ -169,10 +180,11 @@ class BatchLoop:
             {name: self.tables[name].at(epoch) for name, epoch in epochs.items()},
             {name: self.tables[name].at(old.get(name, epoch)) for name, epoch in epochs.items()},
             version,
-            self.queries.refused_between(after, now.position),
+            () if queries is None else queries.refused_between(after, now.position),
             self._reached,
             last is not None and last["batch_id"] == now.batch_id - 1,
             tuple(sorted(set(names))),
+            tuple(now.ended),
             now.choices,
         )
 
@@ -225,8 +237,12 @@ class BatchLoop:
         self, intent: Intent, batch: Batch, reports: Reports, seconds: float
     ) -> dict[str, Any]:
         metrics: dict[str, Any] = dict.fromkeys(SUMMED, 0)
+        flow: dict[str, Any] = {}  # several stages have metrics of the dataflow
         for outcome in batch.outcomes.values():
+            flow = add_nested(flow, outcome.metrics.get(DATAFLOW, {}))
             metrics.update(outcome.metrics)
+        if flow:
+            metrics[DATAFLOW] = flow
         sums = ("seconds", "rows_in", "rows_out", "bytes_out")
         return {
             **metrics,
@@ -236,7 +252,7 @@ class BatchLoop:
             },
             "route_s": sum(r.seconds for mine in reports.values() for r in mine if r.bytes_out),
             "seconds": seconds,
-            "epoch": intent.epochs[SPACE],
+            "epoch": intent.epochs.get(SPACE, 0),
             "position": intent.position,
         }
 
@@ -276,20 +292,21 @@ class BatchLoop:
         newest = {table: self.store.last(table) for table in (ROUNDS, GUARD_LOG)}
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
-        limits[PLANS] = self.tables[SPACE].epoch - self.history
         done = intent(self.store, batch_id)
-        if done is not None:  # the next batch compares its plan with that of this one
-            limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
+        if SPACE in self.tables:
+            limits[PLANS] = self.tables[SPACE].epoch - self.history
+            if done is not None:  # the next batch compares its plan with that of this one
+                limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
         old = [
             (t, key) for t, limit in limits.items() for key, _ in self.store.items(t, upto=limit)
         ]
         self.store.record(*(Fact(table, key, None) for table, key in old))
 
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
-        table = self.tables[SPACE]
-        assert isinstance(table, SpatialTable)
-        if self.rounds is None or intent.epochs[SPACE] != table.epoch:
+        table = self.tables.get(SPACE)
+        if self.rounds is None or table is None or intent.epochs[SPACE] != table.epoch:
             return  # policies see only batches of the current plan
+        assert isinstance(table, SpatialTable)
         after = self.rounds.after_batch(batch, reports)
         if after is not None:
             table.epoch = after.epoch

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
-from roost.errors import ConfigError, SourceError
+from roost.dataflow.flow import Dataflow
+from roost.dataflow.operators import Source as FlowSource
+from roost.dataflow.operators import SourceKind
+from roost.errors import ConfigError, DataflowError, SourceError
 from roost.model.choices import Strategy
 from roost.model.records import Request, request_record
 from roost.model.settings import RunConfig, with_settings
@@ -26,7 +29,9 @@ from roost.runtime.records import Commit, commit_of, last_intent
 from roost.runtime.report import build_report
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
+from roost.stages.flow import FLOW, node_of, stage_of
 from roost.stages.point_files import read_requests
+from roost.stages.reading import ReadingStage
 from roost.stages.schema import point_schema, space_for
 from roost.stages.slices import Slice
 from roost.stages.sources import Source, open_source
@@ -48,13 +53,23 @@ def requests_table(requests: Iterable[Request]) -> pa.Table:
     return pa.table({name: [record.get(name) for record in records] for name in names})
 
 
+def _configured_flow(config: RunConfig) -> Dataflow | None:
+    """Load the dataflow that the settings name."""
+    if config.dataflow.flow is None:
+        return None
+    from roost.dataflow.loading import load_flow
+
+    return load_flow(config.dataflow.flow)
+
+
 class BasePipeline(ABC):
     """Continuous spatial queries over a stream of points, on some executor.
 
     :class:`roost.Pipeline` runs on Spark, :class:`roost.testing.InProcessPipeline` in one process.
 
-    Points come from ``source``, if not from the configuration. ``on_batch`` is called after each
-    batch with its commit; :class:`roost.runtime.assembly.Hooks` lists the other ``hooks``.
+    Points come from ``source`` and the dataflow from ``flow``, if not from the configuration. A run
+    has points to match, a dataflow, or both. ``on_batch`` is called after each batch with its
+    commit; :class:`roost.runtime.assembly.Hooks` lists the other ``hooks``.
     """
 
     def __init__(
@@ -62,11 +77,14 @@ class BasePipeline(ABC):
         config: RunConfig,
         *,
         source: Source | None = None,
+        flow: Dataflow | None = None,
         on_batch: Callable[[Commit], None] = lambda commit: None,
         **hooks: Any,
     ) -> None:
         self.config = config
         self.source = source
+        self.flow = _configured_flow(config) if flow is None else flow
+        self._check_source_paths()
         self._on_batch = on_batch
         self._hooks = Hooks(**hooks)
         self._stopping = False
@@ -154,22 +172,63 @@ class BasePipeline(ABC):
         Raises :class:`StateError`, before any change, if another run uses the state directory.
         """
         config = self.config
-        if config.points.path is None:
+        if config.points.path is None and self.flow is None:
             raise ConfigError("points.path", None, "a file, a folder, generate:… or kafka://…")
+        if config.points.path is None:
+            self._check_no_queries()
         self._take_lock()
         self._load_requests()
-        source = self.source or open_source(
-            config.points.path,
-            config.points.format,
-            config.points.time,
-            self.store,
-            config.points.speed,
-            self._hooks.clock,
-        )
-        self.source = source
-        points = point_schema(source.schema, config, numbered=True)
-        self._replay(source, self._assemble(points, source, None))
+        sources = self._flow_sources()
+        points = None
+        if config.points.path is not None:
+            self.source = self.source or self._open(config.points.path, config.points.time)
+            points = point_schema(self.source.schema, config, numbered=True)
+            sources[ReadingStage.name] = self.source
+        self._replay(sources, self._assemble(points, self.source, None))
         return self.report()
+
+    def _open(self, path: str, time: str, name: str = "") -> Source:
+        points = self.config.points
+        form, speed, clock = points.format, points.speed, self._hooks.clock
+        return open_source(path, form, time, self.store, speed, clock, name)
+
+    @property
+    def _records(self) -> list[FlowSource]:
+        """The sources of records that the dataflow reads."""
+        operators = [] if self.flow is None else self.flow.operators
+        sources = (operator for operator in operators if isinstance(operator, FlowSource))
+        return [source for source in sources if source.kind is SourceKind.RECORDS]
+
+    def _check_source_paths(self) -> None:
+        known = [source.name for source in self._records]
+        for name, path in self.config.dataflow.sources.items():
+            if name not in known:
+                expected = f"a source of the dataflow: {', '.join(known) or 'it has none'}"
+                raise ConfigError(f"dataflow.sources.{name}", path, expected)
+
+    def _check_no_queries(self) -> None:
+        """Refuse requests in a run without points, which would never match."""
+        path = self.config.queries.path
+        if path is not None:
+            raise ConfigError("queries.path", path, "points.path, too: queries match points")
+
+    def _path_of(self, source: FlowSource) -> str | None:
+        return self.config.dataflow.sources.get(source.name, source.path)
+
+    def _flow_sources(self) -> dict[str, Source]:
+        """Open the sources of records that the dataflow reads, by stage."""
+        sources = {}
+        for source in self._records:
+            path = self._path_of(source)
+            if path is None:
+                problem = "no path; expected a file, a folder or generate:…, here or in --source"
+                raise DataflowError(source.name, problem)
+            if path.startswith("kafka:"):
+                problem = "a topic must be the only source of a run, and needs Spark"
+                raise DataflowError(source.name, problem)
+            opened = self._open(path, source.time or "", source.name)
+            sources[stage_of(source.name)] = opened
+        return sources
 
     def _take_lock(self) -> None:
         """Take the run lock before anything is written."""
@@ -177,12 +236,22 @@ class BasePipeline(ABC):
             self._lock = RunLock(state_folder(self.config.out.state_dir))
 
     def _assemble(
-        self, points: PointSchema, sample: Sampled | None, json_column: str | None
+        self, points: PointSchema | None, sample: Sampled | None, json_column: str | None
     ) -> BatchLoop:
-        shape = StreamShape(points, self._space(points, sample), sample, json_column)
+        shape = None
+        if points is not None:
+            shape = StreamShape(points, self._space(points, sample), sample, json_column)
         hooks = replace(self._hooks, sinks=[*self._hooks.sinks, *self._configured_sinks()])
         self._loop = assemble(
-            self.config, self.store, self.log, self.executor, shape, hooks, self.default_strategy
+            self.config,
+            self.store,
+            self.log,
+            self.executor,
+            shape,
+            hooks,
+            self.default_strategy,
+            self.flow,
+            json_column,
         )
         return self._loop
 
@@ -215,41 +284,63 @@ class BasePipeline(ABC):
             self.log.append(table, tag=tag)
         add_inputs(self.store, [], [tag])
 
-    def _replay(self, source: Source, loop: BatchLoop) -> None:
-        number, offset = self._resume(source, loop)
+    def _replay(self, sources: Mapping[str, Source], loop: BatchLoop) -> None:
+        number, offsets = self._resume(sources, loop)
+        ended = set((self.store.get(FLOW, "progress") or {}).get("ended", ()))
         while not self._stopping:
-            slices = source.take(offset, self.config.engine.batch_rows)
-            if not slices:
-                if source.ended(offset) and not source.poll():
-                    if self.config.engine.available_now or not source.grows:
-                        return
-                    time.sleep(POLL_S)
-                else:
-                    time.sleep(IDLE_S)
-                continue
-            number, offset = self._run_batch(loop, number, offset, slices)
+            limit = self.config.engine.batch_rows
+            slices = {stage: s.take(offsets[stage], limit) for stage, s in sources.items()}
+            stops = {k: offsets[k] + sum(item.rows for item in slices[k]) for k in sources}
+            over = self._ended(sources, stops) - ended
+            if any(slices.values()) or over or any(stage.due() for stage in loop.stages):
+                ended |= over
+                number, offsets = self._run_batch(loop, number, offsets, slices, sorted(over))
+            elif all(s.ended(offsets[k]) and not s.poll() for k, s in sources.items()):
+                if self.config.engine.available_now or not any(s.grows for s in sources.values()):
+                    return
+                time.sleep(POLL_S)
+            else:
+                time.sleep(IDLE_S)
 
-    def _resume(self, source: Source, loop: BatchLoop) -> tuple[int, int]:
-        """Repeat a batch that was begun and not committed; returns the next batch and offset."""
+    def _ended(self, sources: Mapping[str, Source], stops: Mapping[str, int]) -> set[str]:
+        """Return the sources of the dataflow that bring no more rows, not even in another run."""
+        if self.flow is None or self.config.engine.available_now:
+            return set()
+        over = {k for k, s in sources.items() if not s.grows and s.ended(stops[k])}
+        of_points = {k.value for k in SourceKind} if ReadingStage.name in over else set()
+        return {node_of(stage) for stage in over - {ReadingStage.name}} | of_points
+
+    def _resume(self, sources: Mapping[str, Source], loop: BatchLoop) -> tuple[int, dict[str, int]]:
+        """Repeat a batch that was begun and not committed; returns the next batch and offsets."""
         last = last_intent(self.store)
         if last is None:
-            return 0, 0
-        start, stop = int(last.offsets["start"]), int(last.offsets["stop"])
-        if commit_of(self.store, last.batch_id) is None:
-            slices = source.again(start, stop)
-            found = sum(item.rows for item in slices)
+            return 0, dict.fromkeys(sources, 0)
+        starts = {stage: last.rows_of(stage)[0] for stage in sources}
+        stops = {stage: last.rows_of(stage)[1] for stage in sources}
+        if commit_of(self.store, last.batch_id) is not None:
+            return last.batch_id + 1, stops
+        slices = {}
+        for stage, source in sources.items():
+            start, stop = starts[stage], stops[stage]
+            slices[stage] = source.again(start, stop) if stop > start else []
+            found = sum(item.rows for item in slices[stage])
             if found != stop - start:
                 raise SourceError(
                     f"batch {last.batch_id} read rows {start} to {stop}, but the points now have "
                     f"only {start + found}: were files removed?"
                 )
-            return self._run_batch(loop, last.batch_id, start, slices)
-        return last.batch_id + 1, stop
+        return self._run_batch(loop, last.batch_id, starts, slices, last.ended)
 
     def _run_batch(
-        self, loop: BatchLoop, number: int, start: int, slices: Sequence[Slice]
-    ) -> tuple[int, int]:
-        """Run a batch; returns the number and the offset of the next one."""
-        stop = start + sum(item.rows for item in slices)
-        self._on_batch(loop.run(number, {"start": start, "stop": stop}, SliceInputs(slices)))
-        return number + 1, stop
+        self,
+        loop: BatchLoop,
+        number: int,
+        starts: Mapping[str, int],
+        slices: Mapping[str, Sequence[Slice]],
+        ended: Sequence[str],
+    ) -> tuple[int, dict[str, int]]:
+        """Run a batch; returns the number and the offsets of the next one."""
+        stops = {k: starts[k] + sum(item.rows for item in mine) for k, mine in slices.items()}
+        offsets = {stage: [starts[stage], stops[stage]] for stage in slices}
+        self._on_batch(loop.run(number, offsets, SliceInputs(slices), ended))
+        return number + 1, stops

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roost.errors import StateError
+from roost.stages.reading import ReadingStage
 from roost.stages.routing import PLANS
 from roost.storage.store import Fact, Store, View
 from roost.storage.totals import BATCHES, TOTALS
@@ -24,9 +25,17 @@ class Intent:
     batch_id: int
     epochs: dict[str, int]  # of every routing
     position: int  # of the query log that the batch is matched against
-    # Which points it reads, in terms of the source; empty where Spark stores them.
+    # Which rows it reads, by reading stage: start and stop; empty where Spark stores them.
     offsets: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)  # what each stage decided
+    ended: list[str] = field(default_factory=list)  # sources that bring no more rows
+
+    def rows_of(self, stage: str) -> tuple[int, int]:
+        """Return the rows that a stage reads; version 0.1 had offsets of the points only."""
+        start, stop = self.offsets.get(stage) or (0, 0)
+        if stage == ReadingStage.name and "start" in self.offsets:
+            start, stop = self.offsets["start"], self.offsets["stop"]
+        return int(start), int(stop)
 
 
 @dataclass(frozen=True, slots=True)

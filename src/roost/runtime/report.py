@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from roost.balance.planner import imbalance
+from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.records import commits
 from roost.storage.store import View
-from roost.storage.totals import BATCHES, ROUNDS, SUMMED, TOTALS
+from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, ROUNDS, SUMMED, TOTALS
 
 BATCH_METRICS = (*SUMMED[:6], "epoch", *SUMMED[6:])
 
@@ -22,7 +23,8 @@ def build_report(view: View) -> dict[str, Any]:
     rounds: dict[str, Any] = view.get(TOTALS, ROUNDS) or {}
     batches = []
     for commit in commits(view):
-        busy = np.array([row["busy_s"] for row in commit.figures["machines"]])
+        # A run without matching has no machines of a plan.
+        busy = np.array([row["busy_s"] for row in commit.figures.get("machines", [])] or [0.0])
         metrics = {key: commit.figures[key] for key in BATCH_METRICS}
         batches.append({"batch_id": commit.batch_id, **metrics, "imbalance": imbalance(busy)})
     summed = {name: totals.get(name, 0) for name in SUMMED}
@@ -60,6 +62,20 @@ def build_report(view: View) -> dict[str, Any]:
             "bytes_sent": rounds.get("bytes_sent", 0),
             "model_error": rounds.get("model_error"),
             "last_reason": rounds.get("last_reason"),
+        },
+        "dataflow": _dataflow(totals.get(DATAFLOW)),
+    }
+
+
+def _dataflow(totals: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the totals of a dataflow; None if the state directory has none."""
+    if totals is None:
+        return None
+    return {
+        **{name: totals.get(name, {}) for name in (*FLOW_SUMS, "state")},
+        "watermarks": {
+            name: None if time == TIME_MIN else "end" if time == TIME_MAX else time
+            for name, time in totals.get("watermarks", {}).items()
         },
     }
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, View
@@ -139,6 +139,7 @@ class Batch:
     reached: int | None = None  # newest event time of all earlier batches
     closes_round: bool = False  # whether a round ended with the batch before
     attributes: tuple[str, ...] = ()  # attributes of the points that some stage reads
+    ended: tuple[str, ...] = ()  # sources that bring no more rows
     choices: Mapping[str, Any] = field(default_factory=dict)  # what ``intend`` returned, by stage
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # of the stages that are done
 
@@ -189,13 +190,13 @@ class Stage:
     value that ``open`` would compute after the commit.
     """
 
-    name: ClassVar[str]
+    name: str
     # Ports that it reads and writes. A stage with neither runs on the driver only.
-    inputs: ClassVar[tuple[str, ...]] = ()
-    outputs: ClassVar[tuple[str, ...]] = ()
-    routing: ClassVar[str | None] = None  # brings its inputs; None runs it where they are made
-    marks: ClassVar[tuple[str, ...]] = ()  # stages whose marks it reads
-    kinds: ClassVar[tuple[str, ...]] = ()  # of output files, each a folder of the output
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    routing: str | None = None  # brings its inputs; None runs it where they are made
+    marks: tuple[str, ...] = ()  # stages whose marks it reads
+    kinds: tuple[str, ...] = ()  # of output files, each a folder of the output
 
     def open(self, view: View) -> None:
         """Compute the stage's state from the store."""
@@ -203,6 +204,10 @@ class Stage:
     def intend(self) -> Any:
         """Return what a replay of the batch must repeat, as JSON; None if nothing."""
         return None
+
+    def due(self) -> bool:
+        """Return whether a batch has work to do even if no source has rows."""
+        return False
 
     def attributes(self, queries: Any) -> Iterable[str]:
         """Return the attributes of points that the stage reads."""

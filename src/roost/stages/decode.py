@@ -37,7 +37,7 @@ class PointSchema:
     attributes: pa.Schema  # all columns, in the types that they are decoded to
 
 
-class _Faults:
+class Faults:
     """First fault of each row."""
 
     def __init__(self, size: int) -> None:
@@ -45,6 +45,7 @@ class _Faults:
         self.reasons: dict[int, tuple[Reason, str]] = {}
 
     def mark(self, bad: NDArray[np.bool_], reason: Reason, detail: str) -> None:
+        """Reject rows that have no earlier fault."""
         if not bad.any():
             return
         for row in np.flatnonzero(bad & self.good).tolist():
@@ -52,13 +53,22 @@ class _Faults:
         self.good &= ~bad
 
 
-def _nulls(column: pa.Array) -> NDArray[np.bool_]:
+def nulls(column: pa.Array) -> NDArray[np.bool_]:
+    """Return which values are null."""
     if column.null_count == 0:
         return np.zeros(len(column), bool)
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
 
 
-def _column(table: pa.Table, name: str, to: pa.DataType, faults: _Faults) -> pa.Array:
+def malformed(table: pa.Table, faults: Faults) -> None:
+    """Mark the rows that could not be parsed."""
+    if MALFORMED in table.column_names:
+        unread = ~nulls(convert(table[MALFORMED], pa.string())[0])
+        faults.mark(unread, Reason.MALFORMED, "not a record")
+
+
+def typed_column(table: pa.Table, name: str, to: pa.DataType, faults: Faults) -> pa.Array:
+    """Return a column in a type; values that do not fit, and a missing column, are faults."""
     if name not in table.column_names:
         faults.mark(np.ones(table.num_rows, bool), Reason.MISSING_FIELD, f"{name} is missing")
         return pa.nulls(table.num_rows, to)
@@ -68,12 +78,12 @@ def _column(table: pa.Table, name: str, to: pa.DataType, faults: _Faults) -> pa.
 
 
 def _coordinates(
-    table: pa.Table, schema: PointSchema, space: Space, faults: _Faults
+    table: pa.Table, schema: PointSchema, space: Space, faults: Faults
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     both = []
     for name in (schema.x, schema.y):
-        column = _column(table, name, pa.float64(), faults)
-        faults.mark(_nulls(column), Reason.NOT_FINITE, f"{name} is null")
+        column = typed_column(table, name, pa.float64(), faults)
+        faults.mark(nulls(column), Reason.NOT_FINITE, f"{name} is null")
         both.append(as_numpy(column))
     x, y = both
     if not all_within(x, y, *_allowed(space)):
@@ -98,7 +108,7 @@ def _mark_coordinates(
     y: NDArray[np.float64],
     schema: PointSchema,
     space: Space,
-    faults: _Faults,
+    faults: Faults,
 ) -> None:
     for name, values in ((schema.x, x), (schema.y, y)):
         faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
@@ -127,21 +137,19 @@ def decode(
     the block must have; others are neither converted nor checked. Rows with an event time before
     ``late_before`` are rejected.
     """
-    faults = _Faults(table.num_rows)
-    if MALFORMED in table.column_names:
-        unread = ~_nulls(convert(table[MALFORMED], pa.string())[0])
-        faults.mark(unread, Reason.MALFORMED, "not a record")
+    faults = Faults(table.num_rows)
+    malformed(table, faults)
     x, y = _coordinates(table, schema, space, faults)
-    times = _column(table, schema.time, schema.time_type, faults)
-    faults.mark(_nulls(times), Reason.NULL_TIME, f"{schema.time} is null")
-    ids = _column(table, schema.point_id or ROW, schema.id_type, faults)
-    faults.mark(_nulls(ids), Reason.NULL_ID, f"{schema.point_id} is null")
+    times = typed_column(table, schema.time, schema.time_type, faults)
+    faults.mark(nulls(times), Reason.NULL_TIME, f"{schema.time} is null")
+    ids = typed_column(table, schema.point_id or ROW, schema.id_type, faults)
+    faults.mark(nulls(ids), Reason.NULL_ID, f"{schema.point_id} is null")
     faults.mark(_not_utf8(ids), Reason.WRONG_TYPE, f"{schema.point_id} is not UTF-8")
     found: dict[str, pa.Array] = {}
     for name in attributes:
         data_type = schema.attributes.field(name).type
         if name in table.column_names:
-            found[name] = _column(table, name, data_type, faults)
+            found[name] = typed_column(table, name, data_type, faults)
             faults.mark(_not_utf8(found[name]), Reason.WRONG_TYPE, f"{name} is not UTF-8")
         else:
             found[name] = pa.nulls(table.num_rows, data_type)
@@ -154,7 +162,7 @@ def decode(
     mask = pa.array(good)
     found = {name: array.filter(mask) for name, array in found.items()}
     block = PointBlock(x[good], y[good], time[good], ids.filter(mask), found)
-    return block, _rejected(table, faults)
+    return block, rejected(table, faults)
 
 
 def _not_utf8(column: pa.Array) -> NDArray[np.bool_]:
@@ -182,7 +190,8 @@ def _readable(table: pa.Table) -> pa.Table:
     return table
 
 
-def _rejected(table: pa.Table, faults: _Faults) -> list[DeadLetter]:
+def rejected(table: pa.Table, faults: Faults) -> list[DeadLetter]:
+    """Return the rows that have a fault."""
     rows = sorted(faults.reasons)
     records = _readable(table.take(pa.array(rows, pa.int64()))).to_pylist()
     dead = []

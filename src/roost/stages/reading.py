@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from roost.stages.contract import (
 )
 from roost.stages.decode import MALFORMED, ROW, PointSchema, decode
 from roost.stages.json_lines import read_json_messages
-from roost.stages.slices import Slice, pieces
+from roost.stages.slices import pieces
 from roost.stages.writers import write_dead
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
@@ -36,6 +36,27 @@ POINTS = "points"
 ROWS_PER_BLOCK = 1 << 18
 ROWS_PER_READ = 1 << 20
 TIMES_SAMPLED = 1 << 10  # of a block, for the median event time
+
+
+def read_blocks(block: Any, columns: Sequence[str], cache: WorkerCache) -> Iterator[pa.Table]:
+    """Read a group of slices, or a record batch of a DataFrame, in tables of bounded size."""
+    if isinstance(block, pa.RecordBatch):
+        yield pa.Table.from_batches([block])
+        return
+    if isinstance(block, pa.Table):
+        yield block
+        return
+    for item in block:
+        for part in pieces(item, ROWS_PER_READ):
+            table = part.read(columns, cache)
+            for start in range(0, table.num_rows, ROWS_PER_BLOCK):
+                yield table.slice(start, ROWS_PER_BLOCK)
+
+
+def messages_of(block: pa.RecordBatch, column: str) -> list[bytes | None]:
+    """Return the JSON messages of a column of bytes, as Kafka has them, or of text."""
+    found: list[bytes | None] = block.column(column).cast(pa.binary()).to_pylist()
+    return found
 
 
 @dataclass(frozen=True)
@@ -91,8 +112,7 @@ class ReadingWork(Work):
     def process(self, port: str, block: Any) -> Iterator[Output]:
         """Read a group of slices, or a record batch of a DataFrame."""
         task = self._task
-        tables = self._read(block) if isinstance(block, list) else [self._table(block)]
-        for table in tables:
+        for table in self._tables(block):
             self._rows += table.num_rows
             found, dead = decode(table, task.points, task.space, task.attributes, task.late_before)
             self._dead += dead
@@ -100,27 +120,18 @@ class ReadingWork(Work):
                 self._note_times(found)
                 yield POINTS, found
 
-    def _read(self, slices: Iterable[Slice]) -> Iterator[pa.Table]:
-        points = self._task.points
+    def _tables(self, block: Any) -> Iterator[pa.Table]:
+        task, points = self._task, self._task.points
+        if task.json_column is not None and isinstance(block, pa.RecordBatch):
+            types = {name: points.attributes.field(name).type for name in task.attributes}
+            exact = {name for name, kind in types.items() if not pa.types.is_floating(kind)}
+            exact.add(points.point_id or ROW)
+            yield read_json_messages(messages_of(block, task.json_column), exact)
+            return
         # The row number costs next to nothing, and a rejected row cannot be traced without it.
         own = [points.x, points.y, points.time, points.point_id or ROW, ROW]
-        columns = list(dict.fromkeys([*own, *self._task.attributes, MALFORMED]))
-        for item in slices:
-            for part in pieces(item, ROWS_PER_READ):
-                table = part.read(columns, self._cache)
-                for start in range(0, table.num_rows, ROWS_PER_BLOCK):
-                    yield table.slice(start, ROWS_PER_BLOCK)
-
-    def _table(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
-        task = self._task
-        if isinstance(batch, pa.Table):
-            return batch
-        if task.json_column is None:
-            return pa.Table.from_batches([batch])
-        types = {name: task.points.attributes.field(name).type for name in task.attributes}
-        exact = {name for name, kind in types.items() if not pa.types.is_floating(kind)}
-        exact.add(task.points.point_id or ROW)
-        return read_json_messages(batch.column(task.json_column).to_pylist(), exact)
+        columns = list(dict.fromkeys([*own, *task.attributes, MALFORMED]))
+        yield from read_blocks(block, columns, self._cache)
 
     def _note_times(self, block: PointBlock) -> None:
         self._limits += [int(block.time.min()), int(block.time.max())]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 TOTALS, BATCHES, ROUNDS = "totals", "batches", "rounds"
+DATAFLOW = "dataflow"
+FLOW_SUMS = ("sources", "sinks", "dead")  # rows; other metrics of a dataflow replace older ones
 MACHINE_METRICS = ("points", "checks", "matches", "busy_s")
 SUMMED = (
     "points",
@@ -24,6 +26,29 @@ SUMMED = (
 )
 
 
+def add_nested(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Add numbers in mappings of mappings, name by name.
+
+    Examples
+    --------
+    >>> add_nested({"a": {"x": 1}}, {"a": {"x": 2, "y": 1}, "b": {}})
+    {'a': {'x': 3, 'y': 1}, 'b': {}}
+    """
+    found = dict(old)
+    for name, value in new.items():
+        if isinstance(value, Mapping):
+            found[name] = add_nested(found.get(name, {}), value)
+        else:
+            found[name] = found.get(name, 0) + value
+    return found
+
+
+def _add_flow(old: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the totals of a dataflow: sums of rows, and the newest watermarks and state."""
+    sums = {name: add_nested(old.get(name, {}), batch.get(name, {})) for name in FLOW_SUMS}
+    return {**old, **batch, **sums}
+
+
 def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the totals with the metrics of a batch added."""
     machines: dict[str, dict[str, Any]] = dict(old.get("machines", {}))
@@ -31,11 +56,15 @@ def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
         known = machines.get(str(row["machine"]), {})
         machines[str(row["machine"])] = {k: known.get(k, 0) + row[k] for k in MACHINE_METRICS}
     times = [t for t in (old.get("time_max"), figures.get("time_max")) if t is not None]
+    flow = {}
+    if DATAFLOW in old or DATAFLOW in figures:
+        flow[DATAFLOW] = _add_flow(old.get(DATAFLOW, {}), figures.get(DATAFLOW, {}))
     return {
         **{name: old.get(name, 0) + figures.get(name, 0) for name in SUMMED},
         "batches": old.get("batches", 0) + 1,
         "time_max": max(times, default=None),
         "machines": machines,
+        **flow,
     }
 
 

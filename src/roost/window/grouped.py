@@ -286,7 +286,7 @@ class Totals(Grouped):
         numbers = np.array(
             [
                 quotient(total, scale, divisor or 1)
-                for total, divisor in zip(self._exact(), divisors, strict=True)
+                for total, divisor in zip(self.exact(), divisors, strict=True)
             ],
             np.float64,
         )
@@ -296,10 +296,10 @@ class Totals(Grouped):
     def single(self, function: str, parameter: float | None) -> Any:
         """Return the sum or the mean; a sum of integers is an integer."""
         if function == "sum" and self.whole and self.n[0]:
-            return next(iter(self._exact()))
+            return next(iter(self.exact()))
         return Grouped.single(self, function, parameter)
 
-    def _exact(self) -> Iterable[int]:
+    def exact(self) -> Iterable[int]:
         """Return the sums in units of the first limb."""
         width = self.limbs.shape[1]
         # The last limb holds the sign and may exceed 32 bits, so it becomes two words.

@@ -1,0 +1,16 @@
+"""Compile the loops of dataflows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.dataflow.groups import group
+from roost.dataflow.join import time_ranges
+
+
+def compile_loops() -> None:
+    """Call every loop with a few tuples."""
+    codes = np.array([1, 0, 1])
+    groups, _ = group(codes)
+    low, high = time_ranges(codes, codes, groups.starts, np.arange(3), 2)
+    assert groups.rows.tolist() == [1, 0, 2] and (low <= high).all()

@@ -1,0 +1,98 @@
+"""The stateless operators after a source or a stateful operator, inside its task.
+
+Each task pushes its own tuples through all stateless operators up to the next stateful ones and
+sinks. A Union therefore needs no place of its own: every stream that it merges is pushed through
+the operators behind it where that stream is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from roost.dataflow.blocks import Rejected
+from roost.dataflow.mapping import apply_map
+from roost.dataflow.operators import Filter, Map, Sink, Union
+from roost.dataflow.schema import FlowGraph, Node
+from roost.model.columns import one_array
+from roost.model.records import Reason
+from roost.predicate import PredicateSet
+
+
+class Target(NamedTuple):
+    """An input of a stateful operator, or a sink."""
+
+    node: str
+    input: int = 0
+
+
+def targets(graph: FlowGraph, name: str) -> tuple[Target, ...]:
+    """Return where the tuples of a node go, in the order of the graph."""
+    found: dict[Target, None] = {}
+    for output in range(graph.by_name[name].operator.outputs):
+        for reader, k in graph.readers_of(name, output):
+            if reader.operator.stateful or isinstance(reader.operator, Sink):
+                found[Target(reader.name, k)] = None
+            else:
+                found |= dict.fromkeys(targets(graph, reader.name))
+    return tuple(found)
+
+
+@dataclass
+class LocalOperators:
+    """Pushes tuples through stateless operators; collects what these reject."""
+
+    graph: FlowGraph
+    rejected: list[Rejected]
+
+    def push(
+        self, name: str, table: pa.Table, output: int = 0
+    ) -> Iterator[tuple[Target, pa.Table]]:
+        """Yield the tuples that an output of a node leads to, with their targets."""
+        for reader, k in self.graph.readers_of(name, output):
+            match reader.operator:
+                case Map():
+                    made = apply_map(reader, table, self.rejected)
+                    if made is not None:
+                        yield from self.push(reader.name, made)
+                case Filter():
+                    for number, kept in enumerate(_divided(reader, table)):
+                        if kept.num_rows:
+                            yield from self.push(reader.name, kept, number)
+                case Union():
+                    yield from self.push(reader.name, table)
+                case _:
+                    accepted = self._with_keys(reader, k, table)
+                    if accepted.num_rows:
+                        yield Target(reader.name, k), accepted
+
+    def _with_keys(self, node: Node, side: int, table: pa.Table) -> pa.Table:
+        """Reject the tuples whose key has a null."""
+        keys = node.keys[side] if node.keys else ()
+        nulls = [name for name in keys if table[name].null_count]
+        if not nulls:
+            return table
+        valid = np.ones(table.num_rows, bool)
+        for name in nulls:
+            valid &= np.asarray(one_array(table[name]).is_valid())
+        detail = f"a key column is null: {', '.join(nulls)}"
+        without = table.filter(pa.array(~valid)).select(node.inputs[side].columns.names)
+        self.rejected.append(Rejected(node.name, Reason.NULL_KEY, detail, without))
+        return table.filter(pa.array(valid))
+
+
+def _divided(node: Node, table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the tuples of each predicate of a Filter, and the rest."""
+    assert isinstance(node.operator, Filter)
+    columns = {name: table[name] for name in node.inputs[0].columns.names}
+    rest = np.arange(table.num_rows)
+    for text in node.operator.predicates:
+        predicates = PredicateSet([text], node.inputs[0].columns)
+        true = predicates.evaluate(np.zeros(rest.size, np.int64), rest, columns)
+        yield table.take(pa.array(rest[true]))
+        rest = rest[~true]
+    yield table.take(pa.array(rest))

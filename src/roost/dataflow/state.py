@@ -1,0 +1,87 @@
+"""State of a keyed operator: immutable files, whose rows are sorted by bucket.
+
+A machine writes one file per subquery and batch. Any machine can read the buckets that it owns from
+the files of all machines, so moving a bucket copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.dataflow.blocks import BUCKET
+from roost.model.arrays import as_arrow, as_numpy
+from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
+from roost.window.segment import pack_columns, unpack_columns
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file of state, as the store lists it."""
+
+    name: str
+    rows: int
+    nbytes: int
+    needed_until: int  # watermark from which no row of it is needed
+
+    def to_json(self) -> list[str | int]:
+        """Return the file as JSON."""
+        return [self.name, self.rows, self.nbytes, self.needed_until]
+
+
+def write_state(
+    files: Files, name: str, tables: Mapping[str, pa.Table], buckets: int, needed_until: int
+) -> StateFile | None:
+    """Write tables with a column ``BUCKET``; returns None if they have no rows."""
+    rows = sum(table.num_rows for table in tables.values())
+    if not rows:
+        return None
+    arrays: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {}
+    for label, table in tables.items():
+        bucket = as_numpy(table[BUCKET].combine_chunks())
+        order = np.argsort(bucket, kind="stable")
+        starts = np.searchsorted(bucket[order], np.arange(buckets + 1))
+        table = table.take(as_arrow(order)).combine_chunks()
+        columns = {
+            field.name: table[field.name].chunk(0) if table.num_rows else pa.nulls(0, field.type)
+            for field in table.schema
+        }
+        metadata = {
+            key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()
+        }
+        arrays[f"{label}.starts"] = starts.astype(np.int64)
+        arrays[f"{label}.rows"] = pack_columns(columns, metadata)
+    nbytes = files.write(name, arrays)
+    return StateFile(name, rows, nbytes, needed_until)
+
+
+def read_state(
+    files: Files, name: str, owned: Mapping[str, NDArray[np.int64]], cache: WorkerCache
+) -> dict[str, pa.Table]:
+    """Read the rows of some buckets, given in ascending order for each table."""
+    arrays = cache.get("flow", (files.folder, name), lambda: files.map(name))
+    labels = [key.removesuffix(".rows") for key in arrays if key.endswith(".rows")]
+    found = {}
+    for label in labels:
+        starts, batch = arrays[f"{label}.starts"], unpack_columns(arrays[f"{label}.rows"])
+        table = pa.Table.from_batches([batch])
+        pieces = [
+            table.slice(start, stop - start)
+            for start, stop in _ranges(starts, owned[label])
+            if start < stop
+        ]
+        found[label] = pa.concat_tables(pieces) if pieces else table.slice(0, 0)
+    return found
+
+
+def _ranges(starts: NDArray[np.int64], owned: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the rows of some buckets as few ranges."""
+    borders = np.flatnonzero(np.diff(owned) > 1) + 1
+    runs = pairwise([0, *borders.tolist(), owned.size])
+    return [(int(starts[owned[a]]), int(starts[owned[b - 1] + 1])) for a, b in runs if a < b]

@@ -1,0 +1,140 @@
+"""Builds the stages of a dataflow from its operators and the settings of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roost.dataflow.buckets import BUCKETS, GRID, BucketMap
+from roost.dataflow.flow import Dataflow
+from roost.dataflow.operators import Aggregate, Map, Operator, Product, Sink, Source, SourceKind
+from roost.dataflow.schema import FlowGraph, Node, StreamSchema, resolve
+from roost.errors import DataflowError
+from roost.model.settings import RunConfig
+from roost.runtime.executor import Executor
+from roost.runtime.loop import staging
+from roost.stages.contract import Stage
+from roost.stages.flow import (
+    FLOW,
+    MAPS,
+    BucketTable,
+    FlowSettings,
+    ProgressStage,
+    SubqueryStage,
+    stage_of,
+)
+from roost.stages.flow_source import SourceStage
+from roost.storage.store import Fact, Store
+
+RESERVED = frozenset(["matches", "dead", "aggregates", "nearest", "pairs", "state"])
+"""Folders of the output that a sink cannot have."""
+
+
+def flow_stages(
+    config: RunConfig,
+    store: Store,
+    executor: Executor,
+    flow: Dataflow,
+    own: Mapping[SourceKind, StreamSchema],
+    clock: Callable[[], float],
+    json_column: str | None = None,
+) -> list[Stage]:
+    """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
+
+    ``json_column`` is the column of a stream that has each record as JSON text.
+    """
+    graph = resolve(flow.name, flow.operators, own)
+    _agree(store, graph)
+    out = config.out.dir.absolute()
+    sinks = [node.name for node in graph.nodes if isinstance(node.operator, Sink)]
+    for sink in sinks:
+        if sink in RESERVED or "/" in sink or sink.startswith((".", "_")):
+            problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
+            raise DataflowError(sink, problem)
+    settings = config.dataflow
+    shared = FlowSettings(
+        settings.lateness,
+        settings.idle,
+        {sink: staging(out, sink) for sink in sinks},
+        staging(out, "dead"),
+    )
+    sources = [node for node in graph.nodes if isinstance(node.operator, Source)]
+    stages: list[Stage] = [ProgressStage(graph, shared, clock)]
+    stages += [SourceStage(graph, node, shared, json_column) for node in sources]
+    for node in graph.nodes:
+        if node.operator.stateful:
+            table = _bucket_table(config, store, executor, graph, node)
+            files = store.files(f"flow/{node.number:03d}")
+            stages.append(SubqueryStage(graph, node, table, files, shared))
+    return stages
+
+
+def _bucket_table(
+    config: RunConfig, store: Store, executor: Executor, graph: FlowGraph, node: Node
+) -> BucketTable:
+    """Return the bucket maps of an operator; a new one if the number of machines changed."""
+    machines = config.dataflow.machines or config.engine.machines or executor.slots
+    grid = GRID if isinstance(node.operator, Product) else None
+    table = f"{MAPS} {node.name}"
+    last = store.last(table)
+    epoch = 0 if last is None else last[0]
+    if last is None or last[1]["machines"] != machines:
+        epoch = 0 if last is None else epoch + 1
+        buckets = BUCKETS if grid is None else grid[0] * grid[1]
+        store.record(Fact(table, epoch, BucketMap.even(machines, buckets, epoch).to_json()))
+    return BucketTable(stage_of(node.name), graph, node, store, epoch, grid)
+
+
+def describe(operator: Operator) -> dict[str, Any]:
+    """Return an operator as JSON, by which a changed query is recognised."""
+    about: dict[str, Any] = {
+        "kind": type(operator).__name__,
+        "inputs": [[port.node, port.output] for port in operator.inputs],
+    }
+    match operator:
+        case Source():
+            about |= {"source": operator.kind.value, "time": operator.time}
+            about["schema"] = [] if operator.schema is None else _columns(operator.schema)
+        case Map():
+            about["columns"] = {name: str(text) for name, text in operator.columns.items()}
+            about["function"] = _name(operator.function)
+            about["schema"] = [] if operator.schema is None else _columns(operator.schema)
+        case Aggregate():
+            about["functions"] = {
+                name: given if isinstance(given, str) else _name(type(given))
+                for name, given in operator.functions.items()
+            }
+            about["by"] = list(operator.by)
+    for name in ("predicates", "condition", "window", "per"):
+        if hasattr(operator, name) and isinstance(operator, Operator):
+            value = getattr(operator, name)
+            about[name] = [value.by.value, value.size, value.advance] if name == "window" else value
+    return about
+
+
+def _columns(schema: Any) -> list[list[str]]:
+    return [[field.name, str(field.type)] for field in schema]
+
+
+def _name(function: Any) -> str | None:
+    return None if function is None else getattr(function, "__qualname__", type(function).__name__)
+
+
+def _agree(store: Store, graph: FlowGraph) -> None:
+    """Check that the state directory was made with the same dataflow."""
+    new = {node.name: describe(node.operator) for node in graph.nodes}
+    known = store.get(FLOW, "operators")
+    if known is None:
+        store.record(Fact(FLOW, "operators", new))
+        return
+    for name in {**known, **new}:
+        before, now = known.get(name), _plain(new.get(name))
+        if before != now:
+            change = "changed" if before and now else "removed" if before else "added"
+            problem = f"{change} since the state directory was made; use another out.state"
+            raise DataflowError(name, problem)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,648 @@
+"""A dataflow as stages: one per source and one per subquery, and their common progress.
+
+A subquery is a stateful operator with the stateless ones after it. Its tuples arrive through an
+exchange by the buckets of their keys; its state is files that any machine can read. Watermarks of
+all operators follow from the newest event times of the sources, which reach every machine as marks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.dataflow.aggregate import AggregateWork
+from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected
+from roost.dataflow.buckets import BucketMap, bucket_of, hash_rows
+from roost.dataflow.join import PairWork
+from roost.dataflow.local import LocalOperators, Target, targets
+from roost.dataflow.operators import Aggregate, Sink, Source
+from roost.dataflow.schema import FlowGraph, Node
+from roost.dataflow.state import StateFile, read_state, write_state
+from roost.dataflow.watermarks import Progress
+from roost.errors import StateError
+from roost.model.arrays import as_arrow
+from roost.model.columns import one_array, record_json
+from roost.model.records import DeadLetter
+from roost.stages.contract import (
+    Batch,
+    MapExecutor,
+    Outcome,
+    Output,
+    Report,
+    Reports,
+    Stage,
+    Staged,
+    Task,
+    Work,
+)
+from roost.stages.routing import Packed
+from roost.stages.writers import TableWriter, write_dead
+from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
+from roost.storage.store import Fact, View
+from roost.storage.totals import DATAFLOW, add_nested
+
+FLOW = "flow"  # name of the stage of the progress, and table of the flow's facts
+STATE = "flow state"  # table of the state files, by operator
+MAPS = "flow buckets"  # prefix of the tables of bucket maps
+TIER = 4  # a file is merged with newer ones unless it is so many times as large
+CLOCK_UNIT = 1_000_000  # event times of the clock are microseconds
+
+
+def stage_of(node: str) -> str:
+    """Return the name of the stage of a source or of a stateful operator."""
+    return f"{FLOW}:{node}"
+
+
+def node_of(stage: str) -> str:
+    """Invert :func:`stage_of`."""
+    return stage.removeprefix(f"{FLOW}:")
+
+
+def port_of(producer: str, target: Target) -> str:
+    """Return the name of the port from a stage to an input of a stateful operator."""
+    return f"{producer}>{target.node}.{target.input}"
+
+
+def producers(graph: FlowGraph) -> list[Node]:
+    """Return the nodes that are the beginning of a stage."""
+    return [n for n in graph.nodes if isinstance(n.operator, Source) or n.operator.stateful]
+
+
+def ports_of(graph: FlowGraph, node: str) -> dict[Target, str]:
+    """Return the ports that a stage writes."""
+    found = (t for t in targets(graph, node) if graph.by_name[t.node].operator.stateful)
+    return {target: port_of(node, target) for target in found}
+
+
+def packed(table: pa.Table) -> Packed:
+    """Serialize a block."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return Packed(table.num_rows, sink.getvalue().to_pybytes())
+
+
+def unpacked(blocks: Sequence[Packed]) -> pa.Table | None:
+    """Join blocks; None without any."""
+    if not blocks:
+        return None
+    return pa.concat_tables([pa.ipc.open_stream(pa.py_buffer(b.data)).read_all() for b in blocks])
+
+
+# --------------------------------------------------------------------------- routing
+
+
+@dataclass(frozen=True)
+class KeyRouting:
+    """Sends tuples to the owners of their buckets.
+
+    A Product has a grid of left by right buckets; a tuple goes to every machine that owns a cell of
+    its row or column, once.
+    """
+
+    map: BucketMap
+    keys: Mapping[str, tuple[int, tuple[str, ...]]]  # by port: input, and its key columns
+    grid: tuple[int, int] | None = None  # of a Product
+
+    local = False
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the bucket map."""
+        return self.map.epoch
+
+    @property
+    def machines(self) -> int:
+        """Number of machines."""
+        return self.map.machines
+
+    def split(self, port: str, block: pa.Table, cache: WorkerCache) -> Iterator[tuple[int, Packed]]:
+        """Divide tuples by machine; each gets its bucket."""
+        side, keys = self.keys[port]
+        columns = [block[key] for key in keys]
+        if self.grid is not None:
+            yield from self._split_grid(side, block, columns)
+            return
+        buckets = bucket_of(columns, block.num_rows, self.map.buckets)
+        machines = np.asarray(self.map.owners, np.int64)[buckets]
+        order = np.argsort(machines, kind="stable")
+        borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
+        block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(order))
+        for number, (start, stop) in enumerate(pairwise(borders)):
+            if start < stop:
+                yield number, packed(block.slice(start, stop - start))
+
+    def _split_grid(
+        self, side: int, block: pa.Table, columns: list[pa.ChunkedArray]
+    ) -> Iterator[tuple[int, Packed]]:
+        assert self.grid is not None
+        cells = np.asarray(self.map.owners).reshape(self.grid)
+        hashes = hash_rows(columns, block.num_rows)
+        buckets = (hashes % np.uint64(self.grid[side])).astype(np.int32)
+        block = block.append_column(BUCKET, as_arrow(buckets))
+        for machine in range(self.machines):
+            owned = (cells == machine).any(axis=1 - side)
+            kept = owned[buckets]
+            if kept.any():
+                yield machine, packed(block.filter(pa.array(kept)))
+
+
+def key_columns(node: Node, side: int) -> tuple[str, ...]:
+    """Return the columns that decide the bucket of a tuple; all for a Product, which has no key."""
+    if node.keys:
+        return node.keys[side]
+    fields = node.inputs[side].columns
+    usable = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string)
+    return tuple(field.name for field in fields if any(test(field.type) for test in usable))
+
+
+def routing_of(graph: FlowGraph, node: Node, buckets: BucketMap, grid: Any) -> KeyRouting:
+    """Return the routing of a stateful operator."""
+    keys = {}
+    for producer in producers(graph):
+        for target, port in ports_of(graph, producer.name).items():
+            if target.node == node.name:
+                keys[port] = target.input, key_columns(node, target.input)
+    return KeyRouting(buckets, keys, grid)
+
+
+# --------------------------------------------------------------------------- what all tasks share
+
+
+@dataclass(frozen=True)
+class FlowBatch:
+    """What the tasks of a batch need to know of the dataflow."""
+
+    graph: FlowGraph
+    number: int
+    prefix: str
+    clock: float
+    before: Progress
+    ended: tuple[str, ...]
+    lateness: float
+    idle: float | None
+    sinks: Mapping[str, Files]
+    dead: Files
+
+    def after(self, newest: Mapping[str, int]) -> Progress:
+        """Return the progress after the batch, given the newest event time of each source."""
+        return self.before.after(
+            self.graph, newest, self.clock, self.ended, self.lateness, self.idle
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlowValue:
+    """Files that a stage wrote on a machine, and how many rows they have."""
+
+    sinks: Mapping[str, str]
+    dead: tuple[str, ...]
+    state: StateFile | None = None
+    newest: int | None = None
+    written: Mapping[str, int] = field(default_factory=dict)  # rows by sink
+    rejected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by operator, reason
+
+
+class Emitter:
+    """Pushes tuples of a stage through the stateless operators behind it."""
+
+    def __init__(self, batch: FlowBatch, node: str, machine: int) -> None:
+        self._batch = batch
+        self._node = node
+        self._label = f"{batch.graph.by_name[node].number:03d}-{machine:05d}"
+        self._ports = ports_of(batch.graph, node)
+        self._writers: dict[str, TableWriter] = {}
+        self.written: Counter[str] = Counter()
+        self.rejected: list[Rejected] = []
+        self._operators = LocalOperators(batch.graph, self.rejected)
+
+    def emit(self, table: pa.Table) -> Iterator[Output]:
+        """Yield blocks for other stages; write those of sinks."""
+        for target, rows in self._operators.push(self._node, table):
+            if target in self._ports:
+                yield self._ports[target], self._read_by(target, rows)
+            else:
+                self._write(target.node, rows)
+
+    def _read_by(self, target: Target, rows: pa.Table) -> pa.Table:
+        """Return the columns that a stateful operator reads."""
+        graph = self._batch.graph
+        node = graph.by_name[target.node]
+        own = [TIME, ORDER] if graph.needs_order(node) else [TIME]
+        return rows.select([*node.reads(target.input), *own])
+
+    def _write(self, sink: str, rows: pa.Table) -> None:
+        batch = self._batch
+        if sink not in self._writers:
+            files = batch.sinks[sink]
+            self._writers[sink] = TableWriter(files, batch.prefix, self._label, compression="zstd")
+        rows = rows.select(batch.graph.by_name[sink].inputs[0].columns.names)
+        self.written[sink] += rows.num_rows
+        numbers = as_arrow(np.full(rows.num_rows, batch.number, np.int64))
+        self._writers[sink].write(rows.add_column(0, "batch_id", numbers))
+
+    def close(self) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return the files of the sinks, and those of dead letters."""
+        sinks = {sink: writer.close() for sink, writer in self._writers.items()}
+        by_operator: dict[str, list[DeadLetter]] = {}
+        for operator, reason, detail, rows in self.rejected:
+            names = [n for n in rows.column_names if n not in (TIME, ORDER, BUCKET)]
+            for record in rows.select(names).to_pylist():
+                letter = DeadLetter(-1, reason, detail, record_json(record))
+                by_operator.setdefault(operator, []).append(letter)
+        batch = self._batch
+        dead: tuple[str, ...] = ()
+        for operator, letters in by_operator.items():
+            dead += write_dead(
+                batch.dead, batch.prefix, batch.number, operator, letters, self._label
+            )
+        return {sink: name for sink, name in sinks.items() if name is not None}, dead
+
+
+def count_rejected(rejected: Iterable[Rejected]) -> dict[str, dict[str, int]]:
+    """Return how many rows each operator rejected, by reason."""
+    found: dict[str, dict[str, int]] = {}
+    for operator, reason, _, rows in rejected:
+        reasons = found.setdefault(operator, {})
+        reasons[str(reason)] = reasons.get(str(reason), 0) + rows.num_rows
+    return found
+
+
+# --------------------------------------------------------------------------- subqueries
+
+
+@dataclass(frozen=True)
+class SubqueryTask(Task):
+    """A stateful operator and the stateless ones after it."""
+
+    batch: FlowBatch
+    node: str
+    buckets: BucketMap
+    grid: tuple[int, int] | None
+    files: Files
+    state: tuple[tuple[str, bool], ...]  # files of the state, and whether to merge each
+
+    def build(self, machine: int, cache: WorkerCache) -> SubqueryWork:
+        """Build one machine's work."""
+        return SubqueryWork(self, machine, cache)
+
+    def merge(self, marks: Mapping[str, Sequence[Any]]) -> Progress:
+        """Return the progress after the batch."""
+        newest = {}
+        for stage, values in marks.items():
+            times = [value for value in values if value != NO_TUPLE]
+            if times:
+                newest[node_of(stage)] = max(times)
+        return self.batch.after(newest)
+
+
+NO_TUPLE = "none"
+"""Mark of a machine that read no tuple; a mark must not be None."""
+
+
+class SubqueryWork(Work):
+    """One machine's share of a subquery."""
+
+    def __init__(self, task: SubqueryTask, machine: int, cache: WorkerCache) -> None:
+        self._task = task
+        self._machine = machine
+        self._cache = cache
+        self._node = task.batch.graph.by_name[task.node]
+        self._inputs: list[list[Packed]] = [[] for _ in self._node.inputs]
+        self._emitter = Emitter(task.batch, task.node, machine)
+        self._state: StateFile | None = None
+
+    def process(self, port: str, block: Packed) -> tuple[()]:
+        """Collect tuples: windows and pairs need all of them."""
+        _, _, side = port.rpartition(".")
+        self._inputs[int(side)].append(block)
+        return ()
+
+    def finish(self, marks: Progress) -> Iterator[Output]:
+        """Run the operator; yield the tuples that it makes."""
+        task, node = self._task, self._node
+        inputs = [unpacked(blocks) for blocks in self._inputs]
+        before = task.batch.before.input_watermark(node)
+        ran = self._run(inputs, before, marks.input_watermark(node))
+        self._emitter.rejected += ran.rejected
+        if ran.output is not None and ran.output.num_rows:
+            yield from self._emitter.emit(ran.output)
+        name = task.files.name(task.batch.prefix, f"{self._machine:05d}", ".state")
+        tables = self._owned(ran)
+        buckets = max(task.grid) if task.grid is not None else task.buckets.buckets
+        self._state = write_state(task.files, name, tables, buckets, ran.needed_until)
+
+    def _run(self, inputs: Sequence[pa.Table | None], before: int, after: int) -> Ran:
+        task, node = self._task, self._node
+        ordered = node.name in task.batch.graph.ordered
+        work: AggregateWork | PairWork
+        if isinstance(node.operator, Aggregate):
+            work = AggregateWork(node, ordered)
+        else:
+            work = PairWork(node, ordered, self._cells())
+        owned = self._buckets()
+        old = [
+            OldState(self._read(name, owned), merge or work.rewrites) for name, merge in task.state
+        ]
+        return work.run(inputs, old, before, after)
+
+    def _read(self, name: str, owned: Mapping[str, NDArray[np.int64]]) -> dict[str, pa.Table]:
+        task = self._task
+        return read_state(task.files, name, owned, self._cache)
+
+    def _cells(self) -> list[tuple[int, int]]:
+        grid = self._task.grid
+        if grid is None:
+            return []
+        cells = np.asarray(self._task.buckets.owners).reshape(grid)
+        return [(int(a), int(b)) for a, b in np.argwhere(cells == self._machine)]
+
+    def _buckets(self) -> dict[str, NDArray[np.int64]]:
+        """Return the buckets that the machine needs, by table of the state."""
+        task = self._task
+        if task.grid is None:
+            owned = task.buckets.owned(self._machine)
+            return dict.fromkeys(("panes", "rows", "left", "right"), owned)
+        cells = np.asarray(task.buckets.owners).reshape(task.grid) == self._machine
+        return {
+            "left": np.flatnonzero(cells.any(axis=1)),
+            "right": np.flatnonzero(cells.any(axis=0)),
+        }
+
+    def _owned(self, ran: Ran) -> Mapping[str, pa.Table]:
+        """Return the state that this machine stores: of a Product, each tuple is stored once."""
+        grid = self._task.grid
+        if grid is None or not ran.state:
+            return ran.state
+        cells = np.asarray(self._task.buckets.owners).reshape(grid)
+        found = {}
+        for side, first in (("left", cells.min(axis=1)), ("right", cells.min(axis=0))):
+            table = ran.state[side]
+            mine = first[np.asarray(one_array(table[BUCKET]))] == self._machine
+            found[side] = table.filter(pa.array(mine))
+        return found
+
+    def report(self) -> Report:
+        """Report the files."""
+        sinks, dead = self._emitter.close()
+        state = self._state
+        counts = {"state_bytes": 0 if state is None else state.nbytes}
+        rejected = count_rejected(self._emitter.rejected)
+        written = dict(self._emitter.written)
+        value = FlowValue(sinks, dead, state, written=written, rejected=rejected)
+        return Report(value, counts)
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """The state files that one batch wrote."""
+
+    batch: int
+    files: tuple[StateFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all files."""
+        return sum(file.rows for file in self.files)
+
+    def to_json(self) -> Any:
+        """Return the entry as JSON."""
+        return [self.batch, [file.to_json() for file in self.files]]
+
+    @classmethod
+    def from_json(cls, data: Any) -> StateEntry:
+        """Invert :meth:`to_json`."""
+        return cls(data[0], tuple(StateFile(*file) for file in data[1]))
+
+
+@dataclass
+class BucketTable:
+    """The bucket maps of an operator, by epoch."""
+
+    name: str
+    graph: FlowGraph
+    node: Node
+    view: View
+    epoch: int
+    grid: tuple[int, int] | None
+
+    def at(self, epoch: int) -> KeyRouting:
+        """Return the routing of an epoch."""
+        body = self.view.get(f"{MAPS} {self.node.name}", epoch)
+        if body is None:
+            raise StateError(f"the state has no bucket map of {self.node.name!r}, epoch {epoch}")
+        return routing_of(self.graph, self.node, BucketMap.from_json(epoch, body), self.grid)
+
+
+@dataclass
+class SubqueryStage(Stage):
+    """Runs a subquery; its state is the list of live state files."""
+
+    graph: FlowGraph
+    node: Node
+    table: BucketTable
+    files: Files
+    shared: FlowSettings
+    entries: tuple[StateEntry, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Derive names and ports from the graph."""
+        name = self.node.name
+        self.name = stage_of(name)
+        ports = [
+            (target, port)
+            for producer in producers(self.graph)
+            for target, port in ports_of(self.graph, producer.name).items()
+        ]
+        self.inputs = tuple(port for target, port in ports if target.node == name)
+        self.outputs = tuple(ports_of(self.graph, name).values())
+        self.routing = self.name
+        sources = (n.name for n in self.graph.nodes if isinstance(n.operator, Source))
+        self.marks = tuple(stage_of(source) for source in sources)
+        self.kinds = self.shared.kinds(self.graph, name)
+
+    def routing_table(self) -> BucketTable:
+        """Return the bucket maps."""
+        return self.table
+
+    def open(self, view: View) -> None:
+        """Read the list of state files."""
+        found = view.get(STATE, self.node.name) or []
+        self.entries = tuple(map(StateEntry.from_json, found))
+
+    def intend(self) -> list[int]:
+        """Choose the batches whose files this batch merges into its own.
+
+        Files of windows that end soon are deleted before many of them exist; state without end has
+        one row per key only if it is merged.
+        """
+        if self.node.size is not None and len(self.entries) < TIER:
+            return []
+        merged: list[int] = []
+        rows = 0
+        for entry in reversed(self.entries):
+            if rows and entry.rows >= TIER * rows:
+                break
+            merged.append(entry.batch)
+            rows += entry.rows
+        return sorted(merged)
+
+    def prepare(self, batch: Batch) -> SubqueryTask:
+        """Return the task of a batch."""
+        routing = batch.routings[self.name]
+        assert isinstance(routing, KeyRouting)
+        merged = set(batch.choices.get(self.name) or ())
+        state = tuple((f.name, e.batch in merged) for e in self.entries for f in e.files)
+        flow = self.shared.batch(self.graph, batch)
+        return SubqueryTask(flow, self.node.name, routing.map, routing.grid, self.files, state)
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        """List the new files; drop merged ones and those that no open window needs."""
+        mine = reports[self.name]
+        progress: Progress = batch.outcomes[FLOW].result
+        watermark = progress.input_watermark(self.node)
+        merged = set(batch.choices.get(self.name) or ())
+        if self._rewrites():
+            merged = {entry.batch for entry in self.entries}
+        new = tuple(report.value.state for report in mine if report.value.state is not None)
+        entries = []
+        for entry in (*self.entries, StateEntry(batch.number, new)):
+            files = tuple(f for f in entry.files if f.needed_until > watermark)
+            if files and entry.batch not in merged:
+                entries.append(StateEntry(entry.batch, files))
+        facts = [Fact(STATE, self.node.name, [entry.to_json() for entry in entries])]
+        live = [file for entry in entries for file in entry.files]
+        state = {
+            "files": len(live),
+            "rows": sum(file.rows for file in live),
+            "bytes": sum(file.nbytes for file in live),
+        }
+        metrics = flow_metrics(mine, state={self.node.name: state})
+        return Outcome(flow_files(mine), facts, metrics, result=tuple(entries))
+
+    def _rewrites(self) -> bool:
+        operator = self.node.operator
+        work = AggregateWork if isinstance(operator, Aggregate) else PairWork
+        return work(self.node, False).rewrites
+
+    def committed(self, batch: Batch, outcome: Outcome) -> None:
+        """Continue with the files of the batch."""
+        self.entries = outcome.result
+
+    def cleanup(self) -> None:
+        """Delete files that are not listed."""
+        self.files.delete("", keep={f.name for entry in self.entries for f in entry.files})
+
+    def state(self) -> Any:
+        """Return the state files."""
+        return self.entries
+
+
+def flow_files(reports: Iterable[Report]) -> dict[str, list[Staged]]:
+    """Return the output files of a stage by kind."""
+    files: dict[str, list[Staged]] = {}
+    for report in reports:
+        for sink, name in report.value.sinks.items():
+            files.setdefault(sink, []).append(Staged(name))
+        files.setdefault("dead", []).extend(Staged(name) for name in report.value.dead)
+    return files
+
+
+def flow_metrics(reports: Iterable[Report], **more: Any) -> dict[str, Any]:
+    """Return the metrics of a stage; those of all stages are added up by the batch loop."""
+    written: dict[str, Any] = {}
+    rejected: dict[str, Any] = {}
+    for report in reports:
+        written = add_nested(written, report.value.written)
+        rejected = add_nested(rejected, report.value.rejected)
+    return {DATAFLOW: {"sinks": written, "dead": rejected, **more}}
+
+
+# --------------------------------------------------------------------------- progress
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """What all stages of a dataflow share: settings, and where output is staged."""
+
+    lateness: float
+    idle: float | None
+    sinks: Mapping[str, Files]
+    dead: Files
+
+    def kinds(self, graph: FlowGraph, node: str) -> tuple[str, ...]:
+        """Return the kinds of output files that a stage writes."""
+        found = (t.node for t in targets(graph, node))
+        return ("dead", *(n for n in found if isinstance(graph.by_name[n].operator, Sink)))
+
+    def batch(self, graph: FlowGraph, batch: Batch) -> FlowBatch:
+        """Return what the tasks of a batch share."""
+        choice = batch.choices[FLOW]
+        return FlowBatch(
+            graph,
+            batch.number,
+            batch.prefix,
+            choice["clock"],
+            Progress.from_json(choice["progress"]),
+            tuple(batch.ended),
+            self.lateness,
+            self.idle,
+            self.sinks,
+            self.dead,
+        )
+
+
+@dataclass
+class ProgressStage(Stage):
+    """Follows the event time of all sources, on the driver; the intent has it before the batch."""
+
+    name = FLOW
+
+    graph: FlowGraph
+    shared: FlowSettings
+    clock: Any  # returns seconds since 1970
+    progress: Progress = field(init=False, default_factory=Progress)
+
+    def open(self, view: View) -> None:
+        """Read the progress."""
+        found = view.get(FLOW, "progress")
+        self.progress = Progress() if found is None else Progress.from_json(found)
+
+    def intend(self) -> Any:
+        """Return clock and progress."""
+        return {"clock": self.clock(), "progress": self.progress.to_json()}
+
+    def due(self) -> bool:
+        """Return whether a batch without tuples would close a window: a source became idle."""
+        flow = self.shared
+        after = self.progress.after(self.graph, {}, self.clock(), (), flow.lateness, flow.idle)
+        return after.watermarks != self.progress.watermarks and bool(self.progress.watermarks)
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        """Compute the progress after the batch."""
+        newest = {}
+        for node in self.graph.nodes:
+            times = [r.value.newest for r in reports.get(stage_of(node.name), ())]
+            known = [time for time in times if time is not None]
+            if known:
+                newest[node.name] = max(known)
+        after = self.shared.batch(self.graph, batch).after(newest)
+        fact = Fact(FLOW, "progress", after.to_json())
+        metrics = {DATAFLOW: {"watermarks": dict(after.watermarks)}}
+        return Outcome(facts=[fact], metrics=metrics, result=after)
+
+    def committed(self, batch: Batch, outcome: Outcome) -> None:
+        """Continue with the progress of the batch."""
+        self.progress = outcome.result
+
+    def state(self) -> Any:
+        """Return the progress."""
+        return self.progress

@@ -1,0 +1,283 @@
+"""Dataflows on the in-process executor give the interpreter's rows, each once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from flow_graphs import Case, make_case
+from flow_runs import FlowRun, RepeatingExecutor, as_table, compare
+from roost.dataflow.flow import Dataflow, Stream
+from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
+from roost.dataflow.schema import resolve
+from roost.errors import DataflowError
+from roost.stages.flow import STATE
+from roost.storage.store import Store
+
+STEPS = (
+    "intent",
+    "apply",
+    "run",
+    "after",
+    "deliver",
+    "commit",
+    "publish",
+    "cleanup",
+    "round",
+    "end",
+)
+COVERED = {
+    "aggregate of aggregate", "diamond", "forever", "function map", "idle", "join", "late",
+    "null key", "out-of-order", "product", "self-join", "tuple join", "tuple window", "union",
+    "user function",
+}  # fmt: skip
+
+
+def units(case: Case) -> set[int]:
+    return {node.output.unit for node in case.graph.nodes if node.output is not None}
+
+
+def oracle_of(case: Case) -> Interpreter:
+    oracle = Interpreter(case.graph, case.lateness, case.idle)
+    for batch in case.batches:
+        oracle.batch(batch.rows, batch.clock, batch.ended)
+    return oracle
+
+
+def run_case(case: Case, run: FlowRun, chance: random.Random, kills: int = 0) -> None:
+    """Run a case; drivers end between batches, and up to ``kills`` times in each."""
+    (unit,) = units(case)
+    run.lateness, run.idle = case.lateness / unit, case.idle
+    with run:
+        for batch in case.batches:
+            rows = {name: as_table(case.graph, name, given) for name, given in batch.rows.items()}
+            steps = [chance.choice(STEPS) for _ in range(chance.randint(0, kills))]
+            run.batch(rows, batch.clock, batch.ended, steps)
+            if chance.random() < 0.5:
+                run.stop()
+    compare(run, oracle_of(case))
+
+
+def usable(seed: int) -> Case:
+    """Return the first case from a seed on whose sources have one unit of event time."""
+    while len(units(make_case(seed))) > 1:
+        seed += 1
+    return make_case(seed)
+
+
+@pytest.mark.sweep(range(20), 5, 2000)
+def test_random_dataflows_equal_the_interpreter(seed: int, tmp_path: Path) -> None:
+    """Drivers restart with other numbers of machines, and stages are repeated alone."""
+    case, chance = usable(seed), random.Random(seed)
+    machines = [chance.randint(1, 4) for _ in case.batches]
+    run = FlowRun(
+        case.flow,
+        tmp_path,
+        machines=lambda number: machines[number],
+        executor=lambda: RepeatingExecutor(chance.randrange(1 << 30)),
+    )
+    run_case(case, run, chance)
+
+
+@pytest.mark.sweep(range(100, 106), 2, 300)
+def test_drivers_killed_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> None:
+    case = usable(seed)
+    run_case(case, FlowRun(case.flow, tmp_path), random.Random(seed), kills=2)
+
+
+def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
+    found = Counter(feature for seed in range(20) for feature in usable(seed).features)
+    assert set(found) >= COVERED, COVERED - set(found)
+
+
+# --------------------------------------------------------------------------- figures 4 and 5
+
+LETTERS = {"letter": "string", "t": "int64"}
+NUMBERS = {"number": "int64", "t": "int64"}
+CONDITION = "left.number mod 2 = 1 and right.letter != 'A'"
+
+
+@pytest.mark.parametrize("machines", [1, 2, 4])
+def test_the_product_of_figures_4_and_5(machines: int, tmp_path: Path) -> None:
+    """Numbers are halved and letters capitalised; the window is of 2 time units."""
+    flow = Dataflow("figure 4")
+    numbers = flow.source("numbers", NUMBERS, time="t").map({"number": pc.field("number") / 2})
+    letters = flow.source("letters", LETTERS, time="t").map(
+        {"letter": pc.utf8_upper(pc.field("letter"))}
+    )
+    numbers.product(letters, CONDITION, size=2).sink("product")
+    with FlowRun(flow, tmp_path, machines=lambda number: machines) as run:
+        for batch in ([0, 1], [2, 3]):
+            left = pa.table({"number": [2 * k for k in batch], "t": batch})
+            right = pa.table({"letter": ["abcd"[k] for k in batch], "t": batch})
+            run.batch({"numbers": left, "letters": right}, 0.0)
+    pairs = [(row["left_number"], row["right_letter"]) for row in run.results()["product"]]
+    assert sorted(pairs) == [(1, "B"), (1, "C"), (3, "C"), (3, "D")]
+
+
+# --------------------------------------------------------------------------- state
+
+
+def test_state_stays_bounded_on_an_endless_stream(tmp_path: Path) -> None:
+    """After 200 windows there are at most 3 windows' worth of state, and one row per key."""
+    flow = Dataflow("endless")
+    stream = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    stream.aggregate({"n": "count"}, by="k", size=10, advance=5, name="a").sink("sliding")
+    whole = stream.aggregate({"n": "count"}, by="k", window="forever", advance=10, name="f")
+    whole.sink("total")
+    stream.join(stream, "left.k = right.k", size=10, name="j").sink("joined")
+    keys, sizes = 20, []
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(100):
+            times = np.arange(number * 20, number * 20 + 20)  # two windows
+            table = pa.table({"k": np.arange(20) * 7 % keys, "t": times})
+            run.batch({"s": table}, float(number))
+            folders = sorted((tmp_path / "state" / "flow").iterdir())
+            sizes.append([sum(f.stat().st_size for f in folder.iterdir()) for folder in folders])
+    with closing(Store(tmp_path / "state")) as store:
+        rows = {
+            name: sum(file[1] for _, files in entries for file in files)
+            for name, entries in store.items(STATE)
+        }
+    # A window of 10 has 10 tuples; a join stores both sides.
+    assert rows["a"] <= 3 * 10 and rows["j"] <= 3 * 20, rows
+    assert rows["f"] <= 2 * keys, rows
+    settled = np.array(sizes[20:])
+    assert (settled.max(axis=0) <= 3 * np.median(settled, axis=0)).all()
+
+
+def test_a_changed_query_is_refused_by_name(tmp_path: Path) -> None:
+    def flow(size: float) -> Dataflow:
+        made = Dataflow("f")
+        source = made.source("s", {"k": "int64", "t": "int64"}, time="t")
+        source.aggregate({"n": "count"}, by="k", size=size, name="calls").sink("out")
+        return made
+
+    with FlowRun(flow(10), tmp_path) as run:
+        run.batch({}, 0.0)
+    with pytest.raises(DataflowError, match="operator 'calls': changed since the state"):
+        FlowRun(flow(20), tmp_path, number=1).batch({}, 1.0)
+
+
+def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    schema = pa.schema([("k", pa.int64())])
+    source.map(lambda batch: batch.select(["t"]), schema=schema, name="wrong").sink("out")
+    rows = {"s": pa.table({"k": [1], "t": [1]})}
+    with (
+        FlowRun(flow, tmp_path) as run,
+        pytest.raises(DataflowError, match="operator 'wrong': the function returned"),
+    ):
+        run.batch(rows, 0.0)
+
+
+# --------------------------------------------------------------------------- refused flows
+
+
+def stream_of(flow: Dataflow, name: str = "s", **columns: str) -> Stream:
+    return flow.source(name, {"k": "int64", "v": "double", "t": "int64", **columns}, time="t")
+
+
+def cycle(flow: Dataflow) -> None:
+    stream_of(flow)
+    flow.add(Union("a", (Port("b"),)))
+    flow.add(Union("b", (Port("a"),)))
+
+
+REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
+    "unknown column of a key": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, by="x", size=5, name="a"),
+        "operator 'a', column 'x': unknown column",
+    ),
+    "unknown column of a function": (
+        lambda f: stream_of(f).aggregate({"n": "sum(x)"}, size=5, name="a"),
+        "operator 'a', column 'x': unknown column",
+    ),
+    "unknown column of a predicate": (
+        lambda f: stream_of(f).split("x > 5", name="a"),
+        "operator 'a': predicate 'x > 5': unknown attribute x",
+    ),
+    "unknown column of an expression": (
+        lambda f: stream_of(f).map({"y": pc.field("x") + 1}, name="a"),
+        "operator 'a', column 'y'",
+    ),
+    "unknown column of a condition": (
+        lambda f: stream_of(f).join(stream_of(f, "r"), "left.k = right.x", size=5, name="a"),
+        "operator 'a': condition",
+    ),
+    "wrong type of a key": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, by="v", size=5, name="a"),
+        "operator 'a', column 'v': a key must be",
+    ),
+    "wrong type of a function": (
+        lambda f: stream_of(f, w="string").aggregate({"n": "sum(w)"}, size=5, name="a"),
+        "operator 'a', column 'w'",
+    ),
+    "window of zero": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
+        "operator 'a': size of 0",
+    ),
+    "advance of zero": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=5, advance=0, name="a"),
+        "operator 'a': advance of 0",
+    ),
+    "advance greater than size": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=5, advance=6, name="a"),
+        "operator 'a': advance 6 is greater than size 5",
+    ),
+    "join without equality": (
+        lambda f: stream_of(f).join(stream_of(f, "r"), "left.k < right.k", size=5, name="a"),
+        "operator 'a': a Join needs an equality",
+    ),
+    "union of different schemas": (
+        lambda f: f.union(stream_of(f), stream_of(f, "r", w="string"), name="a"),
+        "operator 'a': streams of different schemas",
+    ),
+    "cycle": (cycle, "form a cycle"),
+    "duplicate name": (
+        lambda f: [stream_of(f), stream_of(f)],
+        "operator 's': duplicate name",
+    ),
+    "function that does not pickle": (
+        lambda f: stream_of(f).map(
+            lambda batch, lock=threading.Lock(): batch,  # noqa: B008
+            schema=pa.schema([("k", pa.int64())]),
+            name="a",
+        ),
+        "operator 'a': .*does not pickle",
+    ),
+    "tuple window over the whole stream in a join": (
+        lambda f: stream_of(f).join(
+            stream_of(f, "r"), "left.k = right.k", window="tuples", size=5, name="a"
+        ),
+        "operator 'a': a window of tuples over the whole stream; use per='key'",
+    ),
+    "tuple window in a product": (
+        lambda f: f.add(
+            Product("a", (stream_of(f).port, stream_of(f, "r").port), "left.k = right.k",
+                    Window(WindowBy.TUPLES, 5))
+        ),
+        "operator 'a': a window of tuples over the whole stream; a Product has time windows only",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_dataflow_is_refused_with_operator_and_column(name: str) -> None:
+    build, message = REFUSED[name]
+    flow = Dataflow("wrong")
+    build(flow)
+    flow.add(Sink("out", (Port("s"),)))
+    with pytest.raises(DataflowError, match=message):
+        resolve(flow.name, flow.operators)
