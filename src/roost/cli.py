@@ -10,11 +10,14 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost import __version__
 from roost.errors import ConfigError, RequestError, RoostError
 from roost.model.settings import KEYS, RunConfig, load_config, with_settings
+
+if TYPE_CHECKING:
+    from roost import Dataflow
 
 FAILED, USAGE, REFUSED, INTERRUPTED = 1, 2, 3, 130
 
@@ -33,6 +36,11 @@ RUN_FLAGS = (
         "generate:rows=N,rate=R,seed=S or kafka://HOST:PORT/TOPIC (default: the bundled sample)",
     ),
     ("--queries", "queries.path", "PATH", "requests: Parquet, CSV or JSON lines"),
+    ("--flow", "dataflow.flow", "FILE.py:NAME", "dataflow to run, with matching or without"),
+    ("--source", "dataflow.sources", "NAME=PATH", "path of a source of the dataflow; repeatable"),
+    ("--flow-lateness", "dataflow.lateness", "S", "seconds a tuple may be late (default: 0)"),
+    ("--flow-idle", "dataflow.idle", "S", "seconds until a silent source is idle (default: off)"),
+    ("--flow-machines", "dataflow.machines", "M", "tasks per subquery (default: --machines)"),
     ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
     ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),
     (
@@ -62,6 +70,18 @@ RUN_FLAGS = (
     ("--encrypt", "engine.encrypt", None, ENCRYPT),
 )
 SAMPLE_BATCH_ROWS = 50_000
+DATA = Path(__file__).parent / "data"
+
+
+class _Pairs(argparse.Action):
+    """Collects ``NAME=VALUE`` from a flag that may be repeated."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        name, separator, value = values.partition("=")
+        if not (name and separator and value):
+            raise argparse.ArgumentError(self, f"got {values!r}, expected {self.metavar}")
+        pairs = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, {**pairs, name: value})
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,8 +100,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_snapshot(commands)
     _add_guard(commands)
     commands.add_parser("compile", help="compile all loops once, ahead of the first run")
+    _add_flow(commands)
     inspect = commands.add_parser(
-        "inspect", help="show the plan, batches, segments and dead letters of a state directory"
+        "inspect",
+        help="show the plan, batches, segments, dataflow and dead letters of a state directory",
     )
     inspect.add_argument("state", type=Path, metavar="STATE_DIR")
     return parser
@@ -90,9 +112,10 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
-        help="match points with queries",
-        description="Match points with queries, batch by batch, each match exactly once. Without "
-        "arguments, replay the bundled sample. A stopped or killed run resumes from its state.",
+        help="match points with queries, or run a dataflow",
+        description="Match points with queries, or run a dataflow, or both, batch by batch, each "
+        "result exactly once. Without arguments, replay the bundled sample. A stopped or killed "
+        "run resumes from its state.",
     )
     run.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; flags override")
     for flag, key, metavar, text in RUN_FLAGS:
@@ -100,6 +123,8 @@ def _add_run(commands: Any) -> None:
         value: dict[str, Any] = {"type": kind, "metavar": metavar}
         if kind is bool:
             value = {"action": "store_true", "default": None}
+        if kind is dict:
+            value = {"action": _Pairs, "metavar": metavar}
         run.add_argument(flag, dest=key, help=text, **value)
     run.add_argument("--quiet", action="store_true", help="print only errors")
 
@@ -180,6 +205,22 @@ def _add_snapshot(commands: Any) -> None:
     snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT)
 
 
+def _add_flow(commands: Any) -> None:
+    flow = commands.add_parser("flow", help="explain a dataflow")
+    actions = flow.add_subparsers(dest="action", metavar="ACTION", required=True)
+    explain = actions.add_parser(
+        "explain",
+        help="show subqueries, keys, hops and the cost of layouts",
+        description="Show how a dataflow is divided into subqueries, and the hops, fan-out and "
+        "channels of each layout.",
+    )
+    explain.add_argument("flow", metavar="FILE.py:NAME")
+    text = "machines to divide (default: number of cores)"
+    explain.add_argument("--machines", type=int, metavar="N", help=text)
+    text = "Parquet file or generate:… of a dataflow that reads points (default: the sample)"
+    explain.add_argument("--points", metavar="PATH", help=text)
+
+
 def _add_guard(commands: Any) -> None:
     guard = commands.add_parser(
         "guard",
@@ -236,33 +277,40 @@ def _join_negatives(argv: Sequence[str]) -> list[str]:
     return joined
 
 
-def run_config(arguments: argparse.Namespace) -> RunConfig:
-    """Build the settings of a run from the bundled sample, the file and the flags."""
+def run_config(arguments: argparse.Namespace) -> tuple[RunConfig, Dataflow | None]:
+    """Build the settings of a run from the bundled sample, the file and the flags.
+
+    The dataflow that they name is loaded: a run without points replays the sample only if the
+    dataflow reads points.
+    """
     given = {key: value for key in KEYS if (value := getattr(arguments, key, None)) is not None}
     if arguments.config:
         config = load_config(arguments.config, given)
     else:
         config = with_settings(RunConfig(), given)
-    if config.points.path is not None:
-        return config
-    data = Path(__file__).parent / "data"
-    sample: dict[str, Any] = {
-        "points.path": data / "sample_points.parquet",
-        "engine.available_now": True,
-    }
+    flow = None
+    if config.dataflow.flow is not None:
+        from roost.dataflow.loading import load_flow
+
+        flow = load_flow(config.dataflow.flow)
+    if config.points.path is not None or (flow is not None and not flow.reads_points):
+        return config, flow
+    sample: dict[str, Any] = {"points.path": DATA / "sample_points.parquet"}
+    if flow is None:  # else the end of the sample closes the windows of the dataflow
+        sample["engine.available_now"] = True
     if config.queries.path is None:
-        sample["queries.path"] = data / "sample_requests.parquet"
+        sample["queries.path"] = DATA / "sample_requests.parquet"
     if "engine.batch_rows" not in given:
         sample["engine.batch_rows"] = SAMPLE_BATCH_ROWS  # the sample in several batches
-    return with_settings(config, sample)
+    return with_settings(config, sample), flow
 
 
 def _execute(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
-        config = run_config(arguments)  # before the import: wrong settings fail at once
+        config, flow = run_config(arguments)  # before the import: wrong settings fail at once
         from roost.engine.console import run_with_progress
 
-        return run_with_progress(config, quiet=arguments.quiet)
+        return run_with_progress(config, flow, quiet=arguments.quiet)
     if arguments.command == "bench":
         from roost.bench import run_bench
 

@@ -78,6 +78,7 @@ def test_the_documented_commands_exist() -> None:
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
         ("query", "list"), ("snapshot",), ("guard",), ("guard", "list"), ("guard", "log"),
             ("guard", "block"), ("guard", "unblock"), ("compile",), ("inspect",),
+        ("flow",), ("flow", "explain"),
     }  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
 
 
 def settings(*words: str):
-    return run_config(build_parser().parse_args(["run", *words]))
+    return run_config(build_parser().parse_args(["run", *words]))[0]
 
 
 def test_without_arguments_the_bundled_sample_is_replayed() -> None:

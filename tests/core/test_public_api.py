@@ -39,7 +39,7 @@ def test_every_class_at_the_top_is_public() -> None:
         for name, value in vars(roost).items()
         if isinstance(value, type) and value.__module__.startswith("roost")
     }
-    assert visible | {"Pipeline"} == set(roost.__all__)
+    assert visible | {"Dataflow", "Pipeline"} == set(roost.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -82,6 +82,11 @@ def test_the_pipeline_brings_spark_and_starts_no_java() -> None:
         " pyspark.SparkContext._gateway)"
     )
     assert run_python(code) == "True None None"
+
+
+def test_a_dataflow_loads_neither_spark_nor_numba() -> None:
+    found = f"sorted({SPARK | {'numba', 'scipy', 'pandas'}!r} & set(sys.modules))"
+    assert run_python(f"import sys; from roost import Dataflow\nprint({found})") == "[]"
 
 
 def test_the_version_is_the_projects() -> None:

@@ -1,4 +1,4 @@
-"""Summarize a state directory: plan, segments, window, guard, batches and dead-letter records."""
+"""Summarize a state directory: plan, segments, window, guard, dataflow, batches, dead letters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from roost.balance import Plan
+from roost.commands.flow_state import FlowSummary, summarize_flow
 from roost.commands.queries import QueryService
 from roost.queries.guard_state import load_guard
 from roost.queries.versions import segment_files, version_at
@@ -38,6 +39,7 @@ class StateSummary:
     commits: list[Commit]  # that are still stored
     open_batch: int | None  # begun and not committed
     dead: dict[tuple[str, str], int]  # records by origin and reason
+    dataflow: FlowSummary | None = None
 
 
 def inspect_state(folder: Path) -> StateSummary:
@@ -65,6 +67,7 @@ def inspect_state(folder: Path) -> StateSummary:
                 commits,
                 begun if begun is not None and records.commit_of(view, begun) is None else None,
                 _dead(folder),
+                summarize_flow(view),
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from roost.commands.explain import explain_flow
 from roost.commands.flags import request_of, snapshot_query_of
+from roost.commands.flow_state import FlowSummary, SourceProgress
 from roost.commands.guard import guard_listing, guard_log, send_command
 from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
 from roost.commands.snapshot import check_format, run_snapshot, write_result
 from roost.errors import ConfigError
+from roost.model.records import TIME_MAX, TIME_MIN
 from roost.queries.guard_state import BLOCK
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 BATCHES_SHOWN = 10
 NAMES_SHOWN = 5
+MACHINES_SHOWN = 8
 
 
 def _print(*items: object, soft_wrap: bool = False) -> None:
@@ -118,6 +123,17 @@ def _print_result(result: SnapshotResult, limit: int) -> None:
     left = table.num_rows - limit
     more = f" ({left:,} more; see --limit and --out)" if left > 0 else ""
     _print(_table(table.column_names, rows), f"{_summary(result)}{more}")
+
+
+# -- roost flow
+
+
+def flow_command(arguments: argparse.Namespace) -> None:
+    """Run ``roost flow explain``."""
+    if arguments.machines is not None and arguments.machines < 1:
+        raise ConfigError("--machines", arguments.machines, "a whole number from 1 up")
+    found = explain_flow(arguments.flow, arguments.machines, arguments.points)
+    _print(str(found), soft_wrap=True)
 
 
 # -- roost guard
@@ -223,6 +239,8 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
     yield _table(("segment", "queries", "bytes", "terminated"), rows, "segments")
     if found.window is not None:
         yield _window_line(found.window)
+    if found.dataflow is not None:
+        yield from _dataflow(found.dataflow)
     yield _batches(found)
     if found.open_batch is not None:
         yield f"batch {found.open_batch} was begun and not committed: the next run repeats it"
@@ -242,6 +260,52 @@ def _window_line(window: WindowView) -> str:
     return f"window     {kind}: {points:,} points of {batches}, {size:,} bytes"
 
 
+def _dataflow(flow: FlowSummary) -> Iterator[Table | str]:
+    sources = (
+        (s.name, s.kind, f"{s.rows:,}" if s.rows is not None else None, *_times(s))
+        for s in flow.sources
+    )
+    columns = ("source", "kind", "rows", "newest", "watermark", "last rows", "ended")
+    yield _table(columns, sources, "dataflow: sources")
+    subqueries = (
+        (
+            s.operator,
+            s.kind,
+            s.window,
+            s.keys,
+            f"epoch {s.epoch}",
+            _dealt(s.buckets),
+            f"{s.files:,}",
+            f"{s.rows:,}",
+            f"{s.nbytes:,}",
+            _event_time(s.watermark),
+        )
+        for s in flow.subqueries
+    )
+    headings = ("subquery", "kind", "window", "keys", "bucket map", "buckets per machine",
+               "files", "rows", "bytes", "watermark")  # fmt: skip
+    yield _table(headings, subqueries, "dataflow: subqueries")
+
+
+def _times(source: SourceProgress) -> tuple[str | None, str | None, str | None, str]:
+    heard = None if source.heard is None else dt.datetime.fromtimestamp(source.heard, dt.UTC)
+    last = None if heard is None else heard.isoformat(timespec="seconds")
+    newest, watermark = _event_time(source.newest), _event_time(source.watermark)
+    return newest, watermark, last, "yes" if source.ended else "no"
+
+
+def _event_time(time: int | None) -> str | None:
+    return None if time is None or time == TIME_MIN else "end" if time == TIME_MAX else f"{time:,}"
+
+
+def _dealt(buckets: Sequence[int]) -> str:
+    """Return how many buckets each machine owns; equal ones once."""
+    if len(set(buckets)) == 1:
+        return f"{len(buckets)} x {buckets[0]}"
+    shown = ", ".join(map(str, buckets[:MACHINES_SHOWN]))
+    return shown + (", …" if len(buckets) > MACHINES_SHOWN else "")
+
+
 def _batches(found: StateSummary) -> Table:
     shown = found.commits[-BATCHES_SHOWN:]
     rows = []
@@ -257,6 +321,7 @@ def _batches(found: StateSummary) -> Table:
 COMMANDS = {
     "query": query_command,
     "snapshot": snapshot_command,
+    "flow": flow_command,
     "guard": guard_command,
     "inspect": inspect_command,
 }

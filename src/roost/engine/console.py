@@ -11,16 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from roost.dataflow.flow import Dataflow
 from roost.engine.pipeline import Pipeline
 from roost.model.settings import RunConfig
 from roost.runtime.records import Commit
 from roost.runtime.report import write_report
+from roost.storage.totals import DATAFLOW
 
 PLAIN_INTERVAL_S = 2.0
 SHOWN = ("points", "matches", "dead_points", "dead_requests")
 
 
-def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
+def run_with_progress(
+    config: RunConfig, flow: Dataflow | None = None, *, quiet: bool = False
+) -> int:
     """Run a pipeline to its end and print a summary; returns the exit code.
 
     Progress is a live bar on a terminal, and a periodic line elsewhere.
@@ -44,11 +48,8 @@ def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
         nonlocal printed
         metrics = commit.figures
         totals.update({key: metrics[key] for key in SHOWN})
-        rate = metrics["points"] / metrics["seconds"] if metrics["seconds"] else 0.0
-        text = (
-            f"{totals['points']:,} points  {totals['matches']:,} matches  {rate:,.0f} points/s"
-            f"  {totals['dead_points'] + totals['dead_requests']:,} dead"
-        )
+        totals.update(_flow_rows(metrics.get(DATAFLOW)))
+        text = _progress(totals, metrics, matching=config.points.path is not None)
         progress.update(
             shown,
             description=f"batch {commit.batch_id}",
@@ -61,7 +62,7 @@ def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
             printed = now
             console.print(f"batch {commit.batch_id}: {text}", highlight=False)
 
-    with Pipeline(config, on_batch=show) as pipeline:
+    with Pipeline(config, flow=flow, on_batch=show) as pipeline:
         before = {
             number: signal.signal(number, lambda *received: pipeline.stop())
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -80,7 +81,65 @@ def run_with_progress(config: RunConfig, *, quiet: bool = False) -> int:
     return 0
 
 
+def _flow_rows(metrics: dict[str, Any] | None) -> dict[str, int]:
+    """Return how many rows a dataflow read, wrote and rejected."""
+    if metrics is None:
+        return {}
+    return {
+        "read": sum(metrics.get("sources", {}).values()),
+        "written": sum(metrics.get("sinks", {}).values()),
+        "rejected": sum(sum(rows.values()) for rows in metrics.get("dead", {}).values()),
+    }
+
+
+def _progress(totals: Counter[str], metrics: dict[str, Any], *, matching: bool) -> str:
+    parts = []
+    seconds = metrics["seconds"]
+    if matching:
+        rate = metrics["points"] / seconds if seconds else 0.0
+        parts.append(f"{totals['points']:,} points  {totals['matches']:,} matches")
+        parts.append(f"{rate:,.0f} points/s")
+    if metrics.get(DATAFLOW) is not None:
+        parts.append(f"{totals['read']:,} rows read  {totals['written']:,} rows written")
+        if not matching:
+            read = _flow_rows(metrics[DATAFLOW])["read"]
+            parts.append(f"{read / seconds if seconds else 0.0:,.0f} rows/s")
+    dead = totals["dead_points"] + totals["dead_requests"] + totals["rejected"]
+    return "  ".join([*parts, f"{dead:,} dead"])
+
+
 def _print_report(console: Console, config: RunConfig, report: dict[str, Any]) -> None:
+    if config.points.path is not None:
+        _print_matching(console, config, report)
+    else:
+        text = f"{report['batches']} batches, {report['seconds']:.1f} s"
+        console.print(text, highlight=False)
+    if report["dataflow"] is not None:
+        _print_dataflow(console, config, report["dataflow"])
+    rejected = _flow_rows(report["dataflow"]).get("rejected", 0)
+    dead = report["dead_points"] + report["dead_requests"] + rejected
+    if dead:
+        console.print(f"dead     {config.out.dir / 'dead'}  {dead:,} records", highlight=False)
+
+
+def _print_dataflow(console: Console, config: RunConfig, flow: dict[str, Any]) -> None:
+    table = Table("dataflow", "name", "rows", "bytes", "watermark")
+    for name, rows in flow["sources"].items():
+        table.add_row("source", name, f"{rows:,}", "", str(flow["watermarks"].get(name)))
+    for name, state in flow["state"].items():
+        size = f"{state['bytes']:,}"
+        table.add_row("state", name, f"{state['rows']:,}", size, str(flow["watermarks"].get(name)))
+    for name, rows in flow["sinks"].items():
+        table.add_row("sink", name, f"{rows:,}", "", "")
+    for name, reasons in flow["dead"].items():
+        for reason, rows in reasons.items():
+            table.add_row("dead", f"{name}: {reason}", f"{rows:,}", "", "")
+    console.print(table)
+    for name in flow["sinks"]:
+        console.print(f"results  {config.out.dir / name}", highlight=False, markup=False)
+
+
+def _print_matching(console: Console, config: RunConfig, report: dict[str, Any]) -> None:
     rate = report["points_per_s"] or 0.0
     console.print(
         f"{report['points']:,} points, {report['matches']:,} matches, "
@@ -99,8 +158,5 @@ def _print_report(console: Console, config: RunConfig, report: dict[str, Any]) -
             f"{balance['moved_queries']:,} queries moved in {balance['move_seconds']:.2f} s",
             highlight=False,
         )
-    dead = report["dead_points"] + report["dead_requests"]
     if config.out.sink == "parquet":
         console.print(f"matches  {config.out.dir / 'matches'}", highlight=False)
-    if dead:
-        console.print(f"dead     {config.out.dir / 'dead'}  {dead:,} records", highlight=False)

@@ -1,0 +1,118 @@
+"""Summarize the dataflow of a state directory: sources, subqueries, buckets, state, watermarks.
+
+Everything comes from the store: the Python file of the dataflow is not needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from roost.dataflow.buckets import BucketMap
+from roost.dataflow.compiler import window_text
+from roost.dataflow.operators import Window, WindowBy
+from roost.dataflow.watermarks import Progress
+from roost.stages.flow import FLOW, MAPS, STATE, StateEntry
+from roost.storage.store import View
+from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """How far a source is read; times are event times, ``heard`` is the clock of a batch."""
+
+    name: str
+    kind: str  # records, points or matches
+    rows: int | None  # read in committed batches; None before the first
+    newest: int | None
+    watermark: int | None
+    heard: float | None
+    ended: bool
+
+
+@dataclass(frozen=True)
+class SubqueryState:
+    """A stateful operator, its bucket map and its state files."""
+
+    operator: str
+    kind: str
+    window: str
+    keys: str  # columns of an Aggregate, condition of a Join or Product
+    epoch: int | None  # of the newest bucket map
+    buckets: tuple[int, ...]  # owned by each machine
+    files: int
+    rows: int
+    nbytes: int
+    watermark: int | None  # of its output
+
+
+@dataclass(frozen=True)
+class FlowSummary:
+    """The dataflow of a state directory."""
+
+    sources: tuple[SourceProgress, ...]
+    subqueries: tuple[SubqueryState, ...]
+
+
+def summarize_flow(view: View) -> FlowSummary | None:
+    """Read the dataflow of a state directory; None if it has none."""
+    operators: dict[str, dict[str, Any]] | None = view.get(FLOW, "operators")
+    if operators is None:
+        return None
+    found = view.get(FLOW, "progress")
+    progress = Progress() if found is None else Progress.from_json(found)
+    return FlowSummary(
+        tuple(
+            _source(view, name, about, progress)
+            for name, about in operators.items()
+            if about["kind"] == "Source"
+        ),
+        tuple(
+            _subquery(view, name, about, progress)
+            for name, about in operators.items()
+            if "window" in about
+        ),
+    )
+
+
+def _source(view: View, name: str, about: dict[str, Any], progress: Progress) -> SourceProgress:
+    totals = (view.get(TOTALS, BATCHES) or {}).get(DATAFLOW, {})
+    return SourceProgress(
+        name,
+        about["source"],
+        totals.get("sources", {}).get(name),
+        progress.newest.get(name),
+        progress.watermarks.get(name),
+        progress.heard.get(name),
+        name in progress.ended,
+    )
+
+
+def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) -> SubqueryState:
+    by, size, advance = about["window"]
+    epoch, owned = _buckets(view, name)
+    entries = map(StateEntry.from_json, view.get(STATE, name) or [])
+    files = [file for entry in entries for file in entry.files]
+    return SubqueryState(
+        name,
+        about["kind"],
+        window_text(Window(WindowBy(by), size, advance)),
+        ", ".join(about["by"]) if "by" in about else about["condition"],
+        epoch,
+        owned,
+        len(files),
+        sum(file.rows for file in files),
+        sum(file.nbytes for file in files),
+        progress.watermarks.get(name),
+    )
+
+
+def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...]]:
+    """Return the epoch of the newest bucket map, and how many buckets each machine owns."""
+    last = view.last(f"{MAPS} {name}")
+    if last is None:
+        return None, ()
+    known = BucketMap.from_json(*last)
+    counts = Counter(known.owners)
+    return known.epoch, tuple(counts[machine] for machine in range(known.machines))
