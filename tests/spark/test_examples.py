@@ -19,6 +19,7 @@ import shapely
 from roost.cli import main as roost
 from roost.model.records import Circle
 from roost.stages.generators import PointGenerator, load_places
+from roost.stages.sources import parse_generator
 from roost.testing.oracle import haversine
 
 pytestmark = pytest.mark.spark
@@ -122,6 +123,95 @@ def check_recent_points(example: Any, spark: Any, out: Path) -> None:
     assert windows[3] == later[3] > later[2] > 0
     nearest = pq.read_table(out / "nearest").to_pylist()
     assert [row["rank"] for row in nearest] == [1, 2, 3] * 4
+
+
+def run_again(example: Any, spark: Any, out: Path) -> int:
+    """Run an example of a dataflow twice: its calls are finite, so the second run adds nothing."""
+    count: int = example.main(out, spark)
+    assert example.main(out, spark) == count > 0
+    return count
+
+
+def starts_and_ends(path: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the calls of a path, and their starts and ends in microseconds."""
+    source = parse_generator(path, lambda: 0.0)
+    rows = source.total()
+    assert rows is not None
+    calls = source.again(0, rows)[0].generator.block(0, rows)
+    start, end = (calls[name].cast("int64").to_numpy() for name in ("start", "end"))
+    return calls, start, end
+
+
+def window_counts(key: Any, start: np.ndarray, size: int, advance: int) -> Counter[Any]:
+    """Count the tuples of each window and key; times in microseconds."""
+    found: Counter[Any] = Counter()
+    for value, time in zip(key.to_pylist(), start.tolist(), strict=True):
+        for begin in range(time // advance * advance, time - size, -advance):
+            found[begin, value] += 1
+    return found
+
+
+def check_heavy_customers(example: Any, spark: Any, out: Path) -> None:
+    count = run_again(example, spark, out)
+    calls, start, _ = starts_and_ends(example.CALLS)
+    everyone = window_counts(calls["src"], start, 3_600_000_000, 60_000_000)
+    heavy = pq.read_table(out / "heavy")
+    assert heavy.num_rows == count < len(everyone)
+    assert min(heavy["mean"].to_pylist()) > example.THRESHOLD_S
+    places = zip(heavy["start"].cast("int64").to_pylist(), heavy["src"].to_pylist(), strict=True)
+    assert [everyone[place] for place in places] == heavy["calls"].to_pylist()
+
+
+def check_calls_by_district(example: Any, spark: Any, out: Path) -> None:
+    run_again(example, spark, out)
+    calls, start, _ = starts_and_ends(example.CALLS)
+    expected = window_counts(calls["district"], start, 60_000_000, 10_000_000)
+    table = pq.read_table(out / "districts")
+    times = table["start"].cast("int64").to_pylist()
+    places = zip(times, table["district"].to_pylist(), strict=True)
+    assert dict(zip(places, table["calls"].to_pylist(), strict=True)) == expected
+
+
+def check_two_calls(example: Any, spark: Any, out: Path) -> None:
+    count = run_again(example, spark, out)
+    calls, start, _ = starts_and_ends(example.CALLS)
+    by_caller: dict[str, list[int]] = {}
+    for caller, time in zip(calls["src"].to_pylist(), start.tolist(), strict=True):
+        by_caller.setdefault(caller, []).append(time)
+    near = (
+        sum(abs(a - b) <= 60_000_000 for k, a in enumerate(times) for b in times[:k])
+        for times in by_caller.values()
+    )
+    assert count == sum(near)
+
+
+def check_overlapping_calls(example: Any, spark: Any, out: Path) -> None:
+    count = run_again(example, spark, out)
+    calls, start, end = starts_and_ends(example.CALLS)
+    src, dst = (np.array(calls[name].to_pylist()) for name in ("src", "dst"))
+    expected = 0
+    for row in range(len(start)):
+        common = (src == src[row]) | (src == dst[row]) | (dst == src[row]) | (dst == dst[row])
+        expected += int((common & (start > start[row]) & (start < end[row])).sum())
+    assert count == expected
+
+
+def check_busiest_geofences(example: Any, spark: Any, out: Path) -> None:
+    hours = run_again(example, spark, out)
+    points = pq.read_table(ROOT / "src" / "roost" / "data" / "sample_points.parquet")
+    lon, lat = points["lon"].to_numpy(), points["lat"].to_numpy()
+    hour = points["event_time"].cast("int64").to_numpy() // 3_600_000_000
+    greatest: Counter[int] = Counter()
+    for box in (query.shape for query in example.GEOFENCES):
+        inside = (lon >= box.x0) & (lon <= box.x1) & (lat >= box.y0) & (lat <= box.y1)
+        counted = zip(*np.unique(hour[inside], return_counts=True), strict=True)
+        for number, matches in counted:
+            greatest[int(number)] = max(greatest[int(number)], int(matches))
+    ranked = pq.read_table(out / "busiest_geofences")
+    first = ranked.filter(pc.equal(ranked["rank"], 1))
+    times = (t // 3_600_000_000 for t in first["event_time"].cast("int64").to_pylist())
+    assert dict(zip(times, first["matches"].to_pylist(), strict=True)) == greatest
+    assert len(greatest) == hours
 
 
 CHECKS: dict[str, Callable[[Any, Any, Path], None]] = {

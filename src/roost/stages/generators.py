@@ -1,4 +1,4 @@
-"""Generator of random points around populated places, with temporary, drifting hotspots.
+"""Generators of random points around populated places, and of call records.
 
 Problem: a stream source must produce any range of rows on any worker, also after a restart, and the
 rows must be the same. A generator with mutable state cannot do that.
@@ -7,20 +7,26 @@ Idea: a counter-based random generator (Philox) whose counter *is* the row numbe
 counter gives four 64-bit words, which suffice for a row, so row ``k`` depends only on the seed and
 ``k``. The words of a row are used like this::
 
-    word 0            place, by weight
-    word 1  low half  radius of the offset (or its x, if a hotspot is uniform)
-            high half angle of the offset  (or its y)
-    word 2  low half  hotspot that receives the row, if any
-            high half the value
+                      points                                calls
+    word 0            place, by weight                      caller (both halves, if normal)
+    word 1  low half  radius of the offset (or its x,       the same
+                      if a hotspot is uniform)
+            high half angle of the offset  (or its y)       the same
+    word 2  low half  hotspot that receives the row         callee
+            high half the value                             duration
+    word 3  low half                                        displacement of the start
+            high half                                       whether and where the caller roams
 
-Points arrive at a constant rate; a hotspot changes their location, not their number. The generator
-does not move individual objects (rows are independent) and ignores streets and coasts.
+Rows arrive at a constant rate. Points may have temporary, drifting hotspots, which change their
+location, not their number. The generators do not move individual objects (rows are independent) and
+ignore streets and coasts. A caller may begin a call while another one of theirs is not over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +51,17 @@ _UNIT_32 = np.float64(2.0**-32)
 _UNIT_53 = np.float64(2.0**-53)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFF_FFFF)
+
+
+class Generator(Protocol):
+    """An infinite stream of rows with random access to any range of them."""
+
+    @property
+    def rate_per_s(self) -> float:
+        """Rows per second of event time."""
+
+    def block(self, start_row: int, stop_row: int) -> pa.Table:
+        """Return rows ``start_row`` to ``stop_row - 1``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,10 +163,7 @@ class PointGenerator:
     _other: Integers = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate_per_s < np.inf:
-            raise ConfigError("generator.rate_per_s", self.rate_per_s, "a number above 0")
-        if not 0 <= self.seed < 2**128:
-            raise ConfigError("generator.seed", self.seed, "an integer from 0 to 2**128 - 1")
+        _check_stream(self.rate_per_s, self.seed)
         if not 0 <= self.spread_deg < np.inf:
             raise ConfigError("generator.spread_deg", self.spread_deg, "degrees, 0 or more")
         object.__setattr__(self, "hotspots", tuple(self.hotspots))
@@ -163,14 +177,11 @@ class PointGenerator:
 
     def time_us(self, rows: Integers) -> Integers:
         """Return the event times of rows, microseconds since 1970 UTC; never decreasing."""
-        age_us: Integers = np.floor(rows * (_US_PER_S / self.rate_per_s)).astype(np.int64)
-        return age_us + self.start_us
+        return _times_us(rows, self.rate_per_s, self.start_us)
 
     def block(self, start_row: int, stop_row: int) -> pa.Table:
         """Return rows ``start_row`` to ``stop_row - 1``; ``id`` is the row number."""
-        if not 0 <= start_row <= stop_row:
-            raise ValueError(f"rows {start_row} to {stop_row} are not a range of rows")
-        ids = np.arange(start_row, stop_row, dtype=np.int64)
+        ids = _row_numbers(start_row, stop_row)
         times_us = self.time_us(ids)
         lon, lat, value = np.empty((3, len(ids)), dtype=np.float64)
         for start in range(0, len(ids), _STRIDE_ROWS):
@@ -210,6 +221,145 @@ class PointGenerator:
             moved = np.flatnonzero((pick >= floor) & (pick < ceiling))
             lon[moved], lat[moved] = hotspot._place(time_us[moved], offset[moved])
             floor = ceiling
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """How calls are distributed over the callers, who are numbered from 0.
+
+    ``zipf``: caller ``k`` has a share of about ``(k + 1) ** -exponent``; 0 is uniform.
+    ``normal``: numbers are normal around ``mean``, clipped to the first and the last caller.
+    """
+
+    kind: str = "zipf"
+    exponent: float = 0.0
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("zipf", "normal"):
+            raise ConfigError("skew.kind", self.kind, "zipf or normal")
+        for name in ("exponent", "mean", "deviation"):
+            value = getattr(self, name)
+            if not 0 <= value < np.inf:
+                raise ConfigError(f"skew.{name}", value, "a number, 0 or more")
+
+    def choose(self, words: Words, callers: int) -> Integers:
+        """Return the caller of each row."""
+        if self.kind == "normal":
+            position = self.mean + _normal_pair(words, self.deviation)[0]
+        else:
+            position = self._ranks(_unit(words), callers) - 1.0
+        return np.clip(np.floor(position), 0, callers - 1).astype(np.int64)
+
+    def _ranks(self, chance: Floats, callers: int) -> Floats:
+        """Invert the distribution with density ``x ** -exponent`` on [1, callers + 1).
+
+        It needs no table of the callers, of whom there may be millions.
+        """
+        rest = 1.0 - self.exponent
+        if abs(rest) < 1e-9:
+            ranks = np.exp(chance * np.log1p(callers))
+        else:
+            ranks = (1.0 + chance * ((callers + 1.0) ** rest - 1.0)) ** (1.0 / rest)
+        return np.asarray(ranks)
+
+
+FIRST_NUMBER = 1_000_000_000  # of the callers; all numbers have ten digits
+CALLERS_MAX = 1_000_000_000
+ROAMING = 0.05  # share of the calls from another district than the caller's own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallGenerator:
+    """An infinite stream of call records with random access to any range of rows.
+
+    The columns are those of StreamCloud's evaluation: numbers of caller and callee, start and end
+    of the call, district and position of the caller, and the time of emission, which is the end.
+    Starts ascend with the row number unless ``disorder_s`` displaces them. Each caller belongs to a
+    district, and each district is the surroundings of a place.
+
+    Examples
+    --------
+    >>> generator = CallGenerator(load_places(), rate_per_s=1_000, start_us=0, seed=7)
+    >>> generator.block(5, 8).column_names
+    ['src', 'dst', 'start', 'end', 'district', 'lat', 'lon', 'ts']
+    >>> generator.block(5, 8).equals(generator.block(0, 100).slice(5, 3))
+    True
+    """
+
+    places: Places
+    rate_per_s: float  # calls per second of event time
+    start_us: int  # start of the first call, microseconds since 1970 UTC
+    seed: int
+    callers: int = 10_000
+    districts: int = 100  # the first of the places
+    skew: Skew = Skew(exponent=0.8)
+    duration_s: float = 120.0  # mean of the exponential distribution, before the cap
+    longest_s: float = 3_600.0
+    disorder_s: float = 0.0  # a start is displaced by less than this
+    spread_deg: float = 0.1  # standard deviation of a caller around a place, on each axis
+
+    def __post_init__(self) -> None:
+        _check_stream(self.rate_per_s, self.seed)
+        if not 2 <= self.callers <= CALLERS_MAX:
+            raise ConfigError("generator.callers", self.callers, f"from 2 to {CALLERS_MAX}")
+        if not 1 <= self.districts <= len(self.places.lon):
+            most = len(self.places.lon)
+            raise ConfigError("generator.districts", self.districts, f"from 1 to {most}")
+        if not 0 <= self.spread_deg < np.inf:
+            raise ConfigError("generator.spread_deg", self.spread_deg, "degrees, 0 or more")
+        for name in ("duration_s", "longest_s"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ConfigError(f"generator.{name}", getattr(self, name), "seconds, above 0")
+        if not 0 <= self.disorder_s < np.inf:
+            raise ConfigError("generator.disorder_s", self.disorder_s, "seconds, 0 or more")
+
+    def block(self, start_row: int, stop_row: int) -> pa.Table:
+        """Return rows ``start_row`` to ``stop_row - 1``."""
+        rows = _row_numbers(start_row, stop_row)
+        words = _words(self.seed, start_row, len(rows))
+        callee, duration = _halves(words[:, 2])
+        displacement, roaming = _halves(words[:, 3])
+        src = self.skew.choose(words[:, 0], self.callers)
+        dst = (callee * (self.callers - 1)).astype(np.int64)
+        dst += dst >= src  # nobody calls themselves
+        district = np.where(
+            roaming < ROAMING,
+            (roaming * (self.districts / ROAMING)).astype(np.int64),
+            src % self.districts,
+        )
+        dx, dy = _normal_pair(words[:, 1], self.spread_deg)
+        lon, lat = self.places.lon[district] + dx, self.places.lat[district] + dy
+        _onto_globe(lon, lat)
+        start = _times_us(rows, self.rate_per_s, self.start_us)
+        start += (displacement * (self.disorder_s * _US_PER_S)).astype(np.int64)
+        seconds = np.minimum(-self.duration_s * np.log(1.0 - duration), self.longest_s)
+        end = start + (seconds * _US_PER_S).astype(np.int64)
+        stamps = [pa.array(times).cast(pa.timestamp("us", tz="UTC")) for times in (start, end)]
+        numbers = [pa.array(FIRST_NUMBER + each).cast(pa.string()) for each in (src, dst)]
+        columns = [*numbers, *stamps, pa.array(district), lat, lon, stamps[1]]
+        return pa.table(
+            columns, names=["src", "dst", "start", "end", "district", "lat", "lon", "ts"]
+        )
+
+
+def _check_stream(rate_per_s: float, seed: int) -> None:
+    if not 0 < rate_per_s < np.inf:
+        raise ConfigError("generator.rate_per_s", rate_per_s, "a number above 0")
+    if not 0 <= seed < 2**128:
+        raise ConfigError("generator.seed", seed, "an integer from 0 to 2**128 - 1")
+
+
+def _row_numbers(start_row: int, stop_row: int) -> Integers:
+    if not 0 <= start_row <= stop_row:
+        raise ValueError(f"rows {start_row} to {stop_row} are not a range of rows")
+    return np.arange(start_row, stop_row, dtype=np.int64)
+
+
+def _times_us(rows: Integers, rate_per_s: float, start_us: int) -> Integers:
+    age_us: Integers = np.floor(rows * (_US_PER_S / rate_per_s)).astype(np.int64)
+    return age_us + start_us
 
 
 def _alias_table(weight: Floats) -> tuple[Floats, Integers]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from roost.errors import SourceError
 from roost.model.arrays import as_arrow
 from roost.stages.decode import ROW
-from roost.stages.generators import PointGenerator
+from roost.stages.generators import Generator
 from roost.storage.cache import WorkerCache
 
 
@@ -83,11 +83,13 @@ class ParquetSlice(Slice):
 class GeneratedSlice(Slice):
     """Rows of a generator."""
 
-    generator: PointGenerator
+    generator: Generator
 
     def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
-        """Generate the rows."""
+        """Generate the rows, with their numbers if requested."""
         table = self.generator.block(self.start, self.stop)
+        if ROW in columns:
+            table = table.append_column(ROW, as_arrow(np.arange(self.start, self.stop)))
         return table.select([name for name in table.column_names if name in columns])
 
 

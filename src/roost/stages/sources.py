@@ -6,11 +6,12 @@ of a batch is part of its intent. Offsets count rows of the source in replay ord
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,14 @@ from numpy.typing import NDArray
 
 from roost.errors import ConfigError, SourceError
 from roost.model.schemas import TIMESTAMP
-from roost.stages.generators import Hotspot, PointGenerator, load_places
+from roost.stages.generators import (
+    CallGenerator,
+    Generator,
+    Hotspot,
+    PointGenerator,
+    Skew,
+    load_places,
+)
 from roost.stages.point_files import PointFile, arrange, find_files, stored_times
 from roost.stages.slices import GeneratedSlice, ParquetSlice, Slice
 from roost.storage.cache import WorkerCache
@@ -81,13 +89,20 @@ class FileSource(Source):
     """
 
     def __init__(
-        self, path: str, form: str, time: str, store: Store, speed: float | None, clock: Clock
+        self,
+        path: str,
+        form: str,
+        time: str,
+        store: Store,
+        speed: float | None,
+        clock: Clock,
+        name: str = "",
     ) -> None:
-        self._path, self._form, self._time = path, form, time
+        self._path, self._form, self._time, self._name = path, form, time, name
         self.grows = Path(path).is_dir()
         self._store = store
         self._times: tuple[str, NDArray[np.int64]] | None = None
-        self._files = [PointFile(*row) for row in point_files(store)]
+        self._files = [PointFile(*row) for row in point_files(store, name)]
         self.poll()
         if not self._files:
             raise SourceError(f"no points at {path}: the folder has no file of a known format")
@@ -98,13 +113,14 @@ class FileSource(Source):
 
     def poll(self) -> bool:
         """Look for files that were not there before."""
-        seen = seen_inputs(self._store)
+        seen = seen_inputs(self._store, self._name)
         new = [path for path in find_files(self._path, self._form) if str(path) not in seen]
         if not new:
             return False
-        staged = self._store.folder / "staged" / f"points-{len(self._files):06d}.parquet"
+        name = f"{self._name or 'points'}-{len(self._files):06d}.parquet"
+        staged = self._store.folder / "staged" / name
         files = arrange(new, self._form, self._time, self.total(), staged)
-        add_inputs(self._store, list(files), [str(path) for path in new])
+        add_inputs(self._store, list(files), [str(path) for path in new], self._name)
         self._files += files
         return True
 
@@ -164,9 +180,9 @@ def _due_times(path: str, name: str) -> NDArray[np.int64]:
 
 
 class GeneratorSource(Source):
-    """A seeded generator of ``rows`` points, or without an end."""
+    """A seeded generator of ``rows`` rows, or without an end."""
 
-    def __init__(self, generator: PointGenerator, rows: int | None, pace: _Pace | None) -> None:
+    def __init__(self, generator: Generator, rows: int | None, pace: _Pace | None) -> None:
         self._generator = generator
         self._rows = rows
         self._pace = pace
@@ -218,42 +234,111 @@ def parse_hotspot(text: str) -> Hotspot:
     return Hotspot((lon, lat), side, share, start_us, stop_us, spread, intensity, drift)
 
 
-def parse_generator(text: str, clock: Clock) -> GeneratorSource:
-    """Build a generator from text such as ``generate:rows=1000000,rate=10000,seed=7,pace=live``."""
-    accepted = ("rows", "rate", "seed", "spread", "pace", "hotspot")
-    given: dict[str, str] = {}
-    hotspots = []
-    for part in filter(None, text.removeprefix("generate:").split(",")):
-        name, _, value = part.partition("=")
-        if name not in accepted or not value:
-            raise ConfigError("points.path", text, "generate: with " + ", ".join(accepted))
-        if name == "hotspot":
-            hotspots.append(parse_hotspot(value))
-        given[name] = value
+SKEW_FORMAT = "uniform, zipf:EXPONENT or normal:MEAN:DEVIATION"
+
+
+def parse_skew(text: str) -> Skew:
+    """Build a skew from its kind and numbers.
+
+    Examples
+    --------
+    >>> parse_skew("zipf:1.1").exponent
+    1.1
+    >>> parse_skew("normal:2000:100").deviation
+    100.0
+    """
+    kind, *numbers = text.split(":")
+    with contextlib.suppress(ValueError):
+        match kind, list(map(float, numbers)):
+            case "uniform", []:
+                return Skew()
+            case "zipf", [exponent]:
+                return Skew("zipf", exponent)
+            case "normal", [mean, deviation]:
+                return Skew("normal", mean=mean, deviation=deviation)
+    raise ConfigError("generator.skew", text, SKEW_FORMAT)
+
+
+@dataclass(frozen=True)
+class _GeneratorKind:
+    """A generator that a path can name, with its options: parameter and parser of each."""
+
+    build: Callable[..., Generator]
+    options: Mapping[str, tuple[str, Callable[[str], Any]]]
+
+
+_STREAM: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "rate": ("rate_per_s", float),
+    "seed": ("seed", int),
+    "spread": ("spread_deg", float),
+}
+_GENERATORS = {
+    "points": _GeneratorKind(PointGenerator, {**_STREAM, "hotspot": ("hotspots", parse_hotspot)}),
+    "calls": _GeneratorKind(
+        CallGenerator,
+        {
+            **_STREAM,
+            "callers": ("callers", int),
+            "districts": ("districts", int),
+            "skew": ("skew", parse_skew),
+            "duration": ("duration_s", float),
+            "longest": ("longest_s", float),
+            "disorder": ("disorder_s", float),
+        },
+    ),
+}
+
+
+def parse_generator(text: str, clock: Clock, key: str = "points.path") -> GeneratorSource:
+    """Build a generator from text such as ``generate:calls,rows=1000000,rate=10000,pace=live``.
+
+    Without a kind it generates points. Raises :class:`ConfigError` with the ``key``.
+    """
+    parts = [part for part in text.removeprefix("generate:").split(",") if part]
+    kind = parts.pop(0) if parts and "=" not in parts[0] else "points"
+    if kind not in _GENERATORS:
+        raise ConfigError(key, text, "generate: with " + " or ".join(_GENERATORS))
+    chosen = _GENERATORS[kind]
+    arguments: dict[str, Any] = {"rate_per_s": 10_000.0, "seed": 1}
+    given = {"pace": "max"}
     try:
+        for part in parts:
+            name, _, value = part.partition("=")
+            if name not in ("rows", "pace", *chosen.options) or not value:
+                accepted = ", ".join(["rows", "pace", *chosen.options])
+                raise ConfigError(key, text, f"generate:{kind} with {accepted}")
+            if name not in chosen.options:
+                given[name] = value
+                continue
+            argument, parse = chosen.options[name]
+            parsed = parse(value)
+            several = argument == "hotspots"
+            arguments[argument] = (*arguments.get(argument, ()), parsed) if several else parsed
         rows = int(given["rows"]) if "rows" in given else None
-        generator = PointGenerator(
-            load_places(),
-            float(given.get("rate", 10_000.0)),
-            GENERATOR_START_US,
-            int(given.get("seed", 1)),
-            hotspots=tuple(hotspots),
-            spread_deg=float(given.get("spread", 0.1)),
-        )
     except ValueError as error:
-        raise ConfigError("points.path", text, f"numbers ({error})") from None
-    pace = given.get("pace", "max")
-    if pace not in ("max", "live"):
-        raise ConfigError("points.path", text, "pace=max or pace=live")
-    return GeneratorSource(
-        generator, rows, _Pace(generator.rate_per_s, clock) if pace == "live" else None
-    )
+        raise ConfigError(key, text, f"numbers ({error})") from None
+    if given["pace"] not in ("max", "live"):
+        raise ConfigError(key, text, "pace=max or pace=live")
+    if rows is not None and rows < 0:
+        raise ConfigError(key, text, "rows=0 or more")
+    generator = chosen.build(places=load_places(), start_us=GENERATOR_START_US, **arguments)
+    pace = _Pace(generator.rate_per_s, clock) if given["pace"] == "live" else None
+    return GeneratorSource(generator, rows, pace)
 
 
 def open_source(
-    path: str, form: str, time: str, store: Store, speed: float | None, clock: Clock
+    path: str,
+    form: str,
+    time: str,
+    store: Store,
+    speed: float | None,
+    clock: Clock,
+    name: str = "",
 ) -> Source:
-    """Open the source of a path, or of the text of a generator."""
+    """Open the source of a path, or of the text of a generator.
+
+    The files of a source of a dataflow are registered under its ``name``.
+    """
     if path.startswith("generate:"):
-        return parse_generator(path, clock)
-    return FileSource(str(Path(path)), form, time, store, speed, clock)
+        return parse_generator(path, clock, f"{name}.path" if name else "points.path")
+    return FileSource(str(Path(path)), form, time, store, speed, clock, name)
