@@ -20,12 +20,14 @@ import pytest
 
 from roost import bench
 from roost.cli import build_parser
+from roost.dataflow.schema import resolve
 from roost.model.records import Reason
 from roost.model.schemas import DEAD_SCHEMA, request_schema
 from roost.model.settings import KEYS, RunConfig, load_config
 from roost.predicate import check, parse
 from roost.runtime.report import build_report
 from roost.storage.store import Store
+from roost.testing import InProcessPipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "roost"
@@ -197,6 +199,22 @@ def test_the_python_example_of_settings_runs(capsys) -> None:
     assert capsys.readouterr().out == "4 parquet\n"
     assert names["wider"].engine.machines == 8
     assert names["plain"].engine == RunConfig().engine
+
+
+def test_the_python_examples_of_dataflows_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks build on each other; the pipeline runs in this process instead of on Spark."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("roost.Pipeline", InProcessPipeline, raising=False)
+    code = "\n".join(blocks(text_of("docs/dataflow.md"), "python"))
+    names: dict[str, Any] = {"__name__": "dataflow"}
+    exec(compile(code, "docs/dataflow.md", "exec"), names)
+    promised = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert promised and capsys.readouterr().out.splitlines() == promised
+    assert names["results"].num_rows > 0
+    for flow in (names["seconds"].flow, names["flow"]):
+        resolve(flow.name, flow.operators)
 
 
 def test_every_reason_is_documented() -> None:
