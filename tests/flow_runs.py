@@ -25,7 +25,7 @@ from roost.runtime.loop import BatchLoop
 from roost.runtime.part import Item
 from roost.stages.contract import Task
 from roost.stages.decode import ROW
-from roost.stages.flow import stage_of
+from roost.stages.flow_routing import stage_of
 from roost.stages.slices import Slice
 from roost.storage.cache import WorkerCache
 from roost.testing import InProcessExecutor, InProcessPipeline

@@ -13,7 +13,8 @@ from roost.dataflow.buckets import BucketMap
 from roost.dataflow.compiler import window_text
 from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.watermarks import Progress
-from roost.stages.flow import FLOW, MAPS, STATE, StateEntry
+from roost.stages.flow import STATE, StateEntry
+from roost.stages.flow_routing import FLOW, MAPS
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
 

@@ -30,7 +30,7 @@ from roost.model.settings import RunConfig
 from roost.queries.log import QueryLog, kafka_address, open_log
 from roost.runtime.loop import BatchLoop, Sink
 from roost.runtime.pipeline import BasePipeline
-from roost.stages.flow import stage_of
+from roost.stages.flow_routing import stage_of
 from roost.stages.reading import ReadingStage
 from roost.stages.schema import message_schema, point_schema
 from roost.storage.private import CHECKPOINTS, private_folder

@@ -15,15 +15,8 @@ from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor
 from roost.runtime.loop import staging
 from roost.stages.contract import Stage
-from roost.stages.flow import (
-    FLOW,
-    MAPS,
-    BucketTable,
-    FlowSettings,
-    ProgressStage,
-    SubqueryStage,
-    stage_of,
-)
+from roost.stages.flow import FlowSettings, ProgressStage, SubqueryStage
+from roost.stages.flow_routing import FLOW, MAPS, BucketTable, stage_of
 from roost.stages.flow_source import SourceStage
 from roost.storage.store import Fact, Store
 

@@ -29,7 +29,7 @@ from roost.runtime.records import Commit, commit_of, last_intent
 from roost.runtime.report import build_report
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
-from roost.stages.flow import FLOW, node_of, stage_of
+from roost.stages.flow_routing import FLOW, node_of, stage_of
 from roost.stages.point_files import read_requests
 from roost.stages.reading import ReadingStage
 from roost.stages.schema import point_schema, space_for

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 
 from roost.dataflow.aggregate import AggregateWork
 from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected
-from roost.dataflow.buckets import BucketMap, bucket_of, hash_rows
+from roost.dataflow.buckets import BucketMap
 from roost.dataflow.join import PairWork
 from roost.dataflow.local import LocalOperators, Target, targets
 from roost.dataflow.operators import Aggregate, Sink, Source
 from roost.dataflow.schema import FlowGraph, Node
 from roost.dataflow.state import StateFile, read_state, write_state
 from roost.dataflow.watermarks import Progress
-from roost.errors import StateError
 from roost.model.arrays import as_arrow
 from roost.model.columns import one_array, record_json
 from roost.model.records import DeadLetter
@@ -42,6 +40,16 @@ from roost.stages.contract import (
     Task,
     Work,
 )
+from roost.stages.flow_routing import (
+    FLOW,
+    BucketTable,
+    KeyRouting,
+    node_of,
+    ports_of,
+    producers,
+    stage_of,
+    unpacked,
+)
 from roost.stages.routing import Packed
 from roost.stages.writers import TableWriter, write_dead
 from roost.storage.cache import WorkerCache
@@ -49,129 +57,9 @@ from roost.storage.files import Files
 from roost.storage.store import Fact, View
 from roost.storage.totals import DATAFLOW, add_nested
 
-FLOW = "flow"  # name of the stage of the progress, and table of the flow's facts
 STATE = "flow state"  # table of the state files, by operator
-MAPS = "flow buckets"  # prefix of the tables of bucket maps
 TIER = 4  # a file is merged with newer ones unless it is so many times as large
 CLOCK_UNIT = 1_000_000  # event times of the clock are microseconds
-
-
-def stage_of(node: str) -> str:
-    """Return the name of the stage of a source or of a stateful operator."""
-    return f"{FLOW}:{node}"
-
-
-def node_of(stage: str) -> str:
-    """Invert :func:`stage_of`."""
-    return stage.removeprefix(f"{FLOW}:")
-
-
-def port_of(producer: str, target: Target) -> str:
-    """Return the name of the port from a stage to an input of a stateful operator."""
-    return f"{producer}>{target.node}.{target.input}"
-
-
-def producers(graph: FlowGraph) -> list[Node]:
-    """Return the nodes that are the beginning of a stage."""
-    return [n for n in graph.nodes if isinstance(n.operator, Source) or n.operator.stateful]
-
-
-def ports_of(graph: FlowGraph, node: str) -> dict[Target, str]:
-    """Return the ports that a stage writes."""
-    found = (t for t in targets(graph, node) if graph.by_name[t.node].operator.stateful)
-    return {target: port_of(node, target) for target in found}
-
-
-def packed(table: pa.Table) -> Packed:
-    """Serialize a block."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return Packed(table.num_rows, sink.getvalue().to_pybytes())
-
-
-def unpacked(blocks: Sequence[Packed]) -> pa.Table | None:
-    """Join blocks; None without any."""
-    if not blocks:
-        return None
-    return pa.concat_tables([pa.ipc.open_stream(pa.py_buffer(b.data)).read_all() for b in blocks])
-
-
-# --------------------------------------------------------------------------- routing
-
-
-@dataclass(frozen=True)
-class KeyRouting:
-    """Sends tuples to the owners of their buckets.
-
-    A Product has a grid of left by right buckets; a tuple goes to every machine that owns a cell of
-    its row or column, once.
-    """
-
-    map: BucketMap
-    keys: Mapping[str, tuple[int, tuple[str, ...]]]  # by port: input, and its key columns
-    grid: tuple[int, int] | None = None  # of a Product
-
-    local = False
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the bucket map."""
-        return self.map.epoch
-
-    @property
-    def machines(self) -> int:
-        """Number of machines."""
-        return self.map.machines
-
-    def split(self, port: str, block: pa.Table, cache: WorkerCache) -> Iterator[tuple[int, Packed]]:
-        """Divide tuples by machine; each gets its bucket."""
-        side, keys = self.keys[port]
-        columns = [block[key] for key in keys]
-        if self.grid is not None:
-            yield from self._split_grid(side, block, columns)
-            return
-        buckets = bucket_of(columns, block.num_rows, self.map.buckets)
-        machines = np.asarray(self.map.owners, np.int64)[buckets]
-        order = np.argsort(machines, kind="stable")
-        borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
-        block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(order))
-        for number, (start, stop) in enumerate(pairwise(borders)):
-            if start < stop:
-                yield number, packed(block.slice(start, stop - start))
-
-    def _split_grid(
-        self, side: int, block: pa.Table, columns: list[pa.ChunkedArray]
-    ) -> Iterator[tuple[int, Packed]]:
-        assert self.grid is not None
-        cells = np.asarray(self.map.owners).reshape(self.grid)
-        hashes = hash_rows(columns, block.num_rows)
-        buckets = (hashes % np.uint64(self.grid[side])).astype(np.int32)
-        block = block.append_column(BUCKET, as_arrow(buckets))
-        for machine in range(self.machines):
-            owned = (cells == machine).any(axis=1 - side)
-            kept = owned[buckets]
-            if kept.any():
-                yield machine, packed(block.filter(pa.array(kept)))
-
-
-def key_columns(node: Node, side: int) -> tuple[str, ...]:
-    """Return the columns that decide the bucket of a tuple; all for a Product, which has no key."""
-    if node.keys:
-        return node.keys[side]
-    fields = node.inputs[side].columns
-    usable = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string)
-    return tuple(field.name for field in fields if any(test(field.type) for test in usable))
-
-
-def routing_of(graph: FlowGraph, node: Node, buckets: BucketMap, grid: Any) -> KeyRouting:
-    """Return the routing of a stateful operator."""
-    keys = {}
-    for producer in producers(graph):
-        for target, port in ports_of(graph, producer.name).items():
-            if target.node == node.name:
-                keys[port] = target.input, key_columns(node, target.input)
-    return KeyRouting(buckets, keys, grid)
 
 
 # --------------------------------------------------------------------------- what all tasks share
@@ -421,25 +309,6 @@ class StateEntry:
     def from_json(cls, data: Any) -> StateEntry:
         """Invert :meth:`to_json`."""
         return cls(data[0], tuple(StateFile(*file) for file in data[1]))
-
-
-@dataclass
-class BucketTable:
-    """The bucket maps of an operator, by epoch."""
-
-    name: str
-    graph: FlowGraph
-    node: Node
-    view: View
-    epoch: int
-    grid: tuple[int, int] | None
-
-    def at(self, epoch: int) -> KeyRouting:
-        """Return the routing of an epoch."""
-        body = self.view.get(f"{MAPS} {self.node.name}", epoch)
-        if body is None:
-            raise StateError(f"the state has no bucket map of {self.node.name!r}, epoch {epoch}")
-        return routing_of(self.graph, self.node, BucketMap.from_json(epoch, body), self.grid)
 
 
 @dataclass

@@ -48,9 +48,8 @@ from roost.stages.flow import (
     count_rejected,
     flow_files,
     flow_metrics,
-    ports_of,
-    stage_of,
 )
+from roost.stages.flow_routing import ports_of, stage_of
 from roost.stages.json_lines import read_json_messages
 from roost.stages.matching import GATHERED, PAIRS, Gathered, PairChunk
 from roost.stages.reading import messages_of, read_blocks

@@ -255,7 +255,7 @@ class Skew:
     def _ranks(self, chance: Floats, callers: int) -> Floats:
         """Invert the distribution with density ``x ** -exponent`` on [1, callers + 1).
 
-        It needs no table of the callers, of whom there may be millions.
+        It needs no table of the callers; there may be millions of them.
         """
         rest = 1.0 - self.exponent
         if abs(rest) < 1e-9:
@@ -323,7 +323,7 @@ class CallGenerator:
         displacement, roaming = _halves(words[:, 3])
         src = self.skew.choose(words[:, 0], self.callers)
         dst = (callee * (self.callers - 1)).astype(np.int64)
-        dst += dst >= src  # nobody calls themselves
+        dst += dst >= src  # a caller never calls itself
         district = np.where(
             roaming < ROAMING,
             (roaming * (self.districts / ROAMING)).astype(np.int64),
