@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Thread
+from threading import Thread, local
 from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -63,12 +63,15 @@ class SparkExecutor:
         self._context = context
         self._jvm: Any = context._jvm
         self._tag = f"roost-{uuid.uuid4().hex}"
+        self._thread = local()
         self._background = ThreadPoolExecutor(1, "roost-job")
 
     def close(self) -> None:
         """Cancel running jobs: their tasks must not write files after the run has ended."""
         self._cancel()
         self._background.shutdown()
+        if hasattr(self._thread, "tagged") and self._context._jsc is not None:
+            self._context.removeJobTag(self._tag)
 
     def _cancel(self) -> None:
         """Cancel running jobs, from a thread that has its own connection to the JVM.
@@ -81,25 +84,24 @@ class SparkExecutor:
             cancel.join()
 
     @contextmanager
-    def _tagged(self) -> Iterator[None]:
+    def _cancelled_on_exit(self) -> Iterator[None]:
         """Tag the jobs of this thread, and cancel them if the driver stops waiting for them.
 
+        A thread is tagged once, since each call to the JVM delays the batch by about a millisecond.
         Job groups are not used: a streaming query sets its own.
         """
-        self._context.addJobTag(self._tag)
-        self._context.setInterruptOnCancel(True)
-        ended = False
+        if not hasattr(self._thread, "tagged"):
+            self._context.addJobTag(self._tag)
+            self._context.setInterruptOnCancel(True)
+            self._thread.tagged = True
         try:
             yield
-            ended = True
         except Py4JJavaError:
-            ended = True  # Spark has cancelled the other tasks of a job that failed
+            raise  # Spark has cancelled the other tasks of a job that failed
+        except BaseException:
+            vars(self._thread).clear()  # the connection that set the tag stays in use
+            self._cancel()
             raise
-        finally:
-            if ended:
-                self._context.removeJobTag(self._tag)
-            else:
-                self._cancel()
 
     @property
     def slots(self) -> int:
@@ -114,7 +116,7 @@ class SparkExecutor:
         If Spark loses blocks of a DataFrame that it takes for indeterminate, the job fails and
         runs again.
         """
-        with self._tagged():
+        with self._cancelled_on_exit():
             for _ in range(JOB_ATTEMPTS - 1):
                 try:
                     return collected(chain, self._run(inputs, chain, tasks))
@@ -164,7 +166,7 @@ class SparkExecutor:
     def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
         """Run a function on every item, each in a task of its own."""
         run = partial(worker.run_call, call)
-        with self._tagged():
+        with self._cancelled_on_exit():
             return self._context.parallelize(items, len(items)).mapPartitions(run).collect()
 
     def submit(

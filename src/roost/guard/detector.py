@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from roost.guard.decisions import Block, Evidence, GuardDecision, NoFinding, Release, Suspect
@@ -136,6 +135,8 @@ def _split(
     raw: NDArray[np.float64], random: np.random.Generator, deviation_max: float
 ) -> tuple[Rows, list[Evidence]]:
     """Split the suspicious cluster until its users were in the same hotspots."""
+    from sklearn.cluster import KMeans  # here, since every worker imports this module
+
     scaled = normalise(raw)
     rows = np.arange(len(raw))
     splits: list[Evidence] = []

@@ -50,12 +50,12 @@ class SliceInputs:
         groups: dict[tuple[str, int], Sequence[Slice]] = {}
         for stage, slices in self.slices.items():
             of_points = stage == ReadingStage.name
-            readers[stage] = range(executor.slots)
+            limit = machines if machines is not None and of_points else executor.slots
+            count = limit
             if machines is not None or not of_points:
-                limit = machines if machines is not None and of_points else executor.slots
                 rows = sum(item.rows for item in slices)
                 count = min(limit, max(1, rows // executor.rows_per_task))
-                readers[stage] = [(number * count + k) % limit for k in range(count)]
+            readers[stage] = [(number * count + k) % limit for k in range(count)]
             parts = ((stage, machine) for machine in readers[stage])
             groups |= dict(zip(parts, cut(slices, len(readers[stage])), strict=True))
         return SliceInputs(self.slices, groups), readers
