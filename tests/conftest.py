@@ -196,6 +196,11 @@ QUICK_JAVA = (
 def child_environment() -> None:
     """Let child processes import Roost and the tests' helpers, and start Java quickly."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_JAVA)
+    archive = Path(sys.prefix) / "spark.jsa"  # from script/bootstrap --dev
+    if archive.exists():
+        # A JVM with other classes says that it cannot use the archive, and goes on without it.
+        quiet = "-Xlog:cds=off -Xlog:class+path=off"
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"'-XX:SharedArchiveFile={archive}' {quiet}")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [str(SOURCES), str(TESTS), str(TESTS / "spark"), *filter(None, known)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
