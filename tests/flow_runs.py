@@ -15,14 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost import RunConfig
+from roost.balance.changes import NoChange
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.moves import MapChange, Recreation, has_time_windows, window_times
 from roost.dataflow.operators import Sink, Source
 from roost.dataflow.schema import FlowGraph
 from roost.runtime.chain import Chain
 from roost.runtime.executor import Executor, SliceInputs
+from roost.runtime.flow_rounds import FlowPolicy, FlowSnapshot
 from roost.runtime.loop import BatchLoop
 from roost.runtime.part import Item
+from roost.runtime.rounds import Proposal
 from roost.stages.contract import Task
 from roost.stages.decode import ROW
 from roost.stages.flow_routing import stage_of
@@ -45,6 +49,60 @@ class TableSlice(Slice):
         return table.select([name for name in table.column_names if name in columns])
 
 
+@dataclass
+class ScriptedPolicy:
+    """Proposes what a function returns; None changes nothing."""
+
+    script: Callable[[FlowSnapshot], MapChange | None]
+    name: str = "script"
+
+    def propose(self, snapshot: FlowSnapshot) -> Proposal:
+        return Proposal(self.script(snapshot) or NoChange("nothing in the script"))
+
+
+@dataclass
+class RandomMoves:
+    """Moves random buckets of each subquery now and then; counts what it covers."""
+
+    chance: random.Random
+    machines: int = 4
+    covered: Counter[str] = field(default_factory=Counter)
+
+    def policies(self, flow: Dataflow) -> list[FlowPolicy]:
+        stateful = [operator.name for operator in flow.operators if operator.stateful]
+        return [
+            ScriptedPolicy(lambda snapshot, node=name: self._change(snapshot, node), name)
+            for name in stateful
+        ]
+
+    def _change(self, snapshot: FlowSnapshot, name: str) -> MapChange | None:
+        status, chance = snapshot.subqueries[name], self.chance
+        if chance.random() < 0.4:
+            return None
+        moving = {move.bucket for move in status.map.under_way}
+        fewest = 1 + max((move.old for move in status.map.under_way), default=0)
+        fewest = max([fewest, *(1 + status.map.owners[bucket] for bucket in moving)])
+        count = chance.randint(min(fewest, self.machines), max(fewest, self.machines))
+        share = chance.choice([0.05, 0.5, 1.0])
+        owners = {}
+        for bucket, owner in enumerate(status.map.owners):
+            if bucket not in moving and (owner >= count or chance.random() < share):
+                owners[bucket] = chance.randrange(count)
+        protocol = Recreation.STATE
+        if has_time_windows(status.node) and chance.random() < 0.7:
+            protocol = Recreation.WINDOW
+        moved = [bucket for bucket, owner in owners.items() if owner != status.map.owners[bucket]]
+        if not moved and count == status.map.machines:
+            return None
+        self.covered[f"{protocol} moves"] += len(moved)
+        self.covered["other number of machines"] += count != status.map.machines
+        self.covered["while other buckets move"] += bool(moving and moved)
+        if protocol is Recreation.WINDOW and status.newest is not None:
+            _, end = window_times(status.node, status.newest)
+            self.covered["moves with open windows"] += bool(moved) and end > status.watermark
+        return MapChange(name, owners, "random", count, protocol)
+
+
 class Killed(Exception):
     """The driver ends at a step."""
 
@@ -59,6 +117,8 @@ class FlowRun:
     idle: float | None = None
     machines: Callable[[int], int] = lambda batch: 2
     executor: Callable[[], Executor] = InProcessExecutor
+    policies: Sequence[FlowPolicy] = ()
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
     number: int = 0
     read: dict[str, int] = field(default_factory=dict)
     _driver: tuple[InProcessPipeline, BatchLoop] | None = None
@@ -109,7 +169,7 @@ class FlowRun:
             shared = {"lateness": self.lateness, "idle": self.idle}
             config = RunConfig(
                 out={"dir": self.folder},
-                dataflow={**shared, "machines": self.machines(self.number)},
+                dataflow={**shared, "machines": self.machines(self.number), **self.settings},
             )
             pipeline = InProcessPipeline(
                 config,
@@ -117,6 +177,7 @@ class FlowRun:
                 executor=self.executor(),
                 on_step=self._on_step,
                 wall_clock=lambda: self._clock,
+                flow_policies=self.policies,
             )
             try:
                 pipeline._take_lock()

@@ -41,6 +41,7 @@ RUN_FLAGS = (
     ("--flow-lateness", "dataflow.lateness", "S", "seconds a tuple may be late (default: 0)"),
     ("--flow-idle", "dataflow.idle", "S", "seconds until a silent source is idle (default: off)"),
     ("--flow-machines", "dataflow.machines", "M", "tasks per subquery (default: --machines)"),
+    ("--flow-balance", "dataflow.balance", "P", "planner, greedy or off (default: planner)"),
     ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
     ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),
     (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from roost.errors import ConfigError
-from roost.model.choices import Strategy, WindowKind
+from roost.model.choices import BucketPolicy, Strategy, WindowKind
 from roost.model.settings import (
     KEYS,
     SECTIONS,
@@ -70,6 +70,10 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "dataflow.lateness": (5, 5.0),
     "dataflow.idle": (30, 30.0),
     "dataflow.machines": (3, 3),
+    "dataflow.round": (0, 0.0),
+    "dataflow.balance": ("greedy", BucketPolicy.GREEDY),
+    "dataflow.imbalance": (0, 0.0),
+    "dataflow.improvement": (0.5, 0.5),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),
@@ -141,6 +145,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("dataflow.lateness", -1, "a finite number from 0 up"),
     ("dataflow.idle", 0, "a finite number above 0"),
     ("dataflow.machines", 0, "a whole number from 1 up"),
+    ("dataflow.round", -1, "a finite number from 0 up"),
+    ("dataflow.balance", "swarm", "planner or greedy or off"),
+    ("dataflow.imbalance", -0.1, "a finite number from 0 up"),
+    ("dataflow.improvement", 1, "a finite number from 0 up, below 1"),
     ("out.dir", 5, "text"),
     ("out.sink", "mongo", "parquet or count or console or kafka"),
 ]

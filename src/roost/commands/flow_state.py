@@ -14,7 +14,7 @@ from roost.dataflow.compiler import window_text
 from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.watermarks import Progress
 from roost.stages.flow import STATE, StateEntry
-from roost.stages.flow_routing import FLOW, MAPS
+from roost.stages.flow_routing import FLOW, maps_of
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
 
@@ -111,7 +111,7 @@ def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) 
 
 def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...]]:
     """Return the epoch of the newest bucket map, and how many buckets each machine owns."""
-    last = view.last(f"{MAPS} {name}")
+    last = view.last(maps_of(name))
     if last is None:
         return None, ()
     known = BucketMap.from_json(*last)

@@ -27,6 +27,7 @@ from roost.dataflow.blocks import (
     BUCKET,
     ORDER,
     TIME,
+    Mine,
     OldState,
     Ran,
     Rejected,
@@ -42,12 +43,19 @@ from roost.dataflow.order import key_bytes, made_order
 from roost.dataflow.partials import Partials, compacted, merge_into
 from roost.dataflow.schema import Node
 from roost.errors import DataflowError
-from roost.model.arrays import as_arrow
+from roost.model.arrays import as_arrow, as_numpy
 from roost.model.columns import one_array
 from roost.model.records import TIME_MAX, TIME_MIN, Reason
 from roost.window.grouped import Groups
 
+PANES = "panes"  # table of the state
 Integers = NDArray[np.int64]
+
+
+def pane_length(node: Node) -> int:
+    """Return the length of the panes of an Aggregate."""
+    assert node.advance is not None
+    return math.gcd(node.size or node.advance, node.advance)
 
 
 @dataclass
@@ -60,6 +68,7 @@ class AggregateWork:
     node: Node
     ordered: bool
     rejected: list[Rejected] = field(default_factory=list)
+    mine: Mine | None = None  # while buckets move: which windows the machine computes
 
     @cached_property
     def window(self) -> WindowBy:
@@ -98,7 +107,7 @@ class AggregateWork:
     @cached_property
     def pane(self) -> int:
         """Length of a pane."""
-        return math.gcd(self.node.size or self.advance, self.advance)
+        return pane_length(self.node)
 
     def run(
         self, inputs: Sequence[pa.Table | None], old: Sequence[OldState], before: int, after: int
@@ -142,10 +151,17 @@ class AggregateWork:
 
     def _without(self, rows: pa.Table, failed: Failed) -> pa.Table:
         for row, problem in failed.items():
-            self._reject(problem, rows.slice(row, 1))
+            one = rows.slice(row, 1)
+            # Both owners of a moving bucket get a tuple; one of them rejects it.
+            shared = self.mine is not None and BUCKET in rows.column_names
+            if not shared or self._owned(as_numpy(one_array(one[BUCKET])), times_of(one)).any():
+                self._reject(problem, one)
         kept = np.ones(rows.num_rows, bool)
         kept[list(failed)] = False
         return rows.filter(pa.array(kept))
+
+    def _owned(self, buckets: NDArray[np.int32], times: Integers) -> NDArray[np.bool_]:
+        return np.ones(times.size, bool) if self.mine is None else self.mine(buckets, times)
 
     def _reject(self, problem: str, rows: pa.Table) -> None:
         self.rejected.append(Rejected(self.node.name, Reason.FUNCTION_FAILED, problem, rows))
@@ -156,6 +172,7 @@ class AggregateWork:
         codes = encode([keys[key] for key in self.keys], keys.num_rows)
         panes = np.concatenate([one.panes for one in known])
         windows, rows = self._windows(panes, codes, before, after)
+        windows, rows = self._own_windows(windows, rows, keys)
         if not windows.size:
             return None
         groups, firsts = group(encode([windows, codes[rows]], windows.size))
@@ -192,6 +209,16 @@ class AggregateWork:
         if after != TIME_MAX:
             high = np.minimum(high, (after - size) // advance if after != TIME_MIN else TIME_MIN)
         return expand(low, high + 1)
+
+    def _own_windows(
+        self, windows: Integers, rows: Integers, keys: pa.Table
+    ) -> tuple[Integers, Integers]:
+        """Return the windows that this machine computes."""
+        if self.mine is None:
+            return windows, rows
+        buckets = as_numpy(one_array(keys[BUCKET]))[rows]
+        mine = self.mine(buckets, windows * self.advance)
+        return windows[mine], rows[mine]
 
     def _multiples(
         self, panes: Integers, codes: Integers, before: int, after: int
@@ -284,6 +311,7 @@ class AggregateWork:
         rows = rows.take(as_arrow(sort_order(rows)))
         codes = encode([rows[key] for key in self.keys], rows.num_rows)
         windows, members = self._windows(times_of(rows) // self.pane, codes, before, after)
+        windows, members = self._own_windows(windows, members, rows)
         output = None
         if windows.size:
             groups, firsts = group(encode([windows, codes[members]], windows.size))

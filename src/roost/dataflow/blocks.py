@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,9 @@ from roost.model.records import Reason
 
 TIME, ORDER, BUCKET = "__time", "__order", "__bucket"
 """Event time as a 64-bit integer, tuple order, and bucket of the key."""
+
+Mine = Callable[[NDArray[np.integer[Any]], NDArray[np.int64]], NDArray[np.bool_]]
+"""Which windows or pairs a machine computes, given buckets and event times; see buckets.py."""
 
 
 class Rejected(NamedTuple):

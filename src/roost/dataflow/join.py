@@ -20,6 +20,7 @@ from roost.dataflow.blocks import (
     BUCKET,
     ORDER,
     TIME,
+    Mine,
     OldState,
     Ran,
     expand,
@@ -74,6 +75,8 @@ class PairWork:
     node: Node
     ordered: bool
     cells: Any = None  # of a Product: pairs of left and right bucket that the machine owns
+    mine: Mine | None = None  # while buckets move: which pairs the machine computes
+    width: int = 0  # of a Product's grid
 
     @cached_property
     def window(self) -> WindowBy:
@@ -146,9 +149,24 @@ class PairWork:
         else:
             candidates = self._equal(left, right)
         for a, b in _joined(candidates):
+            if self.mine is not None:
+                a, b = self._own_pairs(left, right, a, b)
+            if not a.size:
+                continue
             kept = self.condition.evaluate(left, right, a, b)
             if kept.any():
                 yield self._emit(left, right, a[kept], b[kept])
+
+    def _own_pairs(
+        self, left: pa.Table, right: pa.Table, a: Integers, b: Integers
+    ) -> tuple[Integers, Integers]:
+        """Return the pairs that this machine computes."""
+        assert self.mine is not None
+        buckets = as_numpy(one_array(left[BUCKET])).astype(np.int64)[a]
+        if isinstance(self.node.operator, Product):
+            buckets = buckets * self.width + as_numpy(one_array(right[BUCKET]))[b]
+        mine = self.mine(buckets, np.minimum(times_of(left)[a], times_of(right)[b]))
+        return a[mine], b[mine]
 
     def _codes(self, left: pa.Table, right: pa.Table) -> tuple[Integers, Integers]:
         """Return a number per tuple of both sides, equal where their keys are."""

@@ -26,3 +26,11 @@ class WindowKind(StrEnum):
     TIME = "time"  # units of event time
     COUNT = "count"  # points
     BYTES = "bytes"  # of stored window data, in whole batches
+
+
+class BucketPolicy(StrEnum):
+    """How the buckets of a dataflow are balanced; ``docs/dataflow.md`` describes each."""
+
+    PLANNER = "planner"
+    GREEDY = "greedy"
+    OFF = "off"

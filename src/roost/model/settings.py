@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from roost.errors import ConfigError
-from roost.model.choices import Strategy, WindowKind
+from roost.model.choices import BucketPolicy, Strategy, WindowKind
 from roost.model.space import Coordinates, Grid, Outside, Rect
 
 SECTIONS: dict[str, type[Section]] = {}
@@ -70,14 +70,16 @@ def _number(
     default: float | None = None,
     *,
     inclusive: bool = True,
+    below: float = math.inf,
 ) -> Any:
     def parse(value: Any) -> float:
         fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
         above = fits and (value > low or (inclusive and value == low))
-        return kind(_only(above and math.isfinite(value), value))
+        return kind(_only(above and value < below, value))
 
     noun = "a whole number" if kind is int else "a finite number"
     limit = f"from {low:g} up" if inclusive else f"above {low:g}"
+    limit += "" if below == math.inf else f", below {below:g}"
     return _setting(parse, f"{noun} {limit}", default, kind)
 
 
@@ -291,6 +293,10 @@ class DataflowSettings(Section, section="dataflow"):
     lateness: float = _number(float, 0, 0.0)
     idle: float | None = _number(float, 0, inclusive=False)
     machines: int | None = _number(int, 1)
+    round: float = _number(float, 0, 10.0)
+    balance: BucketPolicy = _choice(BucketPolicy, BucketPolicy.PLANNER)
+    imbalance: float = _number(float, 0, 0.1)
+    improvement: float = _number(float, 0, 0.05, below=1)
 
 
 @dataclass(frozen=True)

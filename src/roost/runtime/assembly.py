@@ -34,7 +34,8 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
 from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
 from roost.runtime.executor import Executor
-from roost.runtime.flow import flow_stages
+from roost.runtime.flow import flow_rounds, flow_stages
+from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
@@ -79,6 +80,7 @@ class Hooks:
     clock: Callable[[], float] = time.perf_counter  # seconds, to time batches
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
+    flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,15 @@ def assemble(
     if shape is not None:
         return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
     assert flow is not None
+    stages = flow_stages(config, store, executor, flow, {}, hooks.wall_clock, json_column)
     return BatchLoop(
         store,
         None,
         None,
-        flow_stages(config, store, executor, flow, {}, hooks.wall_clock, json_column),
+        stages,
         executor,
         config.out.dir.absolute(),
+        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies),
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -278,6 +282,7 @@ class _Assembly:
             sinks=hooks.sinks,
             publish_matches=config.out.sink == "parquet",
             rounds=self._rounds(strategy, statistics),
+            flow_rounds=flow_rounds(config, self.store, stages, hooks.flow_policies),
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from roost.dataflow.buckets import BUCKETS, GRID, BucketMap
@@ -13,11 +14,14 @@ from roost.dataflow.schema import FlowGraph, Node, StreamSchema, resolve
 from roost.errors import DataflowError
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor
+from roost.runtime.flow_balancing import balancing_policies
+from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.loop import staging
 from roost.stages.contract import Stage
 from roost.stages.flow import FlowSettings, ProgressStage, SubqueryStage
-from roost.stages.flow_routing import FLOW, MAPS, BucketTable, stage_of
+from roost.stages.flow_routing import FLOW, BucketTable, maps_of, stage_of
 from roost.stages.flow_source import SourceStage
+from roost.storage.speed import cold_read_speed
 from roost.storage.store import Fact, Store
 
 RESERVED = frozenset(["matches", "dead", "aggregates", "nearest", "pairs", "state"])
@@ -63,20 +67,41 @@ def flow_stages(
     return stages
 
 
+def flow_rounds(
+    config: RunConfig, store: Store, stages: Sequence[Stage], more: Sequence[FlowPolicy]
+) -> FlowRounds | None:
+    """Build the rounds of a dataflow; None without a policy.
+
+    Balancing is the last policy, so that it is refused if another one changes a map.
+    """
+    subqueries = [stage for stage in stages if isinstance(stage, SubqueryStage)]
+    names = [stage.node.name for stage in subqueries]
+    policies = [*more, *balancing_policies(config.dataflow, names)]
+    if not policies or not subqueries:
+        return None
+    measure = partial(cold_read_speed, store.files("flow"))
+    return FlowRounds(store, subqueries, policies, config.dataflow.round, measure)
+
+
 def _bucket_table(
     config: RunConfig, store: Store, executor: Executor, graph: FlowGraph, node: Node
 ) -> BucketTable:
     """Return the bucket maps of an operator; a new one if the number of machines changed."""
     machines = config.dataflow.machines or config.engine.machines or executor.slots
     grid = GRID if isinstance(node.operator, Product) else None
-    table = f"{MAPS} {node.name}"
-    last = store.last(table)
-    epoch = 0 if last is None else last[0]
-    if last is None or last[1]["machines"] != machines:
-        epoch = 0 if last is None else epoch + 1
+    table = BucketTable(stage_of(node.name), graph, node, store, 0, grid)
+    last = store.last(maps_of(node.name))
+    if last is None:
         buckets = BUCKETS if grid is None else grid[0] * grid[1]
-        store.record(Fact(table, epoch, BucketMap.even(machines, buckets, epoch).to_json()))
-    return BucketTable(stage_of(node.name), graph, node, store, epoch, grid)
+        store.record(table.fact(BucketMap.even(machines, buckets)))
+        return table
+    known = BucketMap.from_json(*last)
+    if known.configured != machines:
+        reason = f"the settings have {machines} machines instead of {known.configured}"
+        known = known.resettled(machines, reason)
+        store.record(table.fact(known))
+    table.epoch = known.epoch
+    return table
 
 
 def describe(operator: Operator) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from roost.balance.planner import imbalance
 from roost.model.records import TIME_MAX, TIME_MIN
+from roost.runtime.flow_balancing import BALANCING
 from roost.runtime.records import commits
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, ROUNDS, SUMMED, TOTALS
@@ -63,12 +64,15 @@ def build_report(view: View) -> dict[str, Any]:
             "model_error": rounds.get("model_error"),
             "last_reason": rounds.get("last_reason"),
         },
-        "dataflow": _dataflow(totals.get(DATAFLOW)),
+        "dataflow": _dataflow(totals.get(DATAFLOW), view),
     }
 
 
-def _dataflow(totals: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the totals of a dataflow; None if the state directory has none."""
+def _dataflow(totals: dict[str, Any] | None, view: View) -> dict[str, Any] | None:
+    """Return the totals of a dataflow; None if the state directory has none.
+
+    ``balancing`` is what the last round showed of each subquery.
+    """
     if totals is None:
         return None
     return {
@@ -77,6 +81,7 @@ def _dataflow(totals: dict[str, Any] | None) -> dict[str, Any] | None:
             name: None if time == TIME_MIN else "end" if time == TIME_MAX else time
             for name, time in totals.get("watermarks", {}).items()
         },
+        "balancing": dict(view.items(BALANCING)),
     }
 
 

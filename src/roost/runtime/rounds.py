@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
+from roost.dataflow.moves import MapChange
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
@@ -49,6 +50,16 @@ class RoundSnapshot:
     batches: Sequence[BatchNotes]
     hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
+    after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
+
+    def accepting(self, policy: str, decision: Decision | MapChange) -> RoundSnapshot:
+        """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
+        if isinstance(decision, MapChange):
+            raise ValueError("a policy of the spatial plan changes no bucket map")
+        after = self.after
+        if isinstance(decision, Rebalance):
+            after = (after or self.routing).apply(decision.changes)
+        return replace(self, accepted={**self.accepted, policy: decision}, after=after)
 
 
 @dataclass(frozen=True)
@@ -59,20 +70,34 @@ class Proposal:
     metrics.
     """
 
-    decision: Decision
+    decision: Decision | MapChange
     memory: Mapping[str, Any] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
 
 
-class Policy(Protocol):
+class Snapshot(Protocol):
+    """What policies see at the end of a round, with the decisions accepted so far."""
+
+    def accepting(self, policy: str, decision: Decision | MapChange) -> Self:
+        """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
+
+
+Seen = TypeVar("Seen", bound=Snapshot)
+Shown = TypeVar("Shown", contravariant=True)
+
+
+class Proposer(Protocol[Shown]):
     """Proposes at the end of a round."""
 
     @property
     def name(self) -> str:
         """Name in the record of the round."""
 
-    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+    def propose(self, snapshot: Shown, /) -> Proposal:
         """Propose what to change."""
+
+
+Policy = Proposer[RoundSnapshot]
 
 
 class Verdict(NamedTuple):
@@ -83,29 +108,28 @@ class Verdict(NamedTuple):
     reason: str
     proposal: Proposal
 
+    def to_json(self) -> Any:
+        """Return the verdict as JSON."""
+        return {"policy": self.policy, "verdict": self.verdict, "reason": self.reason}
 
-def arbitrate(
-    snapshot: RoundSnapshot, policies: Sequence[Policy]
-) -> tuple[list[Verdict], SpatialRouting | None]:
+
+def arbitrate(snapshot: Seen, policies: Sequence[Proposer[Seen]]) -> tuple[list[Verdict], Seen]:
     """Accept or refuse what policies propose, in their order; the only place that does.
 
-    A later policy sees the decisions accepted before it. Returns the verdicts and the next
-    routing, if any.
+    A later policy sees the decisions accepted before it. Returns the verdicts, and the snapshot
+    with the decisions that were accepted.
     """
     verdicts: list[Verdict] = []
-    after: SpatialRouting | None = None
     for policy in policies:
         proposal = policy.propose(snapshot)
-        decision, verdict, reason = proposal.decision, ACCEPTED, proposal.decision.reason
-        if isinstance(decision, Rebalance):
-            try:
-                after = (after or snapshot.routing).apply(decision.changes)
-            except ValueError as error:
-                verdict, reason = REFUSED, f"{reason}; refused: {error}"
-                decision = NoChange(reason)
+        verdict, reason = ACCEPTED, proposal.decision.reason
+        try:
+            snapshot = snapshot.accepting(policy.name, proposal.decision)
+        except ValueError as error:
+            verdict, reason = REFUSED, f"{reason}; refused: {error}"
+            snapshot = snapshot.accepting(policy.name, NoChange(reason))
         verdicts.append(Verdict(policy.name, verdict, reason, proposal))
-        snapshot = replace(snapshot, accepted={**snapshot.accepted, policy.name: decision})
-    return verdicts, after
+    return verdicts, snapshot
 
 
 @dataclass
@@ -155,7 +179,8 @@ class Rounds:
         busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
         hidden = self.hidden(self.now)
         snapshot = RoundSnapshot(routing, busy_s, self.now, tuple(self._notes), hidden)
-        verdicts, after = arbitrate(snapshot, self.policies)
+        verdicts, decided = arbitrate(snapshot, self.policies)
+        after = decided.after
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
         decision = balance.proposal.decision
         changes: tuple[Change, ...] = ()
@@ -172,9 +197,7 @@ class Rounds:
             "quarantined": len(hidden),
             "imbalance": imbalance(busy_s),
             "seconds": self.clock() - started,
-            "verdicts": [
-                {"policy": v.policy, "verdict": v.verdict, "reason": v.reason} for v in verdicts
-            ],
+            "verdicts": [verdict.to_json() for verdict in verdicts],
             **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
         }
         totals = add_round(self.store.get(TOTALS, ROUNDS) or {}, row)

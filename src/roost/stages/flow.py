@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from roost.dataflow.aggregate import AggregateWork
-from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected
+from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected, times_of
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.join import PairWork
+from roost.dataflow.loads import MachineLoad, counted
 from roost.dataflow.local import LocalOperators, Target, targets
 from roost.dataflow.operators import Aggregate, Sink, Source
 from roost.dataflow.schema import FlowGraph, Node
 from roost.dataflow.state import StateFile, read_state, write_state
 from roost.dataflow.watermarks import Progress
 from roost.model.arrays import as_arrow
-from roost.model.columns import one_array, record_json
+from roost.model.columns import record_json
 from roost.model.records import DeadLetter
 from roost.stages.contract import (
     Batch,
@@ -44,12 +44,14 @@ from roost.stages.flow_routing import (
     FLOW,
     BucketTable,
     KeyRouting,
+    maps_of,
     node_of,
     ports_of,
     producers,
     stage_of,
     unpacked,
 )
+from roost.stages.flow_share import MachineShare
 from roost.stages.routing import Packed
 from roost.stages.writers import TableWriter, write_dead
 from roost.storage.cache import WorkerCache
@@ -58,6 +60,7 @@ from roost.storage.store import Fact, View
 from roost.storage.totals import DATAFLOW, add_nested
 
 STATE = "flow state"  # table of the state files, by operator
+SEEN = "flow seen"  # table of the newest event time on any input, by operator
 TIER = 4  # a file is merged with newer ones unless it is so many times as large
 CLOCK_UNIT = 1_000_000  # event times of the clock are microseconds
 
@@ -94,9 +97,11 @@ class FlowValue:
     sinks: Mapping[str, str]
     dead: tuple[str, ...]
     state: StateFile | None = None
-    newest: int | None = None
+    newest: int | None = None  # event time of a source
     written: Mapping[str, int] = field(default_factory=dict)  # rows by sink
     rejected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by operator, reason
+    seen: int | None = None  # newest event time on any input of a subquery
+    load: MachineLoad | None = None  # of a subquery
 
 
 class Emitter:
@@ -177,6 +182,7 @@ class SubqueryTask(Task):
     grid: tuple[int, int] | None
     files: Files
     state: tuple[tuple[str, bool], ...]  # files of the state, and whether to merge each
+    before: BucketMap | None  # map of the batch before, if it was another
 
     def build(self, machine: int, cache: WorkerCache) -> SubqueryWork:
         """Build one machine's work."""
@@ -207,6 +213,10 @@ class SubqueryWork(Work):
         self._inputs: list[list[Packed]] = [[] for _ in self._node.inputs]
         self._emitter = Emitter(task.batch, task.node, machine)
         self._state: StateFile | None = None
+        self._seen: int | None = None
+        self._load: MachineLoad | None = None
+        self._share = MachineShare(self._node, task.buckets, task.grid, machine)
+        self._counts = {"read_bytes": 0, "sent_twice": 0}  # because buckets moved
 
     def process(self, port: str, block: Packed) -> tuple[()]:
         """Collect tuples: windows and pairs need all of them."""
@@ -218,74 +228,61 @@ class SubqueryWork(Work):
         """Run the operator; yield the tuples that it makes."""
         task, node = self._task, self._node
         inputs = [unpacked(blocks) for blocks in self._inputs]
+        newest = [int(times_of(rows).max()) for rows in inputs if rows is not None]
+        self._seen = max(newest, default=None)
         before = task.batch.before.input_watermark(node)
-        ran = self._run(inputs, before, marks.input_watermark(node))
+        ran, old = self._run(inputs, before, marks.input_watermark(node))
         self._emitter.rejected += ran.rejected
         if ran.output is not None and ran.output.num_rows:
             yield from self._emitter.emit(ran.output)
         name = task.files.name(task.batch.prefix, f"{self._machine:05d}", ".state")
-        tables = self._owned(ran)
+        tables = self._share.stored(ran.state)
+        self._load = counted(
+            inputs,
+            [*old, tables],
+            task.buckets.buckets,
+            self._share.cells(),
+            node.keys,
+            task.batch.number,
+        )
         buckets = max(task.grid) if task.grid is not None else task.buckets.buckets
         self._state = write_state(task.files, name, tables, buckets, ran.needed_until)
 
-    def _run(self, inputs: Sequence[pa.Table | None], before: int, after: int) -> Ran:
+    def _run(
+        self, inputs: Sequence[pa.Table | None], before: int, after: int
+    ) -> tuple[Ran, list[Mapping[str, pa.Table]]]:
+        """Run the operator; returns also the old state that it does not replace."""
         task, node = self._task, self._node
         ordered = node.name in task.batch.graph.ordered
+        share = self._share
+        mine = share.belongs if share.divided else None
         work: AggregateWork | PairWork
         if isinstance(node.operator, Aggregate):
-            work = AggregateWork(node, ordered)
+            work = AggregateWork(node, ordered, mine=mine)
         else:
-            work = PairWork(node, ordered, self._cells())
-        owned = self._buckets()
-        old = [
-            OldState(self._read(name, owned), merge or work.rewrites) for name, merge in task.state
-        ]
-        return work.run(inputs, old, before, after)
-
-    def _read(self, name: str, owned: Mapping[str, NDArray[np.int64]]) -> dict[str, pa.Table]:
-        task = self._task
-        return read_state(task.files, name, owned, self._cache)
-
-    def _cells(self) -> list[tuple[int, int]]:
-        grid = self._task.grid
-        if grid is None:
-            return []
-        cells = np.asarray(self._task.buckets.owners).reshape(grid)
-        return [(int(a), int(b)) for a, b in np.argwhere(cells == self._machine)]
-
-    def _buckets(self) -> dict[str, NDArray[np.int64]]:
-        """Return the buckets that the machine needs, by table of the state."""
-        task = self._task
-        if task.grid is None:
-            owned = task.buckets.owned(self._machine)
-            return dict.fromkeys(("panes", "rows", "left", "right"), owned)
-        cells = np.asarray(task.buckets.owners).reshape(task.grid) == self._machine
-        return {
-            "left": np.flatnonzero(cells.any(axis=1)),
-            "right": np.flatnonzero(cells.any(axis=0)),
-        }
-
-    def _owned(self, ran: Ran) -> Mapping[str, pa.Table]:
-        """Return the state that this machine stores: of a Product, each tuple is stored once."""
-        grid = self._task.grid
-        if grid is None or not ran.state:
-            return ran.state
-        cells = np.asarray(self._task.buckets.owners).reshape(grid)
-        found = {}
-        for side, first in (("left", cells.min(axis=1)), ("right", cells.min(axis=0))):
-            table = ran.state[side]
-            mine = first[np.asarray(one_array(table[BUCKET]))] == self._machine
-            found[side] = table.filter(pa.array(mine))
-        return found
+            owned = share.cells()
+            cells = [] if owned is None else [tuple(cell) for cell in np.argwhere(owned).tolist()]
+            work = PairWork(node, ordered, cells, mine, 0 if task.grid is None else task.grid[1])
+        needed = share.buckets()
+        old = []
+        for name, merge in task.state:
+            tables = read_state(task.files, name, needed, self._cache)
+            tables = share.readable(tables) if share.divided else tables
+            old.append(OldState(tables, merge or work.rewrites))
+        if task.before is not None:
+            self._counts["read_bytes"] = share.read_bytes(task.before, [s.tables for s in old])
+        self._counts["sent_twice"] = share.sent_twice(inputs)
+        ran = work.run(inputs, old, before, after)
+        return ran, [state.tables for state in old if not state.merge]
 
     def report(self) -> Report:
         """Report the files."""
         sinks, dead = self._emitter.close()
         state = self._state
-        counts = {"state_bytes": 0 if state is None else state.nbytes}
+        counts = {"state_bytes": 0 if state is None else state.nbytes, **self._counts}
         rejected = count_rejected(self._emitter.rejected)
         written = dict(self._emitter.written)
-        value = FlowValue(sinks, dead, state, written=written, rejected=rejected)
+        value = FlowValue(sinks, dead, state, None, written, rejected, self._seen, self._load)
         return Report(value, counts)
 
 
@@ -313,7 +310,7 @@ class StateEntry:
 
 @dataclass
 class SubqueryStage(Stage):
-    """Runs a subquery; its state is the list of live state files."""
+    """Runs a subquery; its state is the list of live state files, and its bucket map."""
 
     graph: FlowGraph
     node: Node
@@ -321,6 +318,7 @@ class SubqueryStage(Stage):
     files: Files
     shared: FlowSettings
     entries: tuple[StateEntry, ...] = field(init=False, default=())
+    seen: int | None = field(init=False, default=None)  # newest event time on any input
 
     def __post_init__(self) -> None:
         """Derive names and ports from the graph."""
@@ -343,9 +341,12 @@ class SubqueryStage(Stage):
         return self.table
 
     def open(self, view: View) -> None:
-        """Read the list of state files."""
+        """Read the list of state files, and the number of the newest bucket map."""
         found = view.get(STATE, self.node.name) or []
         self.entries = tuple(map(StateEntry.from_json, found))
+        self.seen = view.get(SEEN, self.node.name)
+        last = view.last(maps_of(self.node.name))
+        self.table.epoch = 0 if last is None else last[0]
 
     def intend(self) -> list[int]:
         """Choose the batches whose files this batch merges into its own.
@@ -371,10 +372,18 @@ class SubqueryStage(Stage):
         merged = set(batch.choices.get(self.name) or ())
         state = tuple((f.name, e.batch in merged) for e in self.entries for f in e.files)
         flow = self.shared.batch(self.graph, batch)
-        return SubqueryTask(flow, self.node.name, routing.map, routing.grid, self.files, state)
+        last = batch.before[self.name]
+        assert isinstance(last, KeyRouting)
+        before = last.map if last.map.owners != routing.map.owners else None
+        return SubqueryTask(
+            flow, self.node.name, routing.map, routing.grid, self.files, state, before
+        )
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
-        """List the new files; drop merged ones and those that no open window needs."""
+        """List the new files; drop merged ones and those that no open window needs.
+
+        Old owners of moved buckets whose last window has closed leave the bucket map.
+        """
         mine = reports[self.name]
         progress: Progress = batch.outcomes[FLOW].result
         watermark = progress.input_watermark(self.node)
@@ -388,14 +397,29 @@ class SubqueryStage(Stage):
             if files and entry.batch not in merged:
                 entries.append(StateEntry(entry.batch, files))
         facts = [Fact(STATE, self.node.name, [entry.to_json() for entry in entries])]
+        times = (self.seen, *(report.value.seen for report in mine))
+        seen = max((time for time in times if time is not None), default=None)
+        facts.append(Fact(SEEN, self.node.name, seen))
+        newest = self.table.current.completed(watermark)
+        if newest is not None:
+            facts.append(self.table.fact(newest))
+        epoch = self.table.epoch if newest is None else newest.epoch
         live = [file for entry in entries for file in entry.files]
         state = {
             "files": len(live),
             "rows": sum(file.rows for file in live),
             "bytes": sum(file.nbytes for file in live),
         }
-        metrics = flow_metrics(mine, state={self.node.name: state})
-        return Outcome(flow_files(mine), facts, metrics, result=tuple(entries))
+        moved = {
+            name: total
+            for name in ("read_bytes", "sent_twice")
+            if (total := sum(report.counts[name] for report in mine))
+        }
+        more = {"moved": {self.node.name: moved}} if moved else {}
+        metrics = flow_metrics(mine, state={self.node.name: state}, **more)
+        loads = [(report.value.load, report.seconds) for report in mine]
+        result = tuple(entries), seen, epoch
+        return Outcome(flow_files(mine), facts, metrics, observed=loads, result=result)
 
     def _rewrites(self) -> bool:
         operator = self.node.operator
@@ -404,15 +428,15 @@ class SubqueryStage(Stage):
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue with the files of the batch."""
-        self.entries = outcome.result
+        self.entries, self.seen, self.table.epoch = outcome.result
 
     def cleanup(self) -> None:
         """Delete files that are not listed."""
         self.files.delete("", keep={f.name for entry in self.entries for f in entry.files})
 
     def state(self) -> Any:
-        """Return the state files."""
-        return self.entries
+        """Return the state files, the newest event time and the number of the bucket map."""
+        return self.entries, self.seen, self.table.epoch
 
 
 def flow_files(reports: Iterable[Report]) -> dict[str, list[Staged]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from roost.dataflow.blocks import BUCKET
+from roost.dataflow.blocks import BUCKET, times_of
 from roost.dataflow.buckets import BucketMap, bucket_of, hash_rows
 from roost.dataflow.local import Target, targets
 from roost.dataflow.operators import Source
@@ -19,7 +20,7 @@ from roost.errors import StateError
 from roost.model.arrays import as_arrow
 from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
-from roost.storage.store import View
+from roost.storage.store import Fact, View
 
 FLOW = "flow"  # name of the stage of the progress, and table of the flow's facts
 MAPS = "flow buckets"  # prefix of the tables of bucket maps
@@ -101,27 +102,50 @@ class KeyRouting:
             yield from self._split_grid(side, block, columns)
             return
         buckets = bucket_of(columns, block.num_rows, self.map.buckets)
-        machines = np.asarray(self.map.owners, np.int64)[buckets]
+        rows, machines = self._receivers(block, buckets)
         order = np.argsort(machines, kind="stable")
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
-        block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(order))
+        block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(rows[order]))
         for number, (start, stop) in enumerate(pairwise(borders)):
             if start < stop:
                 yield number, packed(block.slice(start, stop - start))
+
+    def _receivers(
+        self, block: pa.Table, buckets: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return rows and their machines; a tuple of a moving bucket may go to both owners."""
+        rows = np.arange(block.num_rows)
+        if not self.map.under_way:
+            return rows, np.asarray(self.map.owners, np.int64)[buckets]
+        times = times_of(block)
+        also, old = self.map.also_received(buckets, times)
+        machines = self.map.owners_of(buckets, times)
+        return np.concatenate([rows, also]), np.concatenate([machines, old])
 
     def _split_grid(
         self, side: int, block: pa.Table, columns: list[pa.ChunkedArray]
     ) -> Iterator[tuple[int, Packed]]:
         assert self.grid is not None
-        cells = np.asarray(self.map.owners).reshape(self.grid)
         hashes = hash_rows(columns, block.num_rows)
         buckets = (hashes % np.uint64(self.grid[side])).astype(np.int32)
+        times = times_of(block)
         block = block.append_column(BUCKET, as_arrow(buckets))
         for machine in range(self.machines):
-            owned = (cells == machine).any(axis=1 - side)
-            kept = owned[buckets]
+            since, until = received_by_side(self.map, self.grid, machine, side)
+            kept = (times >= since[buckets]) | (times < until[buckets])
             if kept.any():
                 yield machine, packed(block.filter(pa.array(kept)))
+
+
+def received_by_side(
+    buckets: BucketMap, grid: tuple[int, int], machine: int, side: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which left or right tuples a machine gets for its cells of a Product's grid.
+
+    For each bucket of the side: those from a time on, and those before another.
+    """
+    since, until = (times.reshape(grid) for times in buckets.received(machine))
+    return since.min(axis=1 - side), until.max(axis=1 - side)
 
 
 def key_columns(node: Node, side: int) -> tuple[str, ...]:
@@ -154,9 +178,28 @@ class BucketTable:
     epoch: int
     grid: tuple[int, int] | None
 
-    def at(self, epoch: int) -> KeyRouting:
-        """Return the routing of an epoch."""
-        body = self.view.get(f"{MAPS} {self.node.name}", epoch)
+    def map_at(self, epoch: int) -> BucketMap:
+        """Return the bucket map of an epoch."""
+        body = self.view.get(maps_of(self.node.name), epoch)
         if body is None:
             raise StateError(f"the state has no bucket map of {self.node.name!r}, epoch {epoch}")
-        return routing_of(self.graph, self.node, BucketMap.from_json(epoch, body), self.grid)
+        return BucketMap.from_json(epoch, body)
+
+    def at(self, epoch: int) -> KeyRouting:
+        """Return the routing of an epoch."""
+        return routing_of(self.graph, self.node, self.map_at(epoch), self.grid)
+
+    @property
+    def current(self) -> BucketMap:
+        """The map of the batches to come."""
+        return self.map_at(self.epoch)
+
+    def fact(self, new: BucketMap) -> Fact:
+        """Return the row of a new map."""
+        new.check_invariants()
+        return Fact(maps_of(self.node.name), new.epoch, new.to_json())
+
+
+def maps_of(node: str) -> str:
+    """Return the table of an operator's bucket maps."""
+    return f"{MAPS} {node}"

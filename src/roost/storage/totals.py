@@ -11,7 +11,8 @@ from typing import Any
 
 TOTALS, BATCHES, ROUNDS = "totals", "batches", "rounds"
 DATAFLOW = "dataflow"
-FLOW_SUMS = ("sources", "sinks", "dead")  # rows; other metrics of a dataflow replace older ones
+# Rows, and bytes because of moved buckets; other metrics of a dataflow replace older ones.
+FLOW_SUMS = ("sources", "sinks", "dead", "moved")
 MACHINE_METRICS = ("points", "checks", "matches", "busy_s")
 SUMMED = (
     "points",

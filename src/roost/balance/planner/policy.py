@@ -122,7 +122,7 @@ class GlobalPlanner:
         totals = [float(p @ unit) for p in points]
         if not totals or totals[0] <= 0.0:
             return NoChange("no load")
-        noise = _noise(points[0], unit, plan.machines)
+        noise = noise_of(points[0], unit, plan.machines)
         # One noisy round must not replace a plan that is within the tolerance.
         most = max(self.tolerance + NOISE_LEFT * noise, 1.0 + SLACK + NOISE_ALLOWED * noise)
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
@@ -210,7 +210,7 @@ def _tidy(draft: Draft, slack: float) -> None:
     draft.tidy(int(TIDY_FROM * allowed), slack, TRIFLE)
 
 
-def _noise(points: Floats, unit: Floats, machines: int) -> float:
+def noise_of(points: Floats, unit: Floats, machines: int) -> float:
     """Return by how much, in means, noise raises the highest of some machines.
 
     Points arrive independently, so the standard deviation of a machine's load is the square root

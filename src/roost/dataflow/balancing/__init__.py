@@ -1,0 +1,22 @@
+"""Balancing of a dataflow: which machine should own which bucket, decided from measured loads.
+
+The policies are pure: a snapshot of one subquery in, a :class:`MapChange` or a refusal out.
+"""
+
+from __future__ import annotations
+
+from roost.dataflow.balancing.greedy import GreedyPolicy
+from roost.dataflow.balancing.hot_keys import HotKey, Remedy, hot_keys
+from roost.dataflow.balancing.loads import MapDecision, MapPolicy, SubqueryLoad
+from roost.dataflow.balancing.planner import BucketPlanner
+
+__all__ = [
+    "BucketPlanner",
+    "GreedyPolicy",
+    "HotKey",
+    "MapDecision",
+    "MapPolicy",
+    "Remedy",
+    "SubqueryLoad",
+    "hot_keys",
+]

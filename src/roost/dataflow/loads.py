@@ -1,0 +1,202 @@
+"""Load of the buckets of a subquery: what a machine counts in a batch, and what policies see.
+
+Seconds of a bucket are those of a cost model that is calibrated with the measured processor time
+of the machines: so much for a tuple, a stored row, and a pair of tuples that may meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.dataflow.blocks import BUCKET
+from roost.dataflow.buckets import hash_rows
+from roost.dataflow.join import SIDES
+from roost.model.arrays import as_arrow, as_numpy
+from roost.model.columns import one_array
+from roost.workload import CostModel
+
+SAMPLE = 4096  # tuples of a batch and machine among which heavy keys are counted
+KEYS = 3  # heaviest keys that a machine reports
+KEYS_SEEN = 8  # heaviest keys that policies see
+Floats = NDArray[np.float64]
+
+
+class KeyCount(NamedTuple):
+    """A key, its bucket, and an estimate of its tuples."""
+
+    key: str
+    bucket: int
+    tuples: float
+
+
+class HeavyKey(NamedTuple):
+    """A key with many tuples, its bucket, and its share of all tuples of the subquery."""
+
+    key: str
+    bucket: int
+    share: float
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """What a machine counted in a batch; arrays are by bucket, of a Product by cell."""
+
+    tuples: Floats
+    rows: Floats  # stored
+    pairs: Floats  # of a new tuple and another one in the bucket
+    state_bytes: Floats
+    input_bytes: int
+    keys: tuple[KeyCount, ...] = ()
+
+
+def counted(
+    inputs: Sequence[pa.Table | None],
+    stored: Sequence[Mapping[str, pa.Table]],
+    buckets: int,
+    cells: NDArray[np.bool_] | None,
+    keys: Sequence[Sequence[str]],
+    seed: int,
+) -> MachineLoad:
+    """Count the load of a machine; ``cells`` are those that it owns of a Product's grid.
+
+    ``stored`` are the tables of the state after the batch, ``keys`` the key columns by input. A
+    machine has a tuple of a Product once for all of its cells, which share it.
+    """
+    tuples, rows, nbytes, pairs = np.zeros((4, buckets))
+    sides = []
+    for side, mine in enumerate(inputs):
+        tables = [table for one in stored for table in _of_side(one, side, len(inputs))]
+        size = buckets if cells is None else cells.shape[side]
+        fresh, old = _by_bucket([] if mine is None else [mine], size), _by_bucket(tables, size)
+        sides.append((fresh, old))
+        row_bytes = sum(table.nbytes for table in tables) / max(float(old.sum()), 1.0)
+        for total, values in ((tuples, fresh), (rows, old), (nbytes, old * row_bytes)):
+            total += values if cells is None else _dealt(values, cells, side)
+    if len(sides) == 2:
+        (left, left_old), (right, right_old) = sides
+        if cells is None:
+            pairs = left * right_old + left_old * right
+        else:
+            grid = np.outer(left, right_old) + np.outer(left_old, right)
+            pairs = (grid * cells).reshape(-1)
+    sent = sum(table.nbytes for table in inputs if table is not None)
+    heavy = heavy_keys(inputs, keys, seed)
+    return MachineLoad(tuples, rows, pairs, nbytes, sent, heavy)
+
+
+def _of_side(stored: Mapping[str, pa.Table], side: int, sides: int) -> list[pa.Table]:
+    """Return the tables of one input; an Aggregate has one input, and one table."""
+    tables = list(stored.values())
+    return tables if sides == 1 else [stored[SIDES[side]]] if tables else []
+
+
+def _dealt(values: Floats, cells: NDArray[np.bool_], side: int) -> Floats:
+    """Divide what a machine has of a row or column of the grid among its cells of it."""
+    owned = np.maximum(cells.sum(axis=1 - side), 1)
+    return (np.expand_dims(values / owned, 1 - side) * cells).reshape(-1)
+
+
+def _by_bucket(tables: Iterable[pa.Table], buckets: int) -> Floats:
+    found = np.zeros(buckets)
+    for table in tables:
+        found += np.bincount(as_numpy(one_array(table[BUCKET])), minlength=buckets)
+    return found
+
+
+def heavy_keys(
+    inputs: Sequence[pa.Table | None], keys: Sequence[Sequence[str]], seed: int
+) -> tuple[KeyCount, ...]:
+    """Estimate the tuples of the heaviest keys from a sample, the same in every attempt."""
+    found: dict[tuple[str, int], float] = {}
+    for table, names in zip(inputs, keys, strict=False):
+        if table is None or not table.num_rows or not names:
+            continue
+        rows, weight = np.arange(table.num_rows), 1.0
+        if rows.size > SAMPLE:
+            rows = np.random.default_rng(seed).integers(0, rows.size, SAMPLE)
+            weight = table.num_rows / SAMPLE
+        sample = table.select([*names, BUCKET]).take(as_arrow(rows))
+        hashes = hash_rows([sample[name] for name in names], rows.size)
+        _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
+        for place in np.argsort(-counts, kind="stable")[:KEYS]:
+            row = sample.slice(int(firsts[place]), 1).to_pylist()[0]
+            key = ", ".join(str(row[name]) for name in names), int(row[BUCKET])
+            found[key] = found.get(key, 0.0) + float(counts[place]) * weight
+    best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:KEYS]
+    return tuple(KeyCount(*key, tuples) for key, tuples in best)
+
+
+# --------------------------------------------------------------------------- on the driver
+
+
+@dataclass(frozen=True)
+class BucketLoads:
+    """Load of all buckets of a subquery over some batches; arrays are by bucket."""
+
+    batches: int
+    seconds: float  # of the clock that they took
+    tuples: Floats
+    busy_s: Floats  # by the calibrated cost model
+    state_bytes: Floats  # after the last batch
+    tuple_bytes: float = 0.0  # mean
+    keys: tuple[HeavyKey, ...] = ()
+
+    def by_machine(self, owners: Iterable[int], machines: int) -> Floats:
+        """Return the busy seconds of each machine."""
+        return np.bincount(list(owners), self.busy_s, machines).astype(np.float64)
+
+
+class LoadMeter:
+    """Adds up the load of a subquery since its map changed, and calibrates its cost model."""
+
+    def __init__(self, buckets: int, model: Mapping[str, Any] | None = None) -> None:
+        self.model = CostModel(4) if model is None else CostModel.from_json(model)
+        self.buckets = buckets
+        self._clock: float | None = None  # of the last batch
+        self._since: float | None = None  # clock from which on batches count
+        self.start()
+
+    def start(self) -> None:
+        """Begin again after a change of the map; the cost model remains."""
+        self._work = np.zeros((3, self.buckets))
+        self._state = np.zeros(self.buckets)
+        self._keys: dict[tuple[str, int], float] = {}
+        self._bytes = self._batches = 0
+        self._since = self._clock
+
+    def add(self, clock: float, loads: Sequence[tuple[MachineLoad, float]]) -> None:
+        """Add a batch: the load and the processor seconds of each machine."""
+        self._since = clock if self._since is None else self._since
+        self._clock = clock
+        self._batches += 1
+        self._state = sum((load.state_bytes for load, _ in loads), np.zeros(self.buckets))
+        features = []
+        for load, _ in loads:
+            work = np.stack([load.tuples, load.rows, load.pairs])
+            self._work += work
+            self._bytes += load.input_bytes
+            features.append([1.0, *work.sum(axis=1)])
+            for key, bucket, tuples in load.keys:
+                self._keys[key, bucket] = self._keys.get((key, bucket), 0.0) + tuples
+        self.model.observe(features, [seconds for _, seconds in loads])
+
+    def loads(self) -> BucketLoads:
+        """Return the load so far."""
+        tuples = self._work[0]
+        total = max(float(tuples.sum()), 1.0)
+        heavy = sorted(self._keys.items(), key=lambda item: (-item[1], item[0]))[:KEYS_SEEN]
+        return BucketLoads(
+            self._batches,
+            0.0 if self._clock is None or self._since is None else self._clock - self._since,
+            tuples.copy(),
+            self.model.coefficients[1:] @ self._work,
+            self._state,
+            self._bytes / total,
+            tuple(HeavyKey(*key, count / total) for key, count in heavy),
+        )

@@ -1,0 +1,102 @@
+"""Balancing of a dataflow's subqueries at the end of a round.
+
+:mod:`roost.dataflow.balancing` makes the decisions; here each subquery gets a policy that shows it
+the loads of the last rounds, and reports what it found.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roost.balance.changes import NoChange
+from roost.balance.planner import imbalance
+from roost.dataflow.balancing import (
+    BucketPlanner,
+    GreedyPolicy,
+    MapPolicy,
+    SubqueryLoad,
+    hot_keys,
+)
+from roost.dataflow.balancing.loads import deviation
+from roost.dataflow.loads import BucketLoads
+from roost.dataflow.operators import Aggregate, WindowBy
+from roost.dataflow.schema import Node
+from roost.model.choices import BucketPolicy
+from roost.model.settings import DataflowSettings
+from roost.runtime.flow_rounds import FlowPolicy, FlowSnapshot, SubqueryStatus
+from roost.runtime.rounds import Proposal
+from roost.storage.store import Fact
+
+BALANCING = "flow balancing"  # table of what the last round showed, by subquery
+ROUNDS_SEEN = 3
+# Moving a bucket costs more than reading its state: the map grows, and files are opened.
+PER_BUCKET_S = 1e-4
+
+
+def balancing_policies(settings: DataflowSettings, nodes: Sequence[str]) -> list[FlowPolicy]:
+    """Build the policies of the stateful operators with these names."""
+    if settings.balance is BucketPolicy.OFF:
+        return []
+    policy: MapPolicy = BucketPlanner(settings.improvement)
+    if settings.balance is BucketPolicy.GREEDY:
+        policy = GreedyPolicy(settings.imbalance, settings.improvement)
+    return [SubqueryBalance(node, policy) for node in nodes]
+
+
+class SubqueryBalance:
+    """Balances the buckets of one subquery.
+
+    It remembers the loads of the last rounds; after a restart it begins with the first one.
+    """
+
+    def __init__(self, node: str, policy: MapPolicy) -> None:
+        self.name = f"balance {node}"
+        self._node, self._policy = node, policy
+        self._rounds: deque[BucketLoads] = deque(maxlen=ROUNDS_SEEN)
+
+    def propose(self, snapshot: FlowSnapshot) -> Proposal:
+        """Decide from the loads of the last rounds, and record what they show."""
+        status = snapshot.subqueries[self._node]
+        loads, bucket_map = status.loads, status.map
+        if not loads.busy_s.sum() > 0.0:
+            return Proposal(NoChange("no load"))
+        busy = loads.by_machine(bucket_map.owners, bucket_map.machines)
+        # Tasks that wait for a core take longer than the round, but none is busy for longer.
+        self._rounds.append(replace(loads, seconds=max(loads.seconds, float(busy.max()))))
+        load = self._load(status)
+        decision = self._policy.decide(load)
+        found = {
+            "busy_s": busy.tolist(),
+            "deviation": deviation(busy / load.newest.seconds),
+            "imbalance": imbalance(busy),
+            "reason": decision.reason,
+            "hot_keys": [key.to_json() for key in hot_keys(load)],
+        }
+        return Proposal(decision, {self.name: found}, (Fact(BALANCING, self._node, found),))
+
+    def _load(self, status: SubqueryStatus) -> SubqueryLoad:
+        return SubqueryLoad(
+            self._node,
+            status.map,
+            status.map.machines,
+            tuple(self._rounds),
+            PER_BUCKET_S + np.asarray(status.loads.state_bytes) / status.read_speed,
+            frozenset(move.bucket for move in status.map.under_way),
+            self._node,
+            unmergeable(status.node),
+        )
+
+
+def unmergeable(node: Node) -> str | None:
+    """Return what prevents partial aggregation before the exchange; None if nothing does."""
+    operator = node.operator
+    if not isinstance(operator, Aggregate):
+        return type(operator).__name__
+    for function in node.functions:
+        if not function.mergeable:
+            return f"{function.name} ({type(function.user).__name__})"
+    return "window of tuples" if operator.window.by is WindowBy.TUPLES else None

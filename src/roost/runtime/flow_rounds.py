@@ -1,0 +1,203 @@
+"""Rounds of a dataflow: policies see the load of buckets, and may change bucket maps.
+
+A round is an interval of the batches' clock, and at least one batch. Verdicts, the policies'
+memories and the next bucket maps are recorded in one transaction; the next batch uses the maps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from roost.balance.changes import Decision
+from roost.dataflow.buckets import BucketMap
+from roost.dataflow.loads import BucketLoads, LoadMeter
+from roost.dataflow.moves import (
+    MapChange,
+    MoveForecast,
+    Recreation,
+    cheaper,
+    has_time_windows,
+    planned_move,
+    window_times,
+)
+from roost.dataflow.schema import Node
+from roost.runtime.rounds import Proposer, arbitrate
+from roost.stages.contract import Batch
+from roost.stages.flow import SubqueryStage
+from roost.stages.flow_routing import FLOW, KeyRouting
+from roost.storage.store import Fact, Store, View
+
+FLOW_ROUNDS = "flow rounds"  # table of the rounds
+
+
+@dataclass(frozen=True)
+class SubqueryStatus:
+    """What policies see of a subquery: its map, and its load in the round."""
+
+    node: Node
+    map: BucketMap
+    loads: BucketLoads
+    newest: int | None  # newest event time on any input
+    watermark: int  # of the input
+    speed: float  # event time per second of the clock; 0 if it is not known
+    read_speed: float  # bytes per second of state that is not in memory
+
+    def changed(self, change: MapChange) -> BucketMap:
+        """Return the next map; raises ValueError if the change is not possible."""
+        if change.protocol is Recreation.WINDOW and not has_time_windows(self.node):
+            raise ValueError(f"{self.node.name!r} has no time windows to recreate")
+        count = self.map.machines if change.machines is None else change.machines
+        moves = []
+        for bucket, machine in sorted(change.owners.items()):
+            old = self.map.owners[bucket] if 0 <= bucket < self.map.buckets else -1
+            if old == machine:
+                continue
+            protocol = change.protocol or self.protocol(bucket)
+            if old >= count:
+                protocol = Recreation.STATE  # the old owner is not there to compute a window
+            owners = old, machine
+            moves.append(
+                planned_move(self.node, bucket, owners, protocol, self.newest, change.reason)
+            )
+        if not moves and count == self.map.machines:
+            raise ValueError("the map has these owners already")
+        return self.map.moved(moves, count)
+
+    def protocol(self, bucket: int) -> Recreation:
+        """Return the cheaper protocol to move a bucket."""
+        if not has_time_windows(self.node) or not 0 <= bucket < self.map.buckets:
+            return Recreation.STATE
+        return cheaper(self.forecast(bucket))
+
+    def forecast(self, bucket: int) -> MoveForecast:
+        """Return what the cost of moving a bucket is predicted from."""
+        loads, speed = self.loads, self.speed
+        window_s = shared_s = math.inf
+        if self.newest is not None and speed > 0:
+            switch, end = window_times(self.node, self.newest)
+            window_s = max(end - self.watermark, 0) / speed
+            shared_s = (end - switch) / speed
+        return MoveForecast(
+            float(loads.state_bytes[bucket]),
+            self.read_speed,
+            float(loads.tuples[bucket]) / loads.seconds if loads.seconds else 0.0,
+            loads.tuple_bytes,
+            loads.seconds / loads.batches if loads.batches else 0.0,
+            window_s,
+            shared_s,
+        )
+
+
+@dataclass(frozen=True)
+class FlowSnapshot:
+    """What policies see at the end of a round of a dataflow."""
+
+    subqueries: Mapping[str, SubqueryStatus]
+    clock: float  # of the last batch
+    accepted: Mapping[str, Decision | MapChange] = field(default_factory=dict)  # by policy
+    after: Mapping[str, BucketMap] = field(default_factory=dict)  # maps of the next round
+
+    def accepting(self, policy: str, decision: Decision | MapChange) -> FlowSnapshot:
+        """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
+        after = dict(self.after)
+        if isinstance(decision, MapChange):
+            name = decision.subquery
+            if name not in self.subqueries:
+                raise ValueError(f"there is no subquery {name!r}")
+            if name in after:
+                raise ValueError(f"another policy changed the bucket map of {name!r}")
+            after[name] = self.subqueries[name].changed(decision)
+        return replace(self, accepted={**self.accepted, policy: decision}, after=after)
+
+
+FlowPolicy = Proposer[FlowSnapshot]
+
+
+@dataclass
+class FlowRounds:
+    """Measures the load of buckets, and ends the rounds of a dataflow."""
+
+    store: Store
+    stages: Sequence[SubqueryStage]
+    policies: Sequence[FlowPolicy]  # in the order in which they propose
+    length: float  # in seconds of the batches' clock
+    read_speed: Callable[[], float]  # measures bytes per second that are not in memory
+
+    def __post_init__(self) -> None:
+        last = last_flow_round(self.store) or {}
+        self.number = int(last.get("round", -1)) + 1
+        models = last.get("models", {})
+        self._meters = {
+            stage.node.name: LoadMeter(stage.table.current.buckets, models.get(stage.node.name))
+            for stage in self.stages
+        }
+        self._opened: float | None = None
+        self._times: dict[str, tuple[float, int]] = {}  # clock and newest time, first known
+
+    def after_batch(self, batch: Batch) -> None:
+        """Note a batch; end the round if it is long enough."""
+        clock = float(batch.choices[FLOW]["clock"])
+        for stage in self.stages:
+            name, routing = stage.node.name, batch.routings[stage.name]
+            assert isinstance(routing, KeyRouting)
+            if routing.map.owners == stage.table.current.owners:
+                self._meters[name].add(clock, batch.outcomes[stage.name].observed)
+            if stage.seen is not None:
+                self._times.setdefault(name, (clock, stage.seen))
+        if self._opened is None:
+            self._opened = clock
+        if clock - self._opened >= self.length:
+            self._end_round(batch, clock)
+
+    def _status(self, stage: SubqueryStage, batch: Batch, clock: float) -> SubqueryStatus:
+        node, speed = stage.node, 0.0
+        since, first = self._times.get(node.name, (clock, 0))
+        if stage.seen is not None and clock > since:
+            speed = (stage.seen - first) / (clock - since)
+        return SubqueryStatus(
+            node,
+            stage.table.current,
+            self._meters[node.name].loads(),
+            stage.seen,
+            batch.outcomes[FLOW].result.input_watermark(node),
+            speed,
+            self._read_speed,
+        )
+
+    @cached_property
+    def _read_speed(self) -> float:
+        return self.read_speed()
+
+    def _end_round(self, batch: Batch, clock: float) -> None:
+        found = {stage.node.name: self._status(stage, batch, clock) for stage in self.stages}
+        verdicts, decided = arbitrate(FlowSnapshot(found, clock), self.policies)
+        after = decided.after
+        row = {
+            "round": self.number,
+            "batch_id": batch.number,
+            "clock": clock,
+            "epochs": {name: one.epoch for name, one in after.items()},
+            "models": {name: meter.model.to_json() for name, meter in self._meters.items()},
+            "verdicts": [verdict.to_json() for verdict in verdicts],
+            **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
+        }
+        changed = [(s, after[s.node.name]) for s in self.stages if s.node.name in after]
+        maps = [stage.table.fact(new) for stage, new in changed]
+        more = (fact for v in verdicts for fact in v.proposal.facts)
+        self.store.record(Fact(FLOW_ROUNDS, self.number, row), *maps, *more)
+        for stage, new in changed:
+            stage.table.epoch = new.epoch
+        for meter in self._meters.values():
+            meter.start()
+        self.number += 1
+        self._opened = clock
+
+
+def last_flow_round(view: View) -> dict[str, Any] | None:
+    """Return the newest round."""
+    found = view.last(FLOW_ROUNDS)
+    return None if found is None else found[1]

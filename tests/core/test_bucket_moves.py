@@ -1,0 +1,341 @@
+"""Buckets move between machines while a dataflow runs, and its results are the interpreter's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from test_dataflow import STEPS, run_case, usable
+
+from flow_graphs import Case
+from flow_runs import FlowRun, RandomMoves, RepeatingExecutor, ScriptedPolicy, as_table, compare
+from roost.dataflow.buckets import BucketMap, bucket_of
+from roost.dataflow.flow import Dataflow
+from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.moves import (
+    BucketMove,
+    MapChange,
+    MoveForecast,
+    Recreation,
+    cheaper,
+    has_time_windows,
+    window_times,
+)
+from roost.dataflow.schema import FlowGraph, resolve
+from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowSnapshot
+from roost.runtime.records import commits
+from roost.stages.flow_routing import maps_of
+from roost.storage.store import Store
+from roost.storage.totals import BATCHES, TOTALS
+
+COVERED = {
+    "state moves", "window moves", "moves with open windows", "other number of machines",
+    "while other buckets move", "out-of-order", "diamond", "aggregate of aggregate", "join",
+    "product", "self-join", "forever", "tuple window", "tuple join", "user function failure",
+}  # fmt: skip
+
+
+# --------------------------------------------------------------------------- random moves
+
+
+def run_moved(
+    seed: int, case: Case, folder: Path, *, kills: int = 0, repeat: bool = False
+) -> Counter[str]:
+    """Run a case with random moves; returns what it covered."""
+    chance = random.Random(seed)
+    moves = RandomMoves(chance)
+    counts = [chance.choice([2, 2, 2, 3]) for _ in case.batches]  # another one after a restart
+    run = FlowRun(case.flow, folder, policies=moves.policies(case.flow))
+    run.machines = lambda number: counts[number]
+    if repeat:
+        run.executor = lambda: RepeatingExecutor(chance.randrange(1 << 30))
+    run_case(case, run, chance, kills)
+    with closing(Store(folder / "state")) as store:
+        verdicts = [v for _, row in store.items(FLOW_ROUNDS) for v in row["verdicts"]]
+    assert all(v["verdict"] == "accepted" for v in verdicts), verdicts
+    return moves.covered + Counter(case.features)
+
+
+@pytest.mark.sweep(range(20), 5, 2000)
+def test_random_moves_change_no_result(seed: int, tmp_path: Path) -> None:
+    """Both protocols, other numbers of machines, restarts, and stages repeated alone."""
+    run_moved(seed, usable(seed), tmp_path, repeat=True)
+
+
+@pytest.mark.sweep(range(200, 206), 2, 300)
+def test_drivers_killed_while_buckets_move(seed: int, tmp_path: Path) -> None:
+    run_moved(seed, usable(seed), tmp_path, kills=2)
+
+
+def test_random_moves_cover_both_protocols(tmp_path: Path) -> None:
+    found: Counter[str] = Counter()
+    for seed in range(20):
+        found += run_moved(seed, usable(seed), tmp_path / str(seed))
+    missing = {name for name in COVERED if not found[name]}
+    assert not missing, missing
+    assert found["moves with open windows"] >= 20, found
+
+
+# --------------------------------------------------------------------------- figure 9
+
+
+def figure_9() -> tuple[Dataflow, FlowGraph]:
+    """Return sums over windows of size 6 and advance 2."""
+    flow = Dataflow("figure 9")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    source.aggregate({"v": "sum(v)"}, by="k", size=6, advance=2, name="sums").sink("out")
+    return flow, resolve(flow.name, flow.operators)
+
+
+def moved_once(flow: Dataflow, folder: Path, change: MapChange, batches: list[Any]) -> FlowRun:
+    """Run batches of times of key 0; the map changes after the first."""
+    asked = [change]
+    policy = ScriptedPolicy(lambda snapshot: asked.pop() if asked else None)
+    with FlowRun(flow, folder, policies=[policy]) as run:
+        for number, times in enumerate(batches):
+            rows = {"k": [0] * len(times), "v": [1 << t for t in times], "t": times}
+            ended = ["s"] if number == len(batches) - 1 else []
+            run.batch({"s": pa.table(rows)}, float(number), ended)
+    return run
+
+
+def maps(folder: Path, node: str) -> list[BucketMap]:
+    with closing(Store(folder / "state")) as store:
+        return [BucketMap.from_json(*row) for row in store.items(maps_of(node))]
+
+
+def test_figure_9(tmp_path: Path) -> None:
+    """Tuple 3 is in the window [2, 8), which begins after ``start``: both owners get it."""
+    flow, graph = figure_9()
+    (bucket,) = bucket_of([pa.array([0])], 1, 256).tolist()
+    new = 1 - bucket % 2
+    change = MapChange("sums", {bucket: new}, "figure 9", protocol=Recreation.WINDOW)
+    batches = [[0, 1], [1, 2, 3], [3, 4, 5], [5, 6, 7], [8, 9]]
+    run = moved_once(flow, tmp_path, change, batches)
+    oracle = Interpreter(graph)
+    for number, times in enumerate(batches):
+        rows = [{"k": 0, "v": 1 << t, "t": t} for t in times]
+        oracle.batch({"s": rows}, 0.0, ["s"] if number == len(batches) - 1 else [])
+    compare(run, oracle)
+    first, moving, after = maps(tmp_path, "sums")
+    (move,) = moving.moves
+    assert move == BucketMove(
+        bucket, 1 - new, new, Recreation.WINDOW, "figure 9", start=1, switch=2, end=6
+    )
+    assert (first.owners[bucket], moving.owners[bucket], after.owners[bucket]) == (
+        1 - new,
+        new,
+        new,
+    )
+    assert not after.moves
+    # Tuples before 2 go to the old owner, from 6 on to the new one, between them to both.
+    times = pa.array(range(9)).to_numpy()
+    received = []
+    for machine in (1 - new, new):
+        since, until = (limit[bucket] for limit in moving.received(machine))
+        received.append(times[(times >= since) | (times < until)].tolist())
+    assert received == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_switch_and_end_of_joins() -> None:
+    """They are ``start`` plus a tick, and plus the size."""
+    flow = Dataflow("join")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.join(source, "left.k = right.k", size=5, name="join").sink("joined")
+    source.product(source, "left.k < right.k", size=3, name="product").sink("products")
+    graph = resolve(flow.name, flow.operators)
+    assert window_times(graph.by_name["join"], 7) == (8, 12)
+    assert window_times(graph.by_name["product"], -3) == (-2, 0)
+
+
+def test_only_time_windows_are_recreated() -> None:
+    flow = Dataflow("windows")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.aggregate({"n": "count"}, by="k", window="tuples", size=3, name="tuples").sink("a")
+    source.aggregate({"n": "count"}, by="k", window="forever", advance=3, name="all").sink("b")
+    source.join(source, "left.k = right.k", window="tuples", per="key", size=3, name="join").sink(
+        "c"
+    )
+    source.aggregate({"n": "count"}, by="k", size=3, name="time").sink("d")
+    graph = resolve(flow.name, flow.operators)
+    usable = {name: has_time_windows(graph.by_name[name]) for name in graph_stateful(graph)}
+    assert usable == {"tuples": False, "all": False, "join": False, "time": True}
+
+
+def graph_stateful(graph: FlowGraph) -> list[str]:
+    return [node.name for node in graph.nodes if node.operator.stateful]
+
+
+# --------------------------------------------------------------------------- decisions
+
+
+REFUSED = {
+    "unknown subquery": (MapChange("other", {0: 1}, "why"), "there is no subquery 'other'"),
+    "unknown bucket": (MapChange("sums", {256: 1}, "why"), "there is no bucket 256 of 256"),
+    "unknown machine": (MapChange("sums", {0: 2}, "why"), "there is no machine 2 of 2"),
+    "no machine": (MapChange("sums", {0: 0}, "why", 0), "a subquery needs a machine, not 0"),
+    "machine in use": (MapChange("sums", {0: 0}, "why", 1), "bucket 1 is on machine 1, but 1"),
+    "no change": (MapChange("sums", {0: 0}, "why"), "the map has these owners already"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_change_that_is_not_possible_is_refused(name: str, tmp_path: Path) -> None:
+    change, problem = REFUSED[name]
+    moved_once(figure_9()[0], tmp_path, change, [[0], [1]])
+    with closing(Store(tmp_path / "state")) as store:
+        (verdict,) = store.get(FLOW_ROUNDS, 0)["verdicts"]
+    assert verdict["verdict"] == "refused"
+    assert verdict["reason"].startswith(f"why; refused: {problem}")
+    assert len(maps(tmp_path, "sums")) == 1
+
+
+def test_a_bucket_that_is_moving_is_not_moved_again(tmp_path: Path) -> None:
+    changes = [
+        MapChange("sums", {0: 1, 2: 1}, "first", protocol=Recreation.WINDOW),
+        MapChange("sums", {0: 0, 4: 1}, "second"),
+        MapChange("sums", {0: 0}, "third"),
+    ]
+    policy = ScriptedPolicy(lambda snapshot: changes.pop(0) if changes else None)
+    with FlowRun(figure_9()[0], tmp_path, policies=[policy]) as run:
+        for number, time in enumerate([1, 5, 6, 7]):
+            run.batch({"s": pa.table({"k": [0], "v": [1], "t": [time]})}, float(number))
+    with closing(Store(tmp_path / "state")) as store:
+        verdicts = [row["verdicts"][0] for _, row in store.items(FLOW_ROUNDS)]
+    assert [v["verdict"] for v in verdicts] == ["accepted", "refused", "accepted", "accepted"]
+    assert (
+        "bucket 0 is still moving from machine 0 to 1, until event time 6" in verdicts[1]["reason"]
+    )
+    assert maps(tmp_path, "sums")[-1].owners[:5] == (0, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("protocol", Recreation)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_killed_at_any_step_leaves_a_move_done_or_not_begun(
+    step: str, protocol: Recreation, tmp_path: Path
+) -> None:
+    """The driver is killed in each batch, before, in and after those in which buckets move."""
+    flow, graph = figure_9()
+    changes = {2: {b: 0 for b in range(256)}, 4: {b: b % 2 for b in range(256)}}
+
+    def script(snapshot: FlowSnapshot) -> MapChange | None:
+        number = round(snapshot.clock)
+        status = snapshot.subqueries["sums"]
+        owners = changes.get(number)
+        if owners is None or status.map.under_way:
+            return None
+        return MapChange("sums", owners, "script", protocol=protocol)
+
+    oracle = Interpreter(graph)
+    with FlowRun(flow, tmp_path, policies=[ScriptedPolicy(script)]) as run:
+        for number in range(7):
+            times = [3 * number + k for k in range(4)]
+            rows = [{"k": k % 5, "v": k, "t": t} for k, t in enumerate(times * 3)]
+            ended = ["s"] if number == 6 else []
+            oracle.batch({"s": rows}, float(number), ended)
+            run.batch({"s": as_table(graph, "s", rows)}, float(number), ended, [step])
+    compare(run, oracle)
+    # A batch that is committed is not repeated, and its round is lost.
+    begun = [
+        move for one in maps(tmp_path, "sums") for move in one.moves if move.reason == "script"
+    ]
+    assert bool(begun) == (step not in ("publish", "cleanup", "round"))
+    assert {move.protocol for move in begun} <= {protocol}
+
+
+# --------------------------------------------------------------------------- costs and loads
+
+
+@pytest.mark.parametrize("protocol", Recreation)
+def test_window_recreation_reads_no_state(protocol: Recreation, tmp_path: Path) -> None:
+    """State recreation reads the moved bucket once; window recreation sends tuples twice."""
+    flow, _ = figure_9()
+    (bucket,) = bucket_of([pa.array([0])], 1, 256).tolist()
+    change = MapChange("sums", {bucket: 1 - bucket % 2}, "why", protocol=protocol)
+    moved_once(flow, tmp_path, change, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+    with closing(Store(tmp_path / "state")) as store:
+        figures = [commit.figures["dataflow"].get("moved", {}) for commit in commits(store)]
+        total = store.get(TOTALS, BATCHES)["dataflow"]["moved"]["sums"]
+    found = [set(moved.get("sums", {})) for moved in figures]
+    if protocol is Recreation.STATE:
+        assert found == [set(), {"read_bytes"}, set(), set(), set()]
+    else:
+        assert found == [set(), {"sent_twice"}, {"sent_twice"}, set(), set()]
+    assert all(total.values())
+
+
+def test_the_cheaper_protocol_is_chosen(tmp_path: Path) -> None:
+    """The old owner computes the open windows of a bucket that has too much state to read."""
+    seen: list[tuple[Recreation, MoveForecast]] = []
+
+    def script(snapshot: FlowSnapshot) -> MapChange | None:
+        status = snapshot.subqueries["sums"]
+        seen.append((status.protocol(bucket), status.forecast(bucket)))
+        large = dataclasses.replace(status.loads, state_bytes=np.full(256, 1e13))
+        status = dataclasses.replace(status, loads=large)
+        expected = Recreation.WINDOW if status.speed else Recreation.STATE
+        assert status.protocol(bucket) is expected
+        return None
+
+    (bucket,) = bucket_of([pa.array([0])], 1, 256).tolist()
+    with FlowRun(figure_9()[0], tmp_path, policies=[ScriptedPolicy(script)]) as run:
+        for number in range(4):
+            times = [3 * number + k for k in range(3)] * 20
+            run.batch({"s": pa.table({"k": [0] * 60, "v": times, "t": times})}, 2.0 * number)
+    chosen, last = seen[-1]
+    assert chosen is Recreation.STATE
+    # 60 tuples and 3 units of event time in each 2 seconds.
+    assert (last.tuples_per_s, last.batch_s) == (4 * 60 / 6.0, 6.0 / 4)
+    # The newest time is 11: windows of the old owner end at 16, its watermark is 11.
+    assert (last.window_s, last.shared_s) == ((16 - 11) / 1.5, (16 - 12) / 1.5)
+    assert last.read_speed > 1e6 and last.state_bytes > 0 and last.tuple_bytes > 0
+
+
+def forecast(**changed: float) -> MoveForecast:
+    base = MoveForecast(1e6, 1e8, 1000.0, 100.0, batch_s=1.0, window_s=4.5, shared_s=4.0)
+    return dataclasses.replace(base, **changed)
+
+
+def test_costs_of_both_protocols() -> None:
+    """They are the seconds until a batch completes the move, plus bytes at the read speed."""
+    assert forecast().cost(Recreation.STATE) == 1.0 + 0.01
+    assert forecast().cost(Recreation.WINDOW) == 5.0 + 1000.0 * 4.0 * 100.0 / 1e8
+    assert cheaper(forecast(state_bytes=3e8)) is Recreation.STATE
+    assert cheaper(forecast(state_bytes=5e8)) is Recreation.WINDOW
+    assert cheaper(forecast(window_s=0.5, shared_s=0.5)) is Recreation.WINDOW
+    assert cheaper(forecast(state_bytes=1e12, window_s=math.inf)) is Recreation.STATE
+
+
+def test_loads_of_buckets(tmp_path: Path) -> None:
+    """Tuples and state are those of each bucket; a heavy key has its share."""
+    flow = Dataflow("loads")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.aggregate({"n": "count"}, by="k", size=100, name="counts").sink("a")
+    source.join(source, "left.k = right.k", size=3, name="join").sink("b")
+    source.filter("k < 5").product(source, "left.k < right.k", size=3, name="product").sink("c")
+    found: list[FlowSnapshot] = []
+    policy = ScriptedPolicy(lambda snapshot: found.append(snapshot))
+    keys = np.concatenate([np.arange(50), np.full(50, 7)])
+    with FlowRun(flow, tmp_path, policies=[policy], machines=lambda number: 3) as run:
+        for number in range(3):
+            run.batch({"s": pa.table({"k": keys, "t": np.full(100, number)})}, float(number))
+    status = found[-1].subqueries["counts"]
+    buckets = bucket_of([pa.array(keys)], keys.size, 256)
+    expected = 3 * np.bincount(buckets, minlength=256)
+    assert status.loads.tuples.tolist() == expected.tolist()
+    assert ((status.loads.state_bytes > 0) == (expected > 0)).all()
+    assert ((status.loads.busy_s > 0) == (expected > 0)).all()
+    heaviest = status.loads.keys[0]
+    assert (heaviest.key, heaviest.bucket, heaviest.share) == ("7", buckets[7], 0.51)
+    assert found[-1].subqueries["join"].loads.tuples.tolist() == (2 * expected).tolist()
+    cells = found[-1].subqueries["product"].loads
+    # A left tuple is on each machine that owns a cell of its row.
+    assert cells.tuples.sum() > 3 * 105 and (cells.busy_s >= 0).all()

@@ -1,0 +1,162 @@
+"""Balancing of a running dataflow: skewed streams, hot keys, and results that do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flow_runs import FlowRun, as_table, compare
+from roost.dataflow.buckets import BucketMap, bucket_of
+from roost.dataflow.flow import Dataflow
+from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.schema import FlowGraph, resolve
+from roost.runtime.flow_rounds import FLOW_ROUNDS
+from roost.runtime.report import build_report
+from roost.stages.contract import Report
+from roost.stages.flow_routing import maps_of
+from roost.storage.store import Store
+from roost.testing import InProcessExecutor
+
+MACHINES = 4
+BATCHES = 10
+TUPLES = 1_500
+KEYS = 600
+
+
+class Middle:
+    """A function that needs all tuples of a window."""
+
+    columns = ("v",)
+    type = pa.float64()
+
+    def whole(self, values: pa.Array) -> float:
+        return float(np.median(values.to_numpy()))
+
+
+def sums(function: Any = "sum(v)") -> tuple[Dataflow, FlowGraph]:
+    flow = Dataflow("sums")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    source.aggregate({"sum": function}, by="k", size=20, advance=10, name="sums").sink("out")
+    return flow, resolve(flow.name, flow.operators, {})
+
+
+def timed(report: Report) -> Report:
+    """Return a report with times that repeat: so much for a task and for a tuple."""
+    return replace(report, seconds=1e-2 + 1e-3 * report.rows_in)
+
+
+def skewed(hot: float = 0.0) -> Iterator[list[dict[str, int]]]:
+    """Yield batches of tuples: keys in every fourth bucket have six times as many as others."""
+    random = np.random.default_rng(5)
+    keys = np.arange(KEYS)
+    weights = np.where(bucket_of([pa.array(keys)], KEYS, 256) % MACHINES == 0, 6.0, 1.0)
+    weights *= (1.0 - hot) / weights.sum()
+    weights[7] += hot
+    for number in range(BATCHES):
+        drawn = random.choice(KEYS, TUPLES, p=weights / weights.sum())
+        times = np.sort(random.integers(10 * number, 10 * number + 10, TUPLES))
+        yield [
+            {"k": int(k), "v": int(k) % 13 + row, "t": int(t)}
+            for row, (k, t) in enumerate(zip(drawn, times, strict=True))
+        ]
+
+
+def run_flow(
+    folder: Path,
+    policy: str,
+    flow: tuple[Dataflow, FlowGraph],
+    hot: float = 0.0,
+) -> None:
+    """Run the stream, and compare with the interpreter."""
+    query, graph = flow
+    settings = {"round": 1.5, "balance": policy}  # two batches
+    oracle = Interpreter(graph)
+    run = FlowRun(query, folder, settings=settings, machines=lambda batch: MACHINES)
+    run.executor = lambda: InProcessExecutor(measure=timed)
+    with run:
+        for number, rows in enumerate(skewed(hot)):
+            ended = ["s"] if number == BATCHES - 1 else []
+            oracle.batch({"s": rows}, float(number), ended)
+            run.batch({"s": as_table(graph, "s", rows)}, float(number), ended)
+    compare(run, oracle)
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    with closing(Store(folder / "state")) as store:
+        return [row for _, row in store.items(FLOW_ROUNDS)]
+
+
+def maps_in(folder: Path) -> list[BucketMap]:
+    with closing(Store(folder / "state")) as store:
+        return [BucketMap.from_json(*row) for row in store.items(maps_of("sums"))]
+
+
+def seen(folder: Path) -> list[dict[str, Any]]:
+    return [row["balance sums"] for row in rounds_of(folder)]
+
+
+@pytest.mark.parametrize("policy", ["planner", "greedy"])
+def test_a_skewed_stream_is_balanced(policy: str, tmp_path: Path) -> None:
+    run_flow(tmp_path, policy, sums())
+    found = seen(tmp_path)
+    first, last = found[0]["deviation"], found[-1]["deviation"]
+    assert first > 0.2 and last < (0.2 if policy == "planner" else 0.5) * first
+    with closing(Store(tmp_path / "state")) as store:
+        balancing = build_report(store)["dataflow"]["balancing"]
+    maps = maps_in(tmp_path)
+    moves = [move for one in maps for move in one.moves]
+    assert moves and all("from" in move.reason for move in moves)
+    owners = [one.owners for one in maps]
+    assert len(set(owners)) == 2, "one change settles a constant load"
+    assert balancing["sums"]["deviation"] == last and not balancing["sums"]["hot_keys"]
+
+
+def test_without_balancing_no_bucket_moves(tmp_path: Path) -> None:
+    run_flow(tmp_path, "off", sums())
+    assert not rounds_of(tmp_path)
+
+
+def test_restarts_change_no_result(tmp_path: Path) -> None:
+    """A new driver knows no earlier round, and decides again from the first that it sees."""
+    flow, graph = sums()
+    oracle = Interpreter(graph)
+    run = FlowRun(flow, tmp_path, machines=lambda batch: MACHINES)
+    run.settings = {"round": 0, "balance": "planner"}
+    run.executor = lambda: InProcessExecutor(measure=timed)
+    with run:
+        for number, rows in enumerate(skewed()):
+            ended = ["s"] if number == BATCHES - 1 else []
+            oracle.batch({"s": rows}, float(number), ended)
+            run.batch({"s": as_table(graph, "s", rows)}, float(number), ended)
+            run.stop()
+    compare(run, oracle)
+    assert any(row["epochs"] for row in rounds_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy", "named"),
+    [
+        ("sum(v)", "aggregate partially before the exchange", None),
+        (Middle(), "none: the function needs all tuples of the key on one machine", "sum (Middle)"),
+    ],
+)
+def test_a_hot_key_is_reported(
+    function: Any, remedy: str, named: str | None, tmp_path: Path
+) -> None:
+    run_flow(tmp_path, "planner", sums(function), hot=0.5)
+    with closing(Store(tmp_path / "state")) as store:
+        (hot,) = build_report(store)["dataflow"]["balancing"]["sums"]["hot_keys"]
+    assert hot["share"] == pytest.approx(0.5, abs=0.05)
+    share = hot.pop("share")
+    expected = {"subquery": "sums", "operator": "sums", "key": "7", "remedy": remedy}
+    assert hot == {**expected, "function": named} and share > 1 / MACHINES
+    moves = [move for one in maps_in(tmp_path) for move in one.moves]
+    bucket = int(bucket_of([pa.array([7])], 1, 256)[0])
+    assert bucket not in {move.bucket for move in moves}, "no machine is better for a hot key"
