@@ -116,6 +116,7 @@ class FlowRun:
     lateness: float = 0.0
     idle: float | None = None
     machines: Callable[[int], int] = lambda batch: 2
+    layout: Callable[[int], str] = lambda batch: "auto"
     executor: Callable[[], Executor] = InProcessExecutor
     policies: Sequence[FlowPolicy] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
@@ -169,7 +170,12 @@ class FlowRun:
             shared = {"lateness": self.lateness, "idle": self.idle}
             config = RunConfig(
                 out={"dir": self.folder},
-                dataflow={**shared, "machines": self.machines(self.number), **self.settings},
+                dataflow={
+                    **shared,
+                    "machines": self.machines(self.number),
+                    "layout": self.layout(self.number),
+                    **self.settings,
+                },
             )
             pipeline = InProcessPipeline(
                 config,

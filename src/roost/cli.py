@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost import __version__
 from roost.errors import ConfigError, RequestError, RoostError
+from roost.model.choices import LayoutName
 from roost.model.settings import KEYS, RunConfig, load_config, with_settings
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ RUN_FLAGS = (
     ("--flow-idle", "dataflow.idle", "S", "seconds until a silent source is idle (default: off)"),
     ("--flow-machines", "dataflow.machines", "M", "tasks per subquery (default: --machines)"),
     ("--flow-balance", "dataflow.balance", "P", "planner, greedy or off (default: planner)"),
+    ("--flow-layout", "dataflow.layout", "NAME", "which operators share machines (default: auto)"),
     ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
     ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),
     (
@@ -212,14 +214,18 @@ def _add_flow(commands: Any) -> None:
     explain = actions.add_parser(
         "explain",
         help="show subqueries, keys, hops and the cost of layouts",
-        description="Show how a dataflow is divided into subqueries, and the hops, fan-out and "
-        "channels of each layout.",
+        description="Show how a dataflow is divided into subqueries, and the hops, fan-out, "
+        "channels and cost of each layout. The cost of exchanges is measured on this host.",
     )
     explain.add_argument("flow", metavar="FILE.py:NAME")
     text = "machines to divide (default: number of cores)"
     explain.add_argument("--machines", type=int, metavar="N", help=text)
     text = "Parquet file or generate:… of a dataflow that reads points (default: the sample)"
     explain.add_argument("--points", metavar="PATH", help=text)
+    text = "layout to explain (default: auto)"
+    explain.add_argument("--layout", choices=list(LayoutName), help=text)
+    text = "tuples of a batch for which costs are compared (default: %(default)s)"
+    explain.add_argument("--rows", type=int, default=1_000_000, metavar="N", help=text)
 
 
 def _add_guard(commands: Any) -> None:

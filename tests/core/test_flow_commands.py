@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,10 @@ def test_a_dataflow_is_explained(calls: str, capsys) -> None:
     assert code == 0
     text = " ".join(out.split())
     assert "sums sums, written (prefix) k 256 time 10 panes 2" in text
-    assert "operator_set 1 2 4 runs" in text
+    assert re.search(r"operator_set 1 2 4 [\d.e-]+ auto 1 2 4 [\d.e-]+ runs", text), text
+    assert "aggregated before the exchange: sums" in text
+    code, out, _ = roost(capsys, "flow", "explain", calls, "--layout", "query_cloud")
+    assert code == 0 and re.search(r"query_cloud .* runs operator_cloud", " ".join(out.split()))
     assert explain_flow(calls, 4).runs.channels == 4
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pyarrow.compute as pc
 import pytest
 
 from roost import Dataflow
 from roost.dataflow.compiler import (
-    RUNS,
     CostModel,
     Layout,
-    LayoutName,
+    fewest_channels,
     layouts,
     split_machines,
     subqueries,
 )
+from roost.dataflow.compiler import cheapest as cheapest_of
 from roost.dataflow.schema import FlowGraph, resolve
 from roost.errors import DataflowError
+from roost.model.choices import LayoutName
+from roost.stages.flow_costs import measure_exchange
 
 SCHEMA = {"k": "int64", "v": "int64", "t": "int64"}
 
@@ -56,16 +60,23 @@ def test_figure_1_has_a_prefix_and_two_subqueries() -> None:
 def test_figure_1_on_90_machines() -> None:
     """Hops and fan-out are those that section III-A prints."""
     found = layouts(graph_of(figure_1()), 90)
-    assert [layout.name for layout in found] == ["query_cloud", "operator_cloud", "operator_set"]
-    assert [layout.hops for layout in found] == [2, 5, 2]
-    assert [layout.fan_out for layout in found] == [89, 15, 30]
-    assert [layout.channels for layout in found] == [2 * 90 * 89, 5 * 15**2, 2 * 30**2]
+    assert [layout.name for layout in found] == [
+        "query_cloud",
+        "operator_cloud",
+        "operator_set",
+        "auto",
+    ]
+    # The Join's key is that of the Aggregate: auto has no exchange between them.
+    assert [layout.hops for layout in found] == [2, 5, 2, 1]
+    assert [layout.fan_out for layout in found] == [89, 15, 30, 45]
+    assert [layout.channels for layout in found] == [2 * 90 * 89, 5 * 15**2, 2 * 30**2, 45**2]
     assert [[unit.machines for unit in layout.units] for layout in found] == [
         [90],
         [15] * 6,
         [30] * 3,
+        [45] * 2,
     ]
-    assert [layout.cost for layout in found] == [None] * 3
+    assert [layout.cost for layout in found] == [None] * 4
 
 
 def chain(stateful: int, stateless: int) -> FlowGraph:
@@ -100,8 +111,11 @@ def test_hops_win_over_channels_at_a_high_rate() -> None:
     """Operator-set has more channels than operator-cloud, and is cheaper from some rate on."""
     graph = graph_of(figure_1())
     for rate, cheapest in ((1.0, LayoutName.OPERATOR_CLOUD), (1e5, LayoutName.OPERATOR_SET)):
-        found = layouts(graph, 90, model=CostModel(0.01, 0.1, rate))
+        model = CostModel(0.01, 0.1, rate)
+        found = layouts(graph, 90, model=model)[:3]
         assert min(found, key=lambda layout: layout.cost or 0.0).name is cheapest
+        assert cheapest_of(graph, 90, model) is cheapest
+    assert fewest_channels(graph, 90) is LayoutName.OPERATOR_CLOUD
 
 
 def test_parallel_branches_count_edge_by_edge() -> None:
@@ -130,8 +144,8 @@ def test_reading_is_the_prefix_of_a_query_that_begins_with_a_stateful_operator()
     stream.aggregate({"n": "count"}, by="k", size=10, name="a").sink("out")
     graph = graph_of(flow)
     assert [sub.operators for sub in subqueries(graph)] == [("s",), ("a", "out")]
-    assert [layout.hops for layout in layouts(graph, 4)] == [1, 1, 1]
-    assert [layout.channels for layout in layouts(graph, 4)] == [12, 4, 4]
+    assert [layout.hops for layout in layouts(graph, 4)] == [1, 1, 1, 1]
+    assert [layout.channels for layout in layouts(graph, 4)] == [12, 4, 4, 4]
 
 
 @pytest.mark.parametrize("filtered", [True, False])
@@ -139,8 +153,7 @@ def test_a_stateless_query_needs_no_exchange(filtered: bool) -> None:
     flow = Dataflow()
     stream = flow.source("s", SCHEMA, time="t")
     (stream.filter("v > 0") if filtered else stream).sink("out")
-    query, operators, sets = layouts(graph_of(flow), 4)
-    for layout in (query, operators, sets):
+    for layout in layouts(graph_of(flow), 4):
         assert (layout.hops, layout.fan_out, layout.channels) == (0, 0, 0)
         assert [unit.machines for unit in layout.units] == [4]
 
@@ -194,17 +207,33 @@ def test_the_explanation_prints_subqueries_and_layouts() -> None:
     found = figure_1().explain(90)
     text = " ".join(str(found).split())
     for words in (
-        "join join, narrow (prefix) k 256 time 10 tuples of both sides 30",
-        "exchanges: (prefix) -> join, join -> count hops: 2",
+        "join join, narrow (prefix) k 256 time 10 tuples of both sides 45",
+        "count count, many, out join k of join time 60 by 10 panes 45",
+        "exchanges: (prefix) -> join hops: 1 aggregated before the exchange: none",
         "layout hops fan-out channels query_cloud 2 89 16,020 operator_cloud 5 15 1,125",
-        "operator_set 2 30 1,800 runs",
-        "Only operator_set runs today",
+        "operator_set 2 30 1,800 auto 1 45 2,025 runs",
     ):
         assert words in text, text
-    assert found.runs.name is RUNS
-    priced = " ".join(str(figure_1().explain(90, model=CostModel(0.5, 0.5, 10))).split())
+    assert found.runs.name is LayoutName.AUTO
+    priced = " ".join(str(figure_1().explain(90, model=CostModel(0.5, 0.5, 1e5))).split())
     assert "layout hops fan-out channels cost" in priced
-    assert "operator_set 2 30 1,800 910 runs" in priced
+    assert "operator_set 2 30 1,800 100900 auto 1 45 2,025 51012.5 runs" in priced
+    assert "alpha = 0.5 for a channel, beta = 0.5 for sending a tuple" in priced
+
+
+def test_the_explanation_of_another_layout_has_its_exchanges() -> None:
+    found = figure_1().explain(90, layout=LayoutName.OPERATOR_CLOUD)
+    path = ["calls", "filter", "join", "narrow", "count", "many"]
+    assert found.exchanges == tuple(pairwise(path))
+    assert "(prefix) calls, map, filter 15+15 join" in " ".join(str(found).split())
+    cheap = figure_1().explain(90, model=CostModel(0.5, 0.5, 1))
+    assert cheap.runs.name is LayoutName.OPERATOR_CLOUD
+
+
+def test_weights_of_exchanges_are_measured() -> None:
+    found = measure_exchange(graph_of(figure_1()), 1e6)
+    assert found.rate == 1e6
+    assert 1e-7 < found.alpha < 1e-1 and 1e-9 < found.beta < 1e-4, found
 
 
 def test_an_explanation_needs_the_schema_of_points() -> None:

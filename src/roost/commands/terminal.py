@@ -132,7 +132,9 @@ def flow_command(arguments: argparse.Namespace) -> None:
     """Run ``roost flow explain``."""
     if arguments.machines is not None and arguments.machines < 1:
         raise ConfigError("--machines", arguments.machines, "a whole number from 1 up")
-    found = explain_flow(arguments.flow, arguments.machines, arguments.points)
+    found = explain_flow(
+        arguments.flow, arguments.machines, arguments.points, arguments.layout, arguments.rows
+    )
     _print(str(found), soft_wrap=True)
 
 

@@ -62,11 +62,13 @@ def pane_length(node: Node) -> int:
 class AggregateWork:
     """An Aggregate on one machine in one batch.
 
-    ``ordered`` where a later operator needs the tuple order; ``rejected`` collects what it rejects.
+    ``ordered`` where a later operator needs the tuple order; ``early`` are partial results that
+    were made before the exchange; ``rejected`` collects what it rejects.
     """
 
     node: Node
     ordered: bool
+    early: Sequence[Partials] = ()
     rejected: list[Rejected] = field(default_factory=list)
     mine: Mine | None = None  # while buckets move: which windows the machine computes
 
@@ -132,10 +134,9 @@ class AggregateWork:
             if tables["panes"].num_rows:
                 known.append(Partials.stored(tables["panes"], self.keys))
                 merged += known[-1:] if replaced else []
-        if rows is not None:
-            fresh = self._aggregate(rows)
-            known.append(fresh)
-            merged.append(fresh)
+        fresh = [*self.early, *([] if rows is None else [self._aggregate(rows)])]
+        known += fresh
+        merged += fresh
         known = [one for one in known if one.size]
         output = self._close(known, before, after) if known else None
         state, until = self._retained([one for one in merged if one.size], after)

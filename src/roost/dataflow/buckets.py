@@ -175,20 +175,19 @@ class BucketMap:
             return None
         return BucketMap(self.epoch + 1, self.machines, self.owners, rest, self.configured)
 
-    def resettled(self, machines: int, reason: str) -> BucketMap:
-        """Deal all buckets again, to another number of machines in the settings.
+    def resettled(self, even: BucketMap, reason: str) -> BucketMap:
+        """Return the next map, with the machines and owners of another one.
 
         A tuple is stored once, by the owner that it belongs to, so the state of both owners of a
         moving bucket is that of the bucket: the next owner reads it, and the move is complete.
         """
-        even = BucketMap.even(machines, self.buckets, self.epoch + 1)
         moving = {move.bucket for move in self.under_way}
         moves = tuple(
             BucketMove(bucket, old, new, Recreation.STATE, reason)
             for bucket, (old, new) in enumerate(zip(self.owners, even.owners, strict=True))
             if old != new or bucket in moving
         )
-        return replace(even, moves=moves)
+        return replace(even, epoch=self.epoch + 1, moves=moves)
 
     def check_invariants(self) -> None:
         """Check that every bucket has an owner, and that a moving one has two."""

@@ -10,6 +10,8 @@ its own: the *prefix*. A *layout* says which operators share machines:
     each operator has machines of its own
 ``operator_set``
     each subquery has machines of its own
+``auto``
+    as ``operator_set``, but operators whose tuples are together already share a subquery
 
 Its cost is ``alpha * channels + beta * rate * hops``: connections between machines, and how often a
 tuple is sent. On a path of ``s`` stateful operators among ``l``, with ``N`` machines divided
@@ -21,25 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from roost.dataflow.buckets import BUCKETS, GRID
+from roost.dataflow.colocation import separate, together
 from roost.dataflow.operators import Aggregate, Join, Product, Sink, Source, Window, WindowBy
 from roost.dataflow.schema import FlowGraph, Node
+from roost.model.choices import LayoutName
 
 PREFIX = "(prefix)"
-
-
-class LayoutName(StrEnum):
-    """Which operators share machines."""
-
-    QUERY_CLOUD = "query_cloud"
-    OPERATOR_CLOUD = "operator_cloud"
-    OPERATOR_SET = "operator_set"
-
-
-RUNS = LayoutName.OPERATOR_SET
-"""The layout that Roost runs."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +65,15 @@ class Layout:
     fan_out: int  # largest number of machines that a machine sends to
     channels: int  # connections between machines
     cost: float | None = None
+    exchanges: tuple[tuple[str, str], ...] = ()  # by the first operators of both sides
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Weights of a layout's cost, and the rate of the input in tuples per second."""
+    """Weights of a layout's cost, and the rate of the input, in tuples per batch.
+
+    With weights in processor seconds, so is the cost of a batch.
+    """
 
     alpha: float  # of a channel
     beta: float  # of sending a tuple
@@ -180,11 +175,30 @@ def layouts(
         _query_cloud(graph, machines, model),
         _operator_cloud(graph, machines, costs, model),
         _operator_set(graph, machines, costs, model),
+        _auto(graph, machines, costs, model),
     )
 
 
-def split_machines(machines: int, costs: Iterable[float]) -> tuple[int, ...]:
-    """Divide machines by cost, at least one each: a further one goes where most is left to do.
+def cheapest(graph: FlowGraph, machines: int, model: CostModel) -> LayoutName:
+    """Return the layout by which ``auto`` divides a dataflow.
+
+    ``query_cloud`` has the hops of ``operator_set`` and more channels, so the choice is between
+    few channels and few hops.
+    """
+    _, apart, _, joined = layouts(graph, machines, model=model)
+    assert apart.cost is not None and joined.cost is not None
+    return LayoutName.OPERATOR_CLOUD if apart.cost < joined.cost else LayoutName.OPERATOR_SET
+
+
+def fewest_channels(graph: FlowGraph, machines: int) -> LayoutName:
+    """Return the layout that :func:`cheapest` returns if sending a tuple costs nothing."""
+    return cheapest(graph, machines, CostModel(1.0, 0.0))
+
+
+def split_machines(machines: int, costs: Iterable[float], least: int = 1) -> tuple[int, ...]:
+    """Divide machines by cost, some at least for each: another one goes where most is left to do.
+
+    This minimises the load of the busiest machine. Without any cost, all are alike.
 
     Examples
     --------
@@ -192,8 +206,9 @@ def split_machines(machines: int, costs: Iterable[float]) -> tuple[int, ...]:
     ((30, 30, 30), (1, 1, 4))
     """
     given = list(costs)
-    found = [1] * len(given)
-    for _ in range(machines - len(given) if given else 0):
+    given = given if any(given) else [1.0] * len(given)
+    found = [least] * len(given)
+    for _ in range(machines - sum(found) if given else 0):
         busiest = max(range(len(given)), key=lambda k: (given[k] / found[k], -k))
         found[busiest] += 1
     return tuple(found)
@@ -205,23 +220,32 @@ def _query_cloud(graph: FlowGraph, machines: int, model: CostModel | None) -> La
     hops = _longest([n.name for n in graph.nodes], edges, set(stateful))
     fan_out = machines - 1 if stateful else 0
     channels = len(stateful) * machines * (machines - 1)
-    unit = Unit(tuple(_operators(graph)), machines)
-    return _layout(LayoutName.QUERY_CLOUD, (unit,), hops, fan_out, channels, model)
+    operators = (n.name for n in graph.nodes if not isinstance(n.operator, Sink))
+    unit = Unit(tuple(operators), machines)
+    exchanges = tuple((name, sub.name) for sub in subqueries(graph) for name in sub.inputs)
+    return _layout(LayoutName.QUERY_CLOUD, (unit,), hops, fan_out, channels, model, exchanges)
 
 
 def _operator_cloud(
     graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: CostModel | None
 ) -> Layout:
-    units = _operators(graph)
+    starts = separate(graph)
+    home: dict[str, str] = {}  # the unit of each operator
+    for node in graph.nodes:
+        if not isinstance(node.operator, Sink):
+            home[node.name] = node.name
+            if node.name not in starts:
+                home[node.name] = home[node.operator.inputs[0].node]
+    members = {start: [n for n, unit in home.items() if unit == start] for start in starts}
     edges = {
-        (port.node, node.name)
+        (home[port.node], node.name)
         for node in graph.nodes
+        if node.name in starts
         for port in node.operator.inputs
-        if port.node in units and node.name in units
     }
-    split = split_machines(machines, [_cost([name], costs) for name in units])
-    found = [Unit((name,), count) for name, count in zip(units, split, strict=True)]
-    return _divided(LayoutName.OPERATOR_CLOUD, dict(zip(units, found, strict=True)), edges, model)
+    split = split_machines(machines, [_cost(members[name], costs) for name in starts])
+    units = {n: Unit(tuple(members[n]), k) for n, k in zip(starts, split, strict=True)}
+    return _divided(LayoutName.OPERATOR_CLOUD, units, edges, model)
 
 
 def _operator_set(
@@ -234,26 +258,28 @@ def _operator_set(
     return _divided(LayoutName.OPERATOR_SET, units, edges, model)
 
 
-def _operators(graph: FlowGraph) -> list[str]:
-    """Return the operators that need machines: no sinks, and only some sources.
-
-    A source is read where its tuples are first processed, unless that is a stateful operator, to
-    which they must be sent.
-    """
-    found = []
-    for node in graph.nodes:
-        readers = [reader for reader, _ in graph.readers_of(node.name)]
-        if isinstance(node.operator, Source):
-            only_sinks = all(isinstance(reader.operator, Sink) for reader in readers)
-            if only_sinks or any(reader.operator.stateful for reader in readers):
-                found.append(node.name)
-        elif not isinstance(node.operator, Sink):
-            found.append(node.name)
-    return found
+def _auto(
+    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: CostModel | None
+) -> Layout:
+    shared = together(graph)
+    found = subqueries(graph)
+    root = {sub.name: shared[sub.name].root if sub.name in shared else sub.name for sub in found}
+    members: dict[str, list[str]] = {}
+    for sub in found:
+        members.setdefault(root[sub.name], []).extend(sub.operators)
+    split = split_machines(machines, [_cost(set(names), costs) for names in members.values()])
+    units = {
+        name: Unit(tuple(dict.fromkeys(operators)), count)
+        for (name, operators), count in zip(members.items(), split, strict=True)
+    }
+    edges = {
+        (root[name], sub.name) for sub in found for name in sub.inputs if sub.name not in shared
+    }
+    return _divided(LayoutName.AUTO, units, edges, model)
 
 
 def _cost(operators: Iterable[str], costs: Mapping[str, float] | None) -> float:
-    return 1.0 if costs is None else sum(costs.get(name, 0.0) for name in operators)
+    return 1.0 if not costs else sum(costs.get(name, 0.0) for name in operators)
 
 
 def _divided(
@@ -271,9 +297,10 @@ def _divided(
     hops = _longest(list(units), edges, set(units)) if units else 0
     # The first unit of a path is where the tuples are read: it costs no hop.
     hops = max(hops - 1, 0)
-    return _layout(
-        name, tuple(units.values()), hops, max(targets.values(), default=0), channels, model
-    )
+    fan_out = max(targets.values(), default=0)
+    order = list(units)
+    exchanges = tuple(sorted(edges, key=lambda edge: (order.index(edge[1]), order.index(edge[0]))))
+    return _layout(name, tuple(units.values()), hops, fan_out, channels, model, exchanges)
 
 
 def _longest(names: Iterable[str], edges: Iterable[tuple[str, str]], counted: set[str]) -> int:
@@ -295,6 +322,7 @@ def _layout(
     fan_out: int,
     channels: int,
     model: CostModel | None,
+    exchanges: tuple[tuple[str, str], ...],
 ) -> Layout:
     cost = None if model is None else model.cost(channels, hops)
-    return Layout(name, units, hops, fan_out, channels, cost)
+    return Layout(name, units, hops, fan_out, channels, cost, exchanges)

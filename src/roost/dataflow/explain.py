@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from roost.dataflow.colocation import aggregates_early, together
 from roost.dataflow.compiler import (
-    RUNS,
     CostModel,
     Layout,
     Subquery,
+    cheapest,
     layouts,
     subqueries,
 )
 from roost.dataflow.schema import FlowGraph
+from roost.model.choices import LayoutName
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,20 @@ class Explanation:
     machines: int
     subqueries: tuple[Subquery, ...]
     layouts: tuple[Layout, ...]
+    layout: LayoutName  # that runs
+    shared: Mapping[str, str]  # of auto: operators without an exchange, and whose buckets they use
+    early: tuple[str, ...]  # of auto: operators whose tuples are aggregated before an exchange
+    model: CostModel | None = None
 
     @property
     def runs(self) -> Layout:
-        """The layout that Roost runs."""
-        return next(layout for layout in self.layouts if layout.name is RUNS)
+        """The layout that runs."""
+        return next(layout for layout in self.layouts if layout.name is self.layout)
 
     @property
     def exchanges(self) -> tuple[tuple[str, str], ...]:
-        """The edges between subqueries, by name."""
-        return tuple((start, sub.name) for sub in self.subqueries for start in sub.inputs)
+        """The exchanges, by the operators or subqueries on both sides."""
+        return self.runs.exchanges
 
     def __str__(self) -> str:
         """Return the explanation as text."""
@@ -43,12 +49,18 @@ class Explanation:
         yield f"dataflow {self.flow}"
         yield ""
         head = ("subquery", "operators", "reads", "keys", "buckets", "window", "state", "machines")
-        units = zip(self.subqueries, self.runs.units, strict=True)
-        yield from _aligned(head, [_row(sub, unit.machines) for sub, unit in units])
+        rows = []
+        for sub in self.subqueries:
+            # Operators of one subquery may have machines of their own.
+            units = [u.machines for u in self.runs.units if set(u.operators) & set(sub.operators)]
+            shared = self.shared.get(sub.name) if self.layout is LayoutName.AUTO else None
+            rows.append(_row(sub, "+".join(map(str, units)), shared))
+        yield from _aligned(head, rows)
         yield ""
-        edges = ", ".join(f"{start} -> {stop}" for start, stop in self.exchanges) or "none"
-        yield f"exchanges: {edges}"
+        yield f"exchanges: {', '.join(f'{a} -> {b}' for a, b in self.exchanges) or 'none'}"
         yield f"hops: {self.runs.hops}"
+        if self.layout is LayoutName.AUTO:
+            yield f"aggregated before the exchange: {', '.join(self.early) or 'none'}"
         yield ""
         yield f"layouts on {self.machines} machines"
         priced = any(layout.cost is not None for layout in self.layouts)
@@ -57,19 +69,23 @@ class Explanation:
         for layout in self.layouts:
             counts = [f"{n:,}" for n in (layout.hops, layout.fan_out, layout.channels)]
             cost = [f"{layout.cost:.6g}"] if layout.cost is not None else []
-            mark = "runs" if layout.name is RUNS else ""
+            mark = "runs" if layout.name is self.layout else ""
             rows.append((layout.name.value, *counts, *cost, mark))
         yield from _aligned(columns, rows)
-        yield ""
-        yield f"Only {RUNS} runs today. Its tasks run one level after the other, so every"
-        yield "subquery has all machines in turn; the table divides them, as the cost model does."
+        if self.model is not None:
+            alpha, beta, rate = self.model.alpha, self.model.beta, self.model.rate
+            yield ""
+            yield f"cost = alpha * channels + beta * tuples * hops, for {rate:,.0f} tuples:"
+            yield f"alpha = {alpha:.3g} for a channel, beta = {beta:.3g} for sending a tuple"
 
 
-def _row(sub: Subquery, machines: int) -> tuple[str, ...]:
+def _row(sub: Subquery, machines: str, shared: str | None) -> tuple[str, ...]:
     keys = " = ".join(dict.fromkeys(", ".join(columns) for columns in sub.keys))
     buckets = "" if not sub.buckets else f"{sub.buckets}"
     if sub.grid is not None:
         buckets = f"{sub.grid[0]}x{sub.grid[1]}"
+    if shared is not None:
+        buckets = f"of {shared}"
     if sub.window is not None and not keys:
         keys = "none"
     return (
@@ -80,7 +96,7 @@ def _row(sub: Subquery, machines: int) -> tuple[str, ...]:
         buckets,
         sub.window or "",
         sub.state or "",
-        str(machines),
+        machines,
     )
 
 
@@ -97,8 +113,21 @@ def explain(
     machines: int,
     costs: Mapping[str, float] | None = None,
     model: CostModel | None = None,
+    layout: LayoutName = LayoutName.AUTO,
 ) -> Explanation:
     """Explain a valid dataflow on some machines; see :func:`roost.dataflow.compiler.layouts`."""
+    if layout is LayoutName.AUTO and model is not None:
+        chosen = cheapest(graph, machines, model)
+        layout = chosen if chosen is LayoutName.OPERATOR_CLOUD else layout
+    shared = {name: one.root for name, one in together(graph).items()}
+    early = (n.name for n in graph.nodes if aggregates_early(n) and n.name not in shared)
     return Explanation(
-        graph.name, machines, subqueries(graph), layouts(graph, machines, costs, model)
+        graph.name,
+        machines,
+        subqueries(graph),
+        layouts(graph, machines, costs, model),
+        layout,
+        shared,
+        tuple(early),
+        model,
     )

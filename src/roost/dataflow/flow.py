@@ -26,6 +26,7 @@ from roost.dataflow.operators import (
     WindowBy,
 )
 from roost.errors import DataflowError
+from roost.model.choices import LayoutName
 
 if TYPE_CHECKING:
     from roost.dataflow.compiler import CostModel
@@ -109,6 +110,7 @@ class Dataflow:
         costs: Mapping[str, float] | None = None,
         model: CostModel | None = None,
         own: Mapping[SourceKind, StreamSchema] | None = None,
+        layout: LayoutName = LayoutName.AUTO,
     ) -> Explanation:
         """Validate the dataflow and explain how it runs; ``print`` the result.
 
@@ -122,7 +124,7 @@ class Dataflow:
         from roost.dataflow.schema import resolve
 
         graph = resolve(self.name, self.operators, own)
-        return explain(graph, machines or os.cpu_count() or 1, costs, model)
+        return explain(graph, machines or os.cpu_count() or 1, costs, model, layout)
 
     def named(self, kind: str, name: str | None) -> str:
         """Return a name for an operator: the given one, or its kind and number."""

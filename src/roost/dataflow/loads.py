@@ -121,6 +121,7 @@ def heavy_keys(
         if rows.size > SAMPLE:
             rows = np.random.default_rng(seed).integers(0, rows.size, SAMPLE)
             weight = table.num_rows / SAMPLE
+        names = tuple(dict.fromkeys(names))  # a join may compare a column twice
         sample = table.select([*names, BUCKET]).take(as_arrow(rows))
         hashes = hash_rows([sample[name] for name in names], rows.size)
         _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)

@@ -1,8 +1,8 @@
-"""The stateless operators after a source or a stateful operator, inside its task.
+"""The stateless operators after the first one of a stage, inside its task.
 
-Each task pushes its own tuples through all stateless operators up to the next stateful ones and
-sinks. A Union therefore needs no place of its own: every stream that it merges is pushed through
-the operators behind it where that stream is made.
+Each task pushes its own tuples through all stateless operators up to the next stages and sinks. A
+Union therefore needs no place of its own: every stream that it merges is pushed through the
+operators behind it where that stream is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roost.predicate import PredicateSet
 
 
 class Target(NamedTuple):
-    """An input of a stateful operator, or a sink."""
+    """An input of the first operator of a stage, or a sink."""
 
     node: str
     input: int = 0
@@ -35,7 +35,7 @@ def targets(graph: FlowGraph, name: str) -> tuple[Target, ...]:
     found: dict[Target, None] = {}
     for output in range(graph.by_name[name].operator.outputs):
         for reader, k in graph.readers_of(name, output):
-            if reader.operator.stateful or isinstance(reader.operator, Sink):
+            if reader.name in graph.stages.starts or isinstance(reader.operator, Sink):
                 found[Target(reader.name, k)] = None
             else:
                 found |= dict.fromkeys(targets(graph, reader.name))
@@ -53,22 +53,28 @@ class LocalOperators:
         self, name: str, table: pa.Table, output: int = 0
     ) -> Iterator[tuple[Target, pa.Table]]:
         """Yield the tuples that an output of a node leads to, with their targets."""
+        starts = self.graph.stages.starts
         for reader, k in self.graph.readers_of(name, output):
-            match reader.operator:
-                case Map():
-                    made = apply_map(reader, table, self.rejected)
-                    if made is not None:
-                        yield from self.push(reader.name, made)
-                case Filter():
-                    for number, kept in enumerate(_divided(reader, table)):
-                        if kept.num_rows:
-                            yield from self.push(reader.name, kept, number)
-                case Union():
-                    yield from self.push(reader.name, table)
-                case _:
-                    accepted = self._with_keys(reader, k, table)
-                    if accepted.num_rows:
-                        yield Target(reader.name, k), accepted
+            if reader.name in starts or isinstance(reader.operator, Sink):
+                accepted = self._with_keys(reader, k, table)
+                if accepted.num_rows:
+                    yield Target(reader.name, k), accepted
+            else:
+                yield from self.apply(reader, table)
+
+    def apply(self, node: Node, table: pa.Table) -> Iterator[tuple[Target, pa.Table]]:
+        """Yield what a stateless operator makes of tuples, and the operators behind it."""
+        match node.operator:
+            case Map():
+                made = apply_map(node, table, self.rejected)
+                if made is not None:
+                    yield from self.push(node.name, made)
+            case Filter():
+                for number, kept in enumerate(_divided(node, table)):
+                    if kept.num_rows:
+                        yield from self.push(node.name, kept, number)
+            case Union():
+                yield from self.push(node.name, table)
 
     def _with_keys(self, node: Node, side: int, table: pa.Table) -> pa.Table:
         """Reject the tuples whose key has a null."""

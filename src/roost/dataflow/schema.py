@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from roost.dataflow.division import Division
 from roost.dataflow.expressions import expression_schema
 from roost.dataflow.functions import Function, resolve_function
 from roost.dataflow.operators import (
@@ -94,20 +95,24 @@ class Node:
         return tuple(name for name in columns if name in used)
 
 
-def _unpickle(name: str, nodes: bytes) -> FlowGraph:
-    return FlowGraph(name, cloudpickle.loads(nodes))
+def _unpickle(name: str, nodes: bytes, division: Division | None) -> FlowGraph:
+    return FlowGraph(name, cloudpickle.loads(nodes), division)
 
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """A valid dataflow; each node comes after those that it reads."""
+    """A valid dataflow; each node comes after those that it reads.
+
+    Without a ``division``, a stage begins at every source and stateful operator.
+    """
 
     name: str
     nodes: tuple[Node, ...]
+    division: Division | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle functions of the user by value: workers cannot import where they come from."""
-        return _unpickle, (self.name, self._pickled)
+        return _unpickle, (self.name, self._pickled, self.division)
 
     @cached_property
     def _pickled(self) -> bytes:
@@ -117,6 +122,14 @@ class FlowGraph:
     def by_name(self) -> dict[str, Node]:
         """The nodes by name."""
         return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def stages(self) -> Division:
+        """The division into stages."""
+        if self.division is not None:
+            return self.division
+        nodes = (n for n in self.nodes if isinstance(n.operator, Source) or n.operator.stateful)
+        return Division(frozenset(node.name for node in nodes))
 
     @cached_property
     def ordered(self) -> frozenset[str]:

@@ -34,3 +34,17 @@ class BucketPolicy(StrEnum):
     PLANNER = "planner"
     GREEDY = "greedy"
     OFF = "off"
+
+
+class LayoutName(StrEnum):
+    """Which operators of a dataflow share machines."""
+
+    QUERY_CLOUD = "query_cloud"  # all: every machine runs every subquery
+    OPERATOR_CLOUD = "operator_cloud"  # none: each operator has machines of its own
+    OPERATOR_SET = "operator_set"  # those of a subquery
+    AUTO = "auto"  # the cheapest, without exchanges that are not needed
+
+    @property
+    def divides(self) -> bool:
+        """Whether machines are divided among operators or subqueries."""
+        return self in (LayoutName.OPERATOR_CLOUD, LayoutName.OPERATOR_SET)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from roost.errors import ConfigError
-from roost.model.choices import BucketPolicy, Strategy, WindowKind
+from roost.model.choices import BucketPolicy, LayoutName, Strategy, WindowKind
 from roost.model.space import Coordinates, Grid, Outside, Rect
 
 SECTIONS: dict[str, type[Section]] = {}
@@ -297,6 +297,7 @@ class DataflowSettings(Section, section="dataflow"):
     balance: BucketPolicy = _choice(BucketPolicy, BucketPolicy.PLANNER)
     imbalance: float = _number(float, 0, 0.1)
     improvement: float = _number(float, 0, 0.05, below=1)
+    layout: LayoutName = _choice(LayoutName, LayoutName.AUTO)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from roost.queries.versions import segment_files
 from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages
+from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, staging
@@ -81,6 +82,7 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
+    sample: Callable[[], Sample | None] = lambda: None  # runs a sample of a dataflow
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ def assemble(
     if shape is not None:
         return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
     assert flow is not None
-    stages = flow_stages(config, store, executor, flow, {}, hooks.wall_clock, json_column)
+    stages = flow_stages(
+        config, store, executor, flow, {}, hooks.wall_clock, json_column, hooks.sample
+    )
     return BatchLoop(
         store,
         None,

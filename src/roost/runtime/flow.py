@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from roost.dataflow.buckets import BUCKETS, GRID, BucketMap
 from roost.dataflow.flow import Dataflow
-from roost.dataflow.operators import Aggregate, Map, Operator, Product, Sink, Source, SourceKind
-from roost.dataflow.schema import FlowGraph, Node, StreamSchema, resolve
+from roost.dataflow.operators import Aggregate, Map, Operator, Sink, Source, SourceKind
+from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import DataflowError
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor
 from roost.runtime.flow_balancing import balancing_policies
+from roost.runtime.flow_layout import Sample, lay_out
 from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.loop import staging
 from roost.stages.contract import Stage
 from roost.stages.flow import FlowSettings, ProgressStage, SubqueryStage
-from roost.stages.flow_routing import FLOW, BucketTable, maps_of, stage_of
+from roost.stages.flow_costs import measure_exchange
+from roost.stages.flow_routing import FLOW
 from roost.stages.flow_source import SourceStage
+from roost.stages.flow_stateless import StatelessStage
 from roost.storage.speed import cold_read_speed
 from roost.storage.store import Fact, Store
 
@@ -36,10 +38,12 @@ def flow_stages(
     own: Mapping[SourceKind, StreamSchema],
     clock: Callable[[], float],
     json_column: str | None = None,
+    sample: Callable[[], Sample | None] = lambda: None,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
-    ``json_column`` is the column of a stream that has each record as JSON text.
+    ``json_column`` is the column of a stream that has each record as JSON text. ``sample`` runs
+    a sample, by which machines are divided; where it returns None, all subqueries get as many.
     """
     graph = resolve(flow.name, flow.operators, own)
     _agree(store, graph)
@@ -50,6 +54,10 @@ def flow_stages(
             problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
             raise DataflowError(sink, problem)
     settings = config.dataflow
+    machines = settings.machines or config.engine.machines or executor.slots
+    model = partial(measure_exchange, rate=config.engine.batch_rows)
+    layout = lay_out(store, graph, settings.layout, machines, executor.slots, sample, model)
+    graph = layout.graph
     shared = FlowSettings(
         settings.lateness,
         settings.idle,
@@ -61,9 +69,11 @@ def flow_stages(
     stages += [SourceStage(graph, node, shared, json_column) for node in sources]
     for node in graph.nodes:
         if node.operator.stateful:
-            table = _bucket_table(config, store, executor, graph, node)
+            table = layout.bucket_table(store, node)
             files = store.files(f"flow/{node.number:03d}")
             stages.append(SubqueryStage(graph, node, table, files, shared))
+        elif node.name in layout.machines:
+            stages.append(StatelessStage(graph, node, layout.even_table(store, node), shared))
     return stages
 
 
@@ -75,33 +85,12 @@ def flow_rounds(
     Balancing is the last policy, so that it is refused if another one changes a map.
     """
     subqueries = [stage for stage in stages if isinstance(stage, SubqueryStage)]
-    names = [stage.node.name for stage in subqueries]
+    names = [stage.node.name for stage in subqueries if stage.table is not None]
     policies = [*more, *balancing_policies(config.dataflow, names)]
     if not policies or not subqueries:
         return None
     measure = partial(cold_read_speed, store.files("flow"))
     return FlowRounds(store, subqueries, policies, config.dataflow.round, measure)
-
-
-def _bucket_table(
-    config: RunConfig, store: Store, executor: Executor, graph: FlowGraph, node: Node
-) -> BucketTable:
-    """Return the bucket maps of an operator; a new one if the number of machines changed."""
-    machines = config.dataflow.machines or config.engine.machines or executor.slots
-    grid = GRID if isinstance(node.operator, Product) else None
-    table = BucketTable(stage_of(node.name), graph, node, store, 0, grid)
-    last = store.last(maps_of(node.name))
-    if last is None:
-        buckets = BUCKETS if grid is None else grid[0] * grid[1]
-        store.record(table.fact(BucketMap.even(machines, buckets)))
-        return table
-    known = BucketMap.from_json(*last)
-    if known.configured != machines:
-        reason = f"the settings have {machines} machines instead of {known.configured}"
-        known = known.resettled(machines, reason)
-        store.record(table.fact(known))
-    table.epoch = known.epoch
-    return table
 
 
 def describe(operator: Operator) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from roost.dataflow.schema import Node
 from roost.runtime.rounds import Proposer, arbitrate
 from roost.stages.contract import Batch
 from roost.stages.flow import SubqueryStage
-from roost.stages.flow_routing import FLOW, KeyRouting
+from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
 from roost.storage.store import Fact, Store, View
 
 FLOW_ROUNDS = "flow rounds"  # table of the rounds
@@ -45,11 +45,12 @@ class SubqueryStatus:
     watermark: int  # of the input
     speed: float  # event time per second of the clock; 0 if it is not known
     read_speed: float  # bytes per second of state that is not in memory
+    recreates_windows: bool  # whether buckets may move without their state
 
     def changed(self, change: MapChange) -> BucketMap:
         """Return the next map; raises ValueError if the change is not possible."""
-        if change.protocol is Recreation.WINDOW and not has_time_windows(self.node):
-            raise ValueError(f"{self.node.name!r} has no time windows to recreate")
+        if change.protocol is Recreation.WINDOW and not self.recreates_windows:
+            raise ValueError(f"{self.node.name!r} cannot recreate windows")
         count = self.map.machines if change.machines is None else change.machines
         moves = []
         for bucket, machine in sorted(change.owners.items()):
@@ -69,7 +70,7 @@ class SubqueryStatus:
 
     def protocol(self, bucket: int) -> Recreation:
         """Return the cheaper protocol to move a bucket."""
-        if not has_time_windows(self.node) or not 0 <= bucket < self.map.buckets:
+        if not self.recreates_windows or not 0 <= bucket < self.map.buckets:
             return Recreation.STATE
         return cheaper(self.forecast(bucket))
 
@@ -132,8 +133,8 @@ class FlowRounds:
         self.number = int(last.get("round", -1)) + 1
         models = last.get("models", {})
         self._meters = {
-            stage.node.name: LoadMeter(stage.table.current.buckets, models.get(stage.node.name))
-            for stage in self.stages
+            stage.node.name: LoadMeter(table.current.buckets, models.get(stage.node.name))
+            for stage, table in self._tables
         }
         self._opened: float | None = None
         self._times: dict[str, tuple[float, int]] = {}  # clock and newest time, first known
@@ -141,11 +142,12 @@ class FlowRounds:
     def after_batch(self, batch: Batch) -> None:
         """Note a batch; end the round if it is long enough."""
         clock = float(batch.choices[FLOW]["clock"])
-        for stage in self.stages:
+        for stage, table in self._tables:
             name, routing = stage.node.name, batch.routings[stage.name]
             assert isinstance(routing, KeyRouting)
-            if routing.map.owners == stage.table.current.owners:
-                self._meters[name].add(clock, batch.outcomes[stage.name].observed)
+            if routing.map.owners == table.current.owners:
+                found = (batch.outcomes[one.name].observed for one in self._sharing(stage))
+                self._meters[name].add(clock, [load for loads in found for load in loads])
             if stage.seen is not None:
                 self._times.setdefault(name, (clock, stage.seen))
         if self._opened is None:
@@ -153,19 +155,31 @@ class FlowRounds:
         if clock - self._opened >= self.length:
             self._end_round(batch, clock)
 
-    def _status(self, stage: SubqueryStage, batch: Batch, clock: float) -> SubqueryStatus:
+    @property
+    def _tables(self) -> list[tuple[SubqueryStage, BucketTable]]:
+        """Return the stages that have a bucket map, with their maps."""
+        return [(stage, stage.table) for stage in self.stages if stage.table is not None]
+
+    def _sharing(self, stage: SubqueryStage) -> list[SubqueryStage]:
+        """Return the stages that use the bucket map of a stage, with itself."""
+        return [one for one in self.stages if one.buckets == stage.name]
+
+    def _status(
+        self, stage: SubqueryStage, table: BucketTable, batch: Batch, clock: float
+    ) -> SubqueryStatus:
         node, speed = stage.node, 0.0
         since, first = self._times.get(node.name, (clock, 0))
         if stage.seen is not None and clock > since:
             speed = (stage.seen - first) / (clock - since)
         return SubqueryStatus(
             node,
-            stage.table.current,
+            table.current,
             self._meters[node.name].loads(),
             stage.seen,
             batch.outcomes[FLOW].result.input_watermark(node),
             speed,
             self._read_speed,
+            has_time_windows(node) and len(self._sharing(stage)) == 1,
         )
 
     @cached_property
@@ -173,7 +187,10 @@ class FlowRounds:
         return self.read_speed()
 
     def _end_round(self, batch: Batch, clock: float) -> None:
-        found = {stage.node.name: self._status(stage, batch, clock) for stage in self.stages}
+        found = {
+            stage.node.name: self._status(stage, table, batch, clock)
+            for stage, table in self._tables
+        }
         verdicts, decided = arbitrate(FlowSnapshot(found, clock), self.policies)
         after = decided.after
         row = {
@@ -185,12 +202,12 @@ class FlowRounds:
             "verdicts": [verdict.to_json() for verdict in verdicts],
             **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
         }
-        changed = [(s, after[s.node.name]) for s in self.stages if s.node.name in after]
-        maps = [stage.table.fact(new) for stage, new in changed]
+        changed = [(t, after[t.node.name]) for _, t in self._tables if t.node.name in after]
+        maps = [table.fact(new) for table, new in changed]
         more = (fact for v in verdicts for fact in v.proposal.facts)
         self.store.record(Fact(FLOW_ROUNDS, self.number, row), *maps, *more)
-        for stage, new in changed:
-            stage.table.epoch = new.epoch
+        for table, new in changed:
+            table.epoch = new.epoch
         for meter in self._meters.values():
             meter.start()
         self.number += 1

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from roost.queries.guard_state import GuardState, stamp
 from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
 from roost.runtime.executor import Executor, SliceInputs
+from roost.runtime.flow_layout import Sample
 from roost.runtime.loop import BatchLoop, Sink
 from roost.runtime.records import Commit, commit_of, last_intent
 from roost.runtime.report import build_report
@@ -179,6 +181,7 @@ class BasePipeline(ABC):
         self._take_lock()
         self._load_requests()
         sources = self._flow_sources()
+        self._hooks = replace(self._hooks, sample=partial(self._sample, dict(sources)))
         points = None
         if config.points.path is not None:
             self.source = self.source or self._open(config.points.path, config.points.time)
@@ -229,6 +232,14 @@ class BasePipeline(ABC):
             opened = self._open(path, source.time or "", source.name)
             sources[stage_of(source.name)] = opened
         return sources
+
+    def _sample(self, sources: Mapping[str, Source]) -> Sample | None:
+        """Run some rows of the dataflow's sources."""
+        from roost.runtime.flow_sample import first_rows, sample_flow
+
+        assert self.flow is not None
+        slices = {stage: first_rows(source) for stage, source in sources.items()}
+        return sample_flow(self.flow, slices, self._hooks.wall_clock)
 
     def _take_lock(self) -> None:
         """Take the run lock before anything is written."""

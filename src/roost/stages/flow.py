@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from roost.dataflow.aggregate import AggregateWork
-from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected, times_of
+from roost.dataflow.blocks import BUCKET, ORDER, TIME, OldState, Ran, Rejected
 from roost.dataflow.buckets import BucketMap
-from roost.dataflow.join import PairWork
+from roost.dataflow.join import SIDES, PairWork
 from roost.dataflow.loads import MachineLoad, counted
 from roost.dataflow.local import LocalOperators, Target, targets
 from roost.dataflow.operators import Aggregate, Sink, Source
@@ -40,16 +40,18 @@ from roost.stages.contract import (
     Task,
     Work,
 )
+from roost.stages.flow_early import EarlyAggregate, Received
 from roost.stages.flow_routing import (
     FLOW,
     BucketTable,
     KeyRouting,
+    inputs_of,
     maps_of,
     node_of,
     ports_of,
-    producers,
     stage_of,
     unpacked,
+    with_buckets,
 )
 from roost.stages.flow_share import MachineShare
 from roost.stages.routing import Packed
@@ -105,7 +107,7 @@ class FlowValue:
 
 
 class Emitter:
-    """Pushes tuples of a stage through the stateless operators behind it."""
+    """Pushes tuples of a stage through the stateless operators behind its first one."""
 
     def __init__(self, batch: FlowBatch, node: str, machine: int) -> None:
         self._batch = batch
@@ -116,17 +118,38 @@ class Emitter:
         self.written: Counter[str] = Counter()
         self.rejected: list[Rejected] = []
         self._operators = LocalOperators(batch.graph, self.rejected)
+        early = batch.graph.stages.partial
+        self._early = {
+            target: EarlyAggregate(batch.graph.by_name[target.node])
+            for target in self._ports
+            if target.node in early
+        }
 
     def emit(self, table: pa.Table) -> Iterator[Output]:
         """Yield blocks for other stages; write those of sinks."""
-        for target, rows in self._operators.push(self._node, table):
-            if target in self._ports:
-                yield self._ports[target], self._read_by(target, rows)
-            else:
+        yield from self._sent(self._operators.push(self._node, table))
+
+    def apply(self, table: pa.Table) -> Iterator[Output]:
+        """Emit what the stage's first operator, a stateless one, makes of tuples."""
+        node = self._batch.graph.by_name[self._node]
+        yield from self._sent(self._operators.apply(node, table))
+
+    def flush(self) -> Iterator[Output]:
+        """Yield what was aggregated and not sent yet."""
+        for target, early in self._early.items():
+            yield from ((self._ports[target], block) for block in early.flush())
+
+    def _sent(self, made: Iterable[tuple[Target, pa.Table]]) -> Iterator[Output]:
+        for target, rows in made:
+            if target not in self._ports:
                 self._write(target.node, rows)
+                continue
+            rows = self._read_by(target, rows)
+            blocks = self._early[target].add(rows) if target in self._early else (rows,)
+            yield from ((self._ports[target], block) for block in blocks)
 
     def _read_by(self, target: Target, rows: pa.Table) -> pa.Table:
-        """Return the columns that a stateful operator reads."""
+        """Return the columns that the first operator of another stage reads."""
         graph = self._batch.graph
         node = graph.by_name[target.node]
         own = [TIME, ORDER] if graph.needs_order(node) else [TIME]
@@ -210,7 +233,7 @@ class SubqueryWork(Work):
         self._machine = machine
         self._cache = cache
         self._node = task.batch.graph.by_name[task.node]
-        self._inputs: list[list[Packed]] = [[] for _ in self._node.inputs]
+        self._inputs: list[list[Packed | pa.Table]] = [[] for _ in self._node.inputs]
         self._emitter = Emitter(task.batch, task.node, machine)
         self._state: StateFile | None = None
         self._seen: int | None = None
@@ -218,27 +241,34 @@ class SubqueryWork(Work):
         self._share = MachineShare(self._node, task.buckets, task.grid, machine)
         self._counts = {"read_bytes": 0, "sent_twice": 0}  # because buckets moved
 
-    def process(self, port: str, block: Packed) -> tuple[()]:
+    def process(self, port: str, block: Packed | pa.Table) -> tuple[()]:
         """Collect tuples: windows and pairs need all of them."""
-        _, _, side = port.rpartition(".")
-        self._inputs[int(side)].append(block)
+        side = int(port.rpartition(".")[2])
+        if not isinstance(block, Packed):  # no exchange brought it
+            keys = self._task.batch.graph.stages.shared[self._task.node].keys[side]
+            block = with_buckets(block, keys, self._task.buckets.buckets)
+        self._inputs[side].append(block)
         return ()
 
     def finish(self, marks: Progress) -> Iterator[Output]:
         """Run the operator; yield the tuples that it makes."""
         task, node = self._task, self._node
-        inputs = [unpacked(blocks) for blocks in self._inputs]
-        newest = [int(times_of(rows).max()) for rows in inputs if rows is not None]
-        self._seen = max(newest, default=None)
+        received = self._received()
+        newest = (one.newest for one in received)
+        self._seen = max((time for time in newest if time is not None), default=None)
         before = task.batch.before.input_watermark(node)
-        ran, old = self._run(inputs, before, marks.input_watermark(node))
+        keys = node.keys or ((),) * len(received)
+        loads = [one.load(names) for one, names in zip(received, keys, strict=True)]
+        self._counts["sent_twice"] = self._share.sent_twice(loads)
+        ran, old = self._run(received, before, marks.input_watermark(node))
         self._emitter.rejected += ran.rejected
         if ran.output is not None and ran.output.num_rows:
             yield from self._emitter.emit(ran.output)
+            yield from self._emitter.flush()
         name = task.files.name(task.batch.prefix, f"{self._machine:05d}", ".state")
         tables = self._share.stored(ran.state)
         self._load = counted(
-            inputs,
+            loads,
             [*old, tables],
             task.buckets.buckets,
             self._share.cells(),
@@ -248,8 +278,14 @@ class SubqueryWork(Work):
         buckets = max(task.grid) if task.grid is not None else task.buckets.buckets
         self._state = write_state(task.files, name, tables, buckets, ran.needed_until)
 
+    def _received(self) -> list[Received]:
+        """Return the input by side."""
+        if self._node.name in self._task.batch.graph.stages.partial:
+            return [Received.with_partials(self._inputs[0], self._node)]
+        return [Received(unpacked(blocks)) for blocks in self._inputs]
+
     def _run(
-        self, inputs: Sequence[pa.Table | None], before: int, after: int
+        self, received: Sequence[Received], before: int, after: int
     ) -> tuple[Ran, list[Mapping[str, pa.Table]]]:
         """Run the operator; returns also the old state that it does not replace."""
         task, node = self._task, self._node
@@ -258,7 +294,7 @@ class SubqueryWork(Work):
         mine = share.belongs if share.divided else None
         work: AggregateWork | PairWork
         if isinstance(node.operator, Aggregate):
-            work = AggregateWork(node, ordered, mine=mine)
+            work = AggregateWork(node, ordered, received[0].partials, mine=mine)
         else:
             owned = share.cells()
             cells = [] if owned is None else [tuple(cell) for cell in np.argwhere(owned).tolist()]
@@ -271,8 +307,7 @@ class SubqueryWork(Work):
             old.append(OldState(tables, merge or work.rewrites))
         if task.before is not None:
             self._counts["read_bytes"] = share.read_bytes(task.before, [s.tables for s in old])
-        self._counts["sent_twice"] = share.sent_twice(inputs)
-        ran = work.run(inputs, old, before, after)
+        ran = work.run([one.tuples for one in received], old, before, after)
         return ran, [state.tables for state in old if not state.merge]
 
     def report(self) -> Report:
@@ -280,6 +315,9 @@ class SubqueryWork(Work):
         sinks, dead = self._emitter.close()
         state = self._state
         counts = {"state_bytes": 0 if state is None else state.nbytes, **self._counts}
+        if self._task.grid is not None:
+            rows = (sum(block.num_rows for block in blocks) for blocks in self._inputs)
+            counts |= dict(zip(SIDES, rows, strict=True))
         rejected = count_rejected(self._emitter.rejected)
         written = dict(self._emitter.written)
         value = FlowValue(sinks, dead, state, None, written, rejected, self._seen, self._load)
@@ -314,7 +352,7 @@ class SubqueryStage(Stage):
 
     graph: FlowGraph
     node: Node
-    table: BucketTable
+    table: BucketTable | None  # None if it shares the bucket map of another stage
     files: Files
     shared: FlowSettings
     entries: tuple[StateEntry, ...] = field(init=False, default=())
@@ -324,20 +362,16 @@ class SubqueryStage(Stage):
         """Derive names and ports from the graph."""
         name = self.node.name
         self.name = stage_of(name)
-        ports = [
-            (target, port)
-            for producer in producers(self.graph)
-            for target, port in ports_of(self.graph, producer.name).items()
-        ]
-        self.inputs = tuple(port for target, port in ports if target.node == name)
+        self.inputs = inputs_of(self.graph, name)
         self.outputs = tuple(ports_of(self.graph, name).values())
-        self.routing = self.name
+        self.buckets = stage_of(self.graph.stages.root(name))  # routing with its bucket map
+        self.routing = self.name if self.buckets == self.name else None
         sources = (n.name for n in self.graph.nodes if isinstance(n.operator, Source))
         self.marks = tuple(stage_of(source) for source in sources)
         self.kinds = self.shared.kinds(self.graph, name)
 
-    def routing_table(self) -> BucketTable:
-        """Return the bucket maps."""
+    def routing_table(self) -> BucketTable | None:
+        """Return the bucket maps, if it has its own."""
         return self.table
 
     def open(self, view: View) -> None:
@@ -345,8 +379,9 @@ class SubqueryStage(Stage):
         found = view.get(STATE, self.node.name) or []
         self.entries = tuple(map(StateEntry.from_json, found))
         self.seen = view.get(SEEN, self.node.name)
-        last = view.last(maps_of(self.node.name))
-        self.table.epoch = 0 if last is None else last[0]
+        if self.table is not None:
+            last = view.last(maps_of(self.node.name))
+            self.table.epoch = 0 if last is None else last[0]
 
     def intend(self) -> list[int]:
         """Choose the batches whose files this batch merges into its own.
@@ -367,12 +402,12 @@ class SubqueryStage(Stage):
 
     def prepare(self, batch: Batch) -> SubqueryTask:
         """Return the task of a batch."""
-        routing = batch.routings[self.name]
+        routing = batch.routings[self.buckets]
         assert isinstance(routing, KeyRouting)
         merged = set(batch.choices.get(self.name) or ())
         state = tuple((f.name, e.batch in merged) for e in self.entries for f in e.files)
         flow = self.shared.batch(self.graph, batch)
-        last = batch.before[self.name]
+        last = batch.before[self.buckets]
         assert isinstance(last, KeyRouting)
         before = last.map if last.map.owners != routing.map.owners else None
         return SubqueryTask(
@@ -400,10 +435,12 @@ class SubqueryStage(Stage):
         times = (self.seen, *(report.value.seen for report in mine))
         seen = max((time for time in times if time is not None), default=None)
         facts.append(Fact(SEEN, self.node.name, seen))
-        newest = self.table.current.completed(watermark)
-        if newest is not None:
-            facts.append(self.table.fact(newest))
-        epoch = self.table.epoch if newest is None else newest.epoch
+        epoch = self.epoch
+        if self.table is not None:
+            newest = self.table.current.completed(watermark)
+            if newest is not None:
+                facts.append(self.table.fact(newest))
+                epoch = newest.epoch
         live = [file for entry in entries for file in entry.files]
         state = {
             "files": len(live),
@@ -428,7 +465,9 @@ class SubqueryStage(Stage):
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue with the files of the batch."""
-        self.entries, self.seen, self.table.epoch = outcome.result
+        self.entries, self.seen, epoch = outcome.result
+        if self.table is not None:
+            self.table.epoch = epoch
 
     def cleanup(self) -> None:
         """Delete files that are not listed."""
@@ -436,7 +475,12 @@ class SubqueryStage(Stage):
 
     def state(self) -> Any:
         """Return the state files, the newest event time and the number of the bucket map."""
-        return self.entries, self.seen, self.table.epoch
+        return self.entries, self.seen, self.epoch
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch of its own bucket map."""
+        return None if self.table is None else self.table.epoch
 
 
 def flow_files(reports: Iterable[Report]) -> dict[str, list[Staged]]:

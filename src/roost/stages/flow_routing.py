@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from roost.dataflow.blocks import BUCKET, times_of
 from roost.dataflow.buckets import BucketMap, bucket_of, hash_rows
 from roost.dataflow.local import Target, targets
-from roost.dataflow.operators import Source
 from roost.dataflow.schema import FlowGraph, Node
 from roost.errors import StateError
 from roost.model.arrays import as_arrow
@@ -27,7 +26,7 @@ MAPS = "flow buckets"  # prefix of the tables of bucket maps
 
 
 def stage_of(node: str) -> str:
-    """Return the name of the stage of a source or of a stateful operator."""
+    """Return the name of the stage that begins with an operator."""
     return f"{FLOW}:{node}"
 
 
@@ -37,19 +36,25 @@ def node_of(stage: str) -> str:
 
 
 def port_of(producer: str, target: Target) -> str:
-    """Return the name of the port from a stage to an input of a stateful operator."""
+    """Return the name of the port from a stage to an input of another one's first operator."""
     return f"{producer}>{target.node}.{target.input}"
 
 
 def producers(graph: FlowGraph) -> list[Node]:
     """Return the nodes that are the beginning of a stage."""
-    return [n for n in graph.nodes if isinstance(n.operator, Source) or n.operator.stateful]
+    return [n for n in graph.nodes if n.name in graph.stages.starts]
 
 
 def ports_of(graph: FlowGraph, node: str) -> dict[Target, str]:
     """Return the ports that a stage writes."""
-    found = (t for t in targets(graph, node) if graph.by_name[t.node].operator.stateful)
+    found = (t for t in targets(graph, node) if t.node in graph.stages.starts)
     return {target: port_of(node, target) for target in found}
+
+
+def inputs_of(graph: FlowGraph, node: str) -> tuple[str, ...]:
+    """Return the ports that a stage reads."""
+    ports = (ports_of(graph, producer.name).items() for producer in producers(graph))
+    return tuple(port for found in ports for target, port in found if target.node == node)
 
 
 def packed(table: pa.Table) -> Packed:
@@ -60,11 +65,22 @@ def packed(table: pa.Table) -> Packed:
     return Packed(table.num_rows, sink.getvalue().to_pybytes())
 
 
-def unpacked(blocks: Sequence[Packed]) -> pa.Table | None:
-    """Join blocks; None without any."""
+def unpacked(blocks: Sequence[Packed | pa.Table]) -> pa.Table | None:
+    """Join blocks, of which those from an exchange are packed; None without any."""
     if not blocks:
         return None
-    return pa.concat_tables([pa.ipc.open_stream(pa.py_buffer(b.data)).read_all() for b in blocks])
+    return pa.concat_tables(
+        [
+            pa.ipc.open_stream(pa.py_buffer(b.data)).read_all() if isinstance(b, Packed) else b
+            for b in blocks
+        ]
+    )
+
+
+def with_buckets(block: pa.Table, keys: Sequence[str], buckets: int) -> pa.Table:
+    """Add the bucket of each tuple."""
+    found = bucket_of([block[key] for key in keys], block.num_rows, buckets)
+    return block.append_column(BUCKET, as_arrow(found))
 
 
 # --------------------------------------------------------------------------- routing

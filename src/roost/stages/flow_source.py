@@ -119,6 +119,10 @@ class SourceWork(Work):
                 self._newest = newest if self._newest is None else max(newest, self._newest)
                 yield from self._emitter.emit(tuples)
 
+    def finish(self, marks: Any) -> Iterator[Output]:
+        """Yield what was aggregated before the exchange."""
+        yield from self._emitter.flush()
+
     def _tables(self, block: Any) -> Iterator[pa.Table]:
         assert self._node.output is not None
         schema = self._node.output.columns

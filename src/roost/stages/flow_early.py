@@ -1,0 +1,120 @@
+"""Aggregation before an exchange: a task sends partial results instead of tuples.
+
+A block of partial results has the columns of :meth:`roost.dataflow.partials.Partials.table`, the
+beginning of the pane as event time, and no bucket, which the exchange adds. Where keys repeat too
+seldom for this to pay, the task sends the tuples themselves; the receiver accepts both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from roost.dataflow.aggregate import AggregateWork, pane_length
+from roost.dataflow.blocks import BUCKET, TIME, times_of
+from roost.dataflow.partials import PANE, Partials, compacted
+from roost.dataflow.schema import Node
+from roost.model.arrays import as_arrow
+from roost.stages.flow_routing import unpacked
+from roost.stages.routing import Packed
+
+ROWS_AT_ONCE = 1 << 16
+ROWS_PER_PARTIAL = 3
+"""Tuples for each partial result from which aggregating pays; measured."""
+
+
+@dataclass
+class EarlyAggregate:
+    """Partial results of one Aggregate in one task."""
+
+    node: Node
+    _work: AggregateWork = field(init=False)
+    _rows: list[pa.Table] = field(init=False, default_factory=list)
+    _found: list[Partials] = field(init=False, default_factory=list)
+    _pays: bool | None = field(init=False, default=None)  # None: not known yet
+
+    def __post_init__(self) -> None:
+        """Compute panes as the receiver does."""
+        self._work = AggregateWork(self.node, False)
+
+    def add(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Aggregate tuples; yield those that are better sent as they are."""
+        if self._pays is False:
+            yield rows
+            return
+        self._rows.append(rows)
+        if sum(table.num_rows for table in self._rows) >= ROWS_AT_ONCE:
+            yield from self._aggregate()
+
+    def flush(self) -> Iterator[pa.Table]:
+        """Yield the partial results as one block."""
+        yield from self._aggregate()
+        found, self._found = self._found, []
+        if not found:
+            return
+        merged = found[0]
+        if len(found) > 1:
+            panes = np.concatenate([one.panes for one in found])
+            rows, keys = np.arange(panes.size), self._work.keys
+            merged = compacted(found, panes, rows, keys, self.node.functions, {})
+        times = as_arrow(merged.panes * self._work.pane)
+        yield merged.table().drop_columns([BUCKET]).append_column(TIME, times)
+
+    def _aggregate(self) -> Iterator[pa.Table]:
+        if not self._rows:
+            return
+        rows = pa.concat_tables(self._rows)
+        self._rows = []
+        placed = rows.append_column(BUCKET, as_arrow(np.zeros(rows.num_rows, np.int32)))
+        partials = Partials.of(placed, self._work.keys, self.node.functions, self._work.pane)
+        if self._pays is None:
+            self._pays = partials.size * ROWS_PER_PARTIAL <= rows.num_rows
+        if self._pays:
+            self._found.append(partials)
+        else:
+            yield rows
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a machine received on one input: tuples, and partial results of others."""
+
+    tuples: pa.Table | None
+    partials: Sequence[Partials] = ()
+    tables: Sequence[pa.Table] = ()  # of the partial results
+    pane: int = 1  # length of their panes
+
+    @classmethod
+    def with_partials(cls, blocks: Sequence[Packed], node: Node) -> Received:
+        """Tell blocks of tuples from blocks of partial results.
+
+        Partial results are in the order of their bytes, which does not depend on when they arrived.
+        """
+        rows: list[Packed] = []
+        tables = []
+        for block in sorted(blocks, key=lambda block: block.data):
+            table = unpacked([block])
+            if table is not None and PANE in table.column_names:
+                tables.append(table)
+            else:
+                rows.append(block)
+        found = [Partials.stored(table, node.keys[0]) for table in tables]
+        return cls(unpacked(rows), found, tables, pane_length(node))
+
+    @property
+    def newest(self) -> int | None:
+        """An event time that no tuple exceeds; of a partial result, the last of its pane."""
+        last = [] if self.tuples is None else [int(times_of(self.tuples).max())]
+        last += [int(times_of(table).max()) + self.pane - 1 for table in self.tables]
+        return max(last, default=None)
+
+    def load(self, keys: Sequence[str]) -> pa.Table | None:
+        """Return buckets, times and keys of all that was received; its rows are the load."""
+        if not self.tables:
+            return self.tuples
+        columns = [TIME, BUCKET, *keys]
+        own = [] if self.tuples is None else [self.tuples]
+        return pa.concat_tables([table.select(columns) for table in [*own, *self.tables]])

@@ -1,0 +1,479 @@
+"""Dataflows in every layout give the interpreter's rows; ``auto`` sends fewer of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from test_dataflow import run_case, usable
+
+from flow_runs import FlowRun, RepeatingExecutor, TableSlice, compare
+from roost.dataflow.buckets import BucketMap, hash_rows
+from roost.dataflow.colocation import aggregates_early, divide, separate, together
+from roost.dataflow.flow import Dataflow, Stream
+from roost.dataflow.grids import grid_sides, tiled
+from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.schema import FlowGraph, resolve
+from roost.errors import ConfigError, DataflowError
+from roost.model.choices import LayoutName
+from roost.model.settings import RunConfig
+from roost.runtime.chain import Chain
+from roost.runtime.executor import InProcessExecutor
+from roost.runtime.flow_layout import Sample, lay_out, shares
+from roost.runtime.flow_sample import sample_flow
+from roost.runtime.part import Item, Parcel
+from roost.stages import flow_early
+from roost.stages.contract import Task
+from roost.stages.flow import STATE
+from roost.stages.flow_stateless import EvenRouting
+from roost.storage.cache import WorkerCache
+from roost.storage.store import Store
+
+FIXED = ("operator_set", "query_cloud", "operator_cloud")
+SCHEMA = {"k": "int64", "s": "string", "v": "int64", "t": "int64"}
+
+
+def graph_of(flow: Dataflow) -> FlowGraph:
+    return resolve(flow.name, flow.operators)
+
+
+# --------------------------------------------------------------------------- results
+
+
+@pytest.mark.sweep(range(300, 306), 2, 800)
+@pytest.mark.parametrize("layout", [*FIXED, "auto"])
+def test_every_layout_gives_the_rows_of_the_interpreter(
+    layout: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers restart with other numbers of machines, and stages are repeated alone."""
+    case, chance = usable(seed), random.Random(seed)
+    # Always aggregate before an exchange, also where it does not pay, in several steps.
+    monkeypatch.setattr(flow_early, "ROWS_PER_PARTIAL", 0)
+    monkeypatch.setattr(flow_early, "ROWS_AT_ONCE", chance.choice([1, 5, 50]))
+    machines = [chance.randint(1, 3) for _ in case.batches]
+    run = FlowRun(
+        case.flow,
+        tmp_path,
+        machines=lambda number: machines[number],
+        layout=lambda number: layout,
+        executor=lambda: RepeatingExecutor(chance.randrange(1 << 30)),
+    )
+    run_case(case, run, chance, kills=1)
+
+
+@pytest.mark.sweep(range(400, 404), 2, 300)
+def test_a_restart_may_change_the_layout(seed: int, tmp_path: Path) -> None:
+    """Except for operators that share a bucket map, state is stored alike."""
+    case, chance = usable(seed), random.Random(seed)
+    layouts = [chance.choice(FIXED) for _ in case.batches[:-1]]
+    run = FlowRun(
+        case.flow, tmp_path, layout=lambda number: [*layouts[: number + 1], "auto"][number]
+    )
+    run_case(case, run, chance, kills=1)
+
+
+def test_a_layout_that_stores_state_by_other_buckets_is_refused(tmp_path: Path) -> None:
+    flow, batch = Dataflow("f"), {"s": table(10)}
+    stream = flow.source("s", SCHEMA, time="t")
+    sums = stream.aggregate({"v": "sum(v)"}, by=["k", "s"], size=5, name="sums")
+    sums.join(sums, "left.k = right.k and left.s = right.s", size=5, name="pairs").sink("out")
+    with FlowRun(flow, tmp_path) as run:
+        run.batch(batch, 0.0)
+    refused = FlowRun(flow, tmp_path, layout=lambda number: "query_cloud", number=1)
+    with pytest.raises(DataflowError, match="'pairs': its state is stored by the buckets of 'sums"):
+        refused.batch({}, 1.0)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dataflow\.layout"):
+        RunConfig(dataflow={"layout": "operator-set"})
+
+
+def table(rows: int, keys: int = 3, first: int = 0) -> pa.Table:
+    numbers = np.arange(first, first + rows)
+    texts = [f"s{n % 2}" for n in numbers.tolist()]
+    return pa.table({"k": numbers % keys, "s": texts, "v": numbers, "t": numbers // 4})
+
+
+# --------------------------------------------------------------------------- omitted exchanges
+
+
+def summed(stream: Stream, by: list[str], name: str) -> Stream:
+    return stream.aggregate({"v": "sum(v)"}, by=by, size=5, name=name)
+
+
+def changed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["k", "v"])
+
+
+KV = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+K = {"k": pc.field("k"), "v": pc.field("v")}
+TOGETHER: dict[str, tuple[Callable[[Dataflow, Stream], Stream], dict[str, str]]] = {
+    "same key": (lambda f, s: summed(summed(s, ["k"], "a"), ["k"], "b"), {"b": "a"}),
+    "through a filter": (
+        lambda f, s: summed(summed(s, ["k"], "a").filter("v > 2"), ["k"], "b"),
+        {"b": "a"},
+    ),
+    "through a map that keeps the key": (
+        lambda f, s: summed(summed(s, ["k"], "a").map({**K, "v": pc.field("v") + 1}), ["k"], "b"),
+        {"b": "a"},
+    ),
+    "renamed key": (
+        lambda f, s: summed(
+            summed(s, ["k"], "a").map({"z": pc.field("k"), "v": pc.field("v")}), ["z"], "b"
+        ),
+        {"b": "a"},
+    ),
+    "changed key": (
+        lambda f, s: summed(summed(s, ["k"], "a").map({**K, "k": pc.field("k") + 1}), ["k"], "b"),
+        {},
+    ),
+    "swapped columns": (
+        lambda f, s: summed(
+            summed(s, ["k"], "a").map({"k": pc.field("v"), "v": pc.field("k")}), ["k"], "b"
+        ),
+        {},
+    ),
+    "function map": (
+        lambda f, s: summed(summed(s, ["k"], "a").map(changed, schema=KV), ["k"], "b"),
+        {},
+    ),
+    "subset of the key behind": (
+        lambda f, s: summed(
+            s.aggregate({"v": "sum(v)"}, by=["k"], size=5, name="a").join(
+                s.aggregate({"w": "max(v)"}, by=["k", "s"], size=5, name="c"),
+                "left.k = right.k", size=5, name="j",
+            ).map({"k": pc.field("left_k"), "s": pc.field("right_s"), "v": pc.field("left_v")}),
+            ["k", "s"], "b",
+        ),
+        {"b": "j"},
+    ),
+    "key behind is a subset": (
+        lambda f, s: summed(summed(s, ["k", "s"], "a"), ["k"], "b"),
+        {},
+    ),
+    "three in a row": (
+        lambda f, s: summed(summed(summed(s, ["k"], "a"), ["k"], "b"), ["k"], "c"),
+        {"b": "a", "c": "a"},
+    ),
+    "union of one operator's streams": (
+        lambda f, s: summed(
+            f.union(*summed(s, ["k"], "a").split("v > 3")), ["k"], "b"
+        ),
+        {"b": "a"},
+    ),
+    "union with a source": (
+        lambda f, s: summed(
+            f.union(summed(s, ["k"], "a").map(K), s.map(K)), ["k"], "b"
+        ),
+        {},
+    ),
+    "self-join": (
+        lambda f, s: (a := summed(s, ["k"], "a")).join(a, "left.k = right.k", size=5, name="j"),
+        {"j": "a"},
+    ),
+    "self-join by crossed columns": (
+        lambda f, s: (a := s.aggregate({"v": "sum(v)"}, by=["k", "v2"], size=5, name="a")).join(
+            a, "left.k = right.v2 and left.v2 = right.k", size=5, name="j"
+        ),
+        {},
+    ),
+    "join of two operators": (
+        lambda f, s: summed(s, ["k"], "a").join(
+            summed(s.filter("v > 1"), ["k"], "b"), "left.k = right.k", size=5, name="j"
+        ),
+        {},
+    ),
+    "no key": (lambda f, s: summed(summed(s, [], "a").map({"k": pc.field("v"), "v": pc.field("v")}),
+                                   ["k"], "b"), {}),
+    "product": (
+        lambda f, s: (a := summed(s, ["k"], "a")).product(a, "left.k = right.k", size=5, name="p"),
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_an_exchange_is_omitted_exactly_where_tuples_are_together(
+    name: str, tmp_path: Path
+) -> None:
+    build, expected = TOGETHER[name]
+    flow = Dataflow("f")
+    stream = flow.source("s", {**SCHEMA, "v2": "int64"}, time="t")
+    build(flow, stream).sink("out")
+    graph = graph_of(flow)
+    assert {name: one.root for name, one in together(graph).items()} == expected
+    executor = Counting(3)
+    oracle = Interpreter(graph, 0, None)
+    with FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 3) as run:
+        for number in range(4):
+            rows = table(40, 5, 40 * number)
+            rows = rows.append_column("v2", pc.subtract(4, rows["k"]))
+            run.batch({"s": rows}, float(number))
+            oracle.batch({"s": rows.to_pylist()}, float(number), ())
+    compare(run, oracle)
+    assert sum(map(len, oracle.results.values()))
+    sent = {stage.removeprefix("flow:") for stage in executor.sent}
+    stateful = {node.name for node in graph.nodes if node.operator.stateful}
+    assert sent == stateful - set(expected)
+
+
+class Counting(InProcessExecutor):
+    """Counts the rows that each stage receives through an exchange."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.sent: Counter[str] = Counter()
+
+    def run_level(
+        self, chain: Chain, tasks: Mapping[str, Task], level: int, items: Any
+    ) -> list[list[Item]]:
+        following = super().run_level(chain, tasks, level, items)
+        for item in (item for mine in following for item in mine):
+            if isinstance(item, Parcel) and chain.by_name[item.stage].level == level + 1:
+                self.sent[item.stage] += item.block.num_rows
+        return following
+
+
+# --------------------------------------------------------------------------- partial aggregation
+
+
+def run_aggregate(layout: str, functions: dict[str, Any], folder: Path) -> tuple[FlowRun, Counting]:
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate(functions, by="k", size=40, advance=10, name="a").sink("out")
+    executor, oracle = Counting(3), Interpreter(graph_of(flow), 0, None)
+    run = FlowRun(
+        flow, folder, executor=lambda: executor, machines=lambda number: 3,
+        layout=lambda number: layout,
+    )  # fmt: skip
+    with run:
+        for number in range(3):
+            rows = table(1_200, 4, 1_200 * number)
+            run.batch({"s": rows}, float(number))
+            oracle.batch({"s": rows.to_pylist()}, float(number), ())
+    compare(run, oracle)
+    return run, executor
+
+
+EXACT = {"n": "count", "total": "sum(v)", "mean": "avg(v)", "low": "min(v)", "most": "max(s)",
+         "a": "first(s)", "z": "last(v)", "best": "top(2, v)"}  # fmt: skip
+
+
+def test_partial_aggregation_sends_few_rows_and_changes_no_result(tmp_path: Path) -> None:
+    early, few = run_aggregate("auto", EXACT, tmp_path / "auto")
+    plain, all_rows = run_aggregate("operator_set", EXACT, tmp_path / "plain")
+    assert all_rows.sent["flow:a"] == 3_600
+    # A batch has 30 panes of 4 keys; up to 3 tasks read it, and a pane may be in two of them.
+    assert few.sent["flow:a"] <= 3 * 4 * 33
+    ordered = [sorted(map(repr, run.results()["out"])) for run in (early, plain)]
+    assert ordered[0] == ordered[1] and ordered[0]
+
+
+@pytest.mark.parametrize("function", ["distinct(v)", "quantile(v, 0.5)"])
+def test_estimates_are_not_aggregated_before_an_exchange(function: str, tmp_path: Path) -> None:
+    """They would depend on the number of tasks."""
+    _, executor = run_aggregate("auto", {"x_approx": function}, tmp_path)
+    assert executor.sent["flow:a"] == 3_600
+
+
+def test_windows_of_tuples_and_whole_windows_are_not_aggregated_early() -> None:
+    class Whole:
+        columns, type = ("v",), pa.int64()
+
+        def whole(self, values: pa.Array) -> int:
+            return len(values)
+
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate({"n": "count"}, by="k", window="tuples", size=4, name="tuples").sink("a")
+    stream.aggregate({"n": Whole()}, by="k", size=4, name="whole").sink("b")
+    stream.aggregate({"n": "count"}, window="forever", advance=4, name="ever").sink("c")
+    nodes = graph_of(flow).by_name
+    assert [aggregates_early(nodes[n]) for n in ("tuples", "whole", "ever")] == [False, False, True]
+
+
+def test_tuples_with_rare_keys_are_sent_as_they_are(tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate({"n": "count"}, by="v", size=4, name="a").sink("out")
+    executor = Counting(1)
+    with FlowRun(flow, tmp_path, executor=lambda: executor) as run:
+        run.batch({"s": table(400)}, 0.0, ["s"])
+    assert executor.sent["flow:a"] == 400 and len(run.results()["out"]) == 400
+
+
+# --------------------------------------------------------------------------- machines
+
+
+def test_rows_for_stateless_stages_are_dealt_evenly_and_by_their_values() -> None:
+    rows = table(10_000, 7).append_column("__time", pa.array(np.arange(10_000) // 4))
+    routing = EvenRouting(0, 8)
+    cache = WorkerCache()
+    dealt = dict(routing.split("p", rows, cache))
+    sizes = [dealt[k].num_rows for k in range(8)]
+    assert sum(sizes) == 10_000 and max(sizes) < 1.15 * min(sizes)
+    shuffled = rows.take(pa.array(np.random.default_rng(1).permutation(10_000)))
+    again = dict(routing.split("p", shuffled, cache))
+    for machine in range(8):
+        values = [
+            sorted(pa.ipc.open_stream(found[machine].data).read_all()["v"].to_pylist())
+            for found in (dealt, again)
+        ]
+        assert values[0] == values[1]
+
+
+def path_of_nine() -> FlowGraph:
+    flow = Dataflow("nine")
+    stream = flow.source("s", SCHEMA, time="t").map(K, name="m").filter("v > 0", name="f")
+    pairs = summed(stream, ["k"], "a").map(K, name="m2")
+    joined = pairs.join(pairs, "left.v = right.v", size=5, name="j").filter("left_v > 0", name="f2")
+    renamed = joined.map({"k": pc.field("left_k"), "v": pc.field("left_v")}, name="m3")
+    summed(renamed, ["k"], "b").filter("v > 0", name="f3").sink("out")
+    return graph_of(flow)
+
+
+def laid_out(layout: str, machines: int, slots: int, seconds: dict[str, float]) -> dict[str, int]:
+    graph, name = path_of_nine(), LayoutName(layout)
+    return shares(replace(graph, division=divide(graph, name)), name, machines, slots, seconds)
+
+
+def test_operator_cloud_has_a_stage_for_each_operator() -> None:
+    """The first operator runs where the source is read."""
+    assert separate(path_of_nine()) == ["s", "f", "a", "m2", "j", "f2", "m3", "b", "f3"]
+
+
+def test_machines_are_divided_by_the_measured_cost() -> None:
+    seconds = {"m": 1.0, "f": 1.0, "a": 4.0, "m2": 2.0, "j": 10.0, "f2": 1.0, "m3": 1.0, "b": 2.0}
+    assert laid_out("query_cloud", 4, 2, seconds) == {"a": 12, "j": 12, "b": 12}
+    assert laid_out("operator_set", 7, 2, seconds) == {"a": 7, "j": 12, "b": 2}
+    assert laid_out("operator_set", 1, 2, seconds) == {"a": 1, "j": 1, "b": 1}
+    assert laid_out("operator_set", 4, 2, {}) == {"a": 4, "j": 4, "b": 4}
+    cloud = laid_out("operator_cloud", 10, 2, seconds)
+    assert sum(cloud.values()) == 30 and min(cloud.values()) == 1
+    assert max(cloud, key=lambda name: cloud[name]) == "j"
+    # Levels run one after the other: no stage of ``auto`` leaves a core idle.
+    assert laid_out("auto", 2, 2, seconds) == {"a": 2, "j": 2, "b": 2}
+    assert laid_out("auto", 7, 2, seconds) == {"a": 7, "j": 12, "b": 2}
+
+
+def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) -> None:
+    """Two Aggregates, of which one has most of the work; the sample is measured once."""
+
+    class Slow:
+        columns, type = ("v",), pa.int64()
+
+        def partial(self, values: pa.Array) -> int:
+            return sum(hash(str(value)) % 2 for value in range(20_000))
+
+        def merge(self, states: list[int]) -> int:
+            return sum(states)
+
+        def finish(self, state: int) -> int:
+            return state
+
+    flow = Dataflow("f")
+    source = flow.source("s", SCHEMA, time="t", path="generate:calls,rows=10")
+    source.aggregate({"n": Slow()}, by="k", size=50, name="slow").sink("a")
+    source.aggregate({"n": "count"}, by="k", size=50, name="fast").sink("b")
+    slices = {"flow:s": [TableSlice(0, 400, table(400), 0)]}
+    found = sample_flow(flow, slices)
+    assert found is not None and set(found.seconds) == {"s", "slow", "fast"}
+    assert found.seconds["slow"] > 4 * found.seconds["fast"] > 0
+
+    def machines(sample: Callable[[], Sample | None]) -> dict[str, int]:
+        with closing(Store(tmp_path / "state")) as store:
+            layout = lay_out(store, graph_of(flow), LayoutName.OPERATOR_SET, 5, 2, sample)
+            tables = [layout.bucket_table(store, layout.graph.by_name[n]) for n in ("slow", "fast")]
+            assert [t.at(t.epoch).machines for t in tables if t] == list(layout.machines.values())
+            return dict(layout.machines)
+
+    first = machines(lambda: found)
+    assert sum(first.values()) == 10 and first["slow"] >= 6
+    assert machines(lambda: pytest.fail("sampled again")) == first
+
+
+def test_points_and_streams_cannot_be_sampled() -> None:
+    flow = Dataflow("f")
+    flow.points().sink("out")
+    assert sample_flow(flow, {}) is None
+    flow = Dataflow("f")
+    flow.source("s", SCHEMA, time="t").sink("out")
+    assert sample_flow(flow, {"flow:s": []}) is None
+
+
+# --------------------------------------------------------------------------- grids
+
+
+@pytest.mark.parametrize(("left", "right", "sides"), [
+    (1, 1, (16, 16)), (4, 1, (32, 8)), (1, 4, (8, 32)), (1000, 1, (256, 1)), (3, 0, (256, 1)),
+])  # fmt: skip
+def test_the_sides_of_a_grid_follow_the_rates(left: int, right: int, sides) -> None:
+    assert grid_sides(left, right) == sides
+
+
+@pytest.mark.parametrize("machines", [1, 2, 3, 7, 16, 60])
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (9, 1), (1, 200)])
+def test_machines_own_rectangles_of_a_grid(machines: int, left: int, right: int) -> None:
+    grid = grid_sides(left, right)
+    buckets = tiled(machines, grid, left, right)
+    buckets.check_invariants()
+    cells = np.asarray(buckets.owners).reshape(grid)
+    sizes = []
+    for machine in range(machines):
+        rows, columns = np.nonzero(cells == machine)
+        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert height * width == rows.size, "a rectangle"
+        sizes.append(rows.size)
+    assert max(sizes) <= 2.5 * 256 / machines
+
+
+def sent_tuples(buckets: BucketMap, grid: tuple[int, int], left: int, right: int) -> float:
+    """Return how many tuples all machines receive, by counting rows and columns."""
+    cells = np.asarray(buckets.owners).reshape(grid)
+    of_left = sum(len(set(row)) for row in cells.tolist()) / grid[0] * left
+    return float(of_left + sum(len(set(row)) for row in cells.T.tolist()) / grid[1] * right)
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (16, 1), (1, 64)])
+def test_sides_by_rates_send_fewer_tuples_than_a_square(left: int, right: int) -> None:
+    grid = grid_sides(left, right)
+    mine = sent_tuples(tiled(16, grid, left, right), grid, left, right)
+    dealt = sent_tuples(BucketMap.even(16), (16, 16), left, right)
+    assert mine <= dealt  # a column for each machine is best for (1, 64)
+    # With rectangles of p by q machines, p * q = 16, the least is 2 * sqrt(16 * left * right),
+    # or all of the smaller side to each machine.
+    assert mine <= 1.3 * min(2 * np.sqrt(16 * left * right), left + 16 * right, 16 * left + right)
+
+
+def test_a_machine_with_several_cells_receives_and_stores_a_tuple_once(tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    left, right = (flow.source(name, SCHEMA, time="t") for name in ("l", "r"))
+    left.product(right, "left.v = right.v", size=1_000, name="p").sink("out")
+    executor = Counting(1)
+    rows = {"l": table(300), "r": table(60)}
+    with FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 6) as run:
+        run.batch(rows, 0.0)
+        run.batch({}, 1.0)
+    with closing(Store(tmp_path / "state")) as store:
+        owners = BucketMap.from_json(*store.last("flow buckets p")).owners
+        (entry,) = [entry for entry in store.get(STATE, "p") if entry[1]]
+        assert sum(file[1] for file in entry[1]) == 360, "each tuple is stored once"
+    cells = np.asarray(owners).reshape(16, 16)
+    at = [rows[side].append_column("__time", rows[side]["t"]) for side in ("l", "r")]
+    expected = 0
+    for side, block in enumerate(at):
+        hashes = hash_rows([block[name] for name in SCHEMA], block.num_rows) % np.uint64(16)
+        lines = cells if side == 0 else cells.T
+        expected += sum(len(set(lines[int(h)].tolist())) for h in hashes)
+    assert executor.sent["flow:p"] == expected
+    assert len(run.results()["out"]) == 60
