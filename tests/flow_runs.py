@@ -8,12 +8,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flow_graphs import Case, make_case
 from roost import RunConfig
 from roost.balance.changes import NoChange
 from roost.dataflow.flow import Dataflow
@@ -26,6 +28,7 @@ from roost.runtime.executor import Executor, SliceInputs
 from roost.runtime.flow_rounds import FlowPolicy, FlowSnapshot
 from roost.runtime.loop import BatchLoop
 from roost.runtime.part import Item
+from roost.runtime.pipeline import BasePipeline
 from roost.runtime.rounds import Proposal
 from roost.stages.contract import Task
 from roost.stages.decode import ROW
@@ -33,6 +36,19 @@ from roost.stages.flow_routing import stage_of
 from roost.stages.slices import Slice
 from roost.storage.cache import WorkerCache
 from roost.testing import InProcessExecutor, InProcessPipeline
+
+STEPS = (
+    "intent",
+    "apply",
+    "run",
+    "after",
+    "deliver",
+    "commit",
+    "publish",
+    "cleanup",
+    "round",
+    "end",
+)
 
 
 @dataclass(frozen=True)
@@ -120,9 +136,10 @@ class FlowRun:
     executor: Callable[[], Executor] = InProcessExecutor
     policies: Sequence[FlowPolicy] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
+    pipeline: Callable[..., BasePipeline] | None = None  # in this process by default
     number: int = 0
     read: dict[str, int] = field(default_factory=dict)
-    _driver: tuple[InProcessPipeline, BatchLoop] | None = None
+    _driver: tuple[BasePipeline, BatchLoop] | None = None
     _clock: float = 0.0
     _kill: str | None = None
 
@@ -177,10 +194,10 @@ class FlowRun:
                     **self.settings,
                 },
             )
-            pipeline = InProcessPipeline(
+            make = self.pipeline or partial(InProcessPipeline, executor=self.executor())
+            pipeline = make(
                 config,
                 flow=self.flow,
-                executor=self.executor(),
                 on_step=self._on_step,
                 wall_clock=lambda: self._clock,
                 flow_policies=self.policies,
@@ -303,6 +320,38 @@ def _close(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     return bool(a == b)
+
+
+def units(case: Case) -> set[int]:
+    return {node.output.unit for node in case.graph.nodes if node.output is not None}
+
+
+def oracle_of(case: Case) -> Interpreter:
+    oracle = Interpreter(case.graph, case.lateness, case.idle)
+    for batch in case.batches:
+        oracle.batch(batch.rows, batch.clock, batch.ended)
+    return oracle
+
+
+def run_case(case: Case, run: FlowRun, chance: random.Random, kills: int = 0) -> None:
+    """Run a case; drivers end between batches, and up to ``kills`` times in each."""
+    (unit,) = units(case)
+    run.lateness, run.idle = case.lateness / unit, case.idle
+    with run:
+        for batch in case.batches:
+            rows = {name: as_table(case.graph, name, given) for name, given in batch.rows.items()}
+            steps = [chance.choice(STEPS) for _ in range(chance.randint(0, kills))]
+            run.batch(rows, batch.clock, batch.ended, steps)
+            if chance.random() < 0.5:
+                run.stop()
+    compare(run, oracle_of(case))
+
+
+def usable(seed: int) -> Case:
+    """Return the first case from a seed on whose sources have one unit of event time."""
+    while len(units(make_case(seed))) > 1:
+        seed += 1
+    return make_case(seed)
 
 
 class RepeatingExecutor(InProcessExecutor):

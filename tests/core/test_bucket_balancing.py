@@ -89,7 +89,7 @@ def snapshots(draw: st.DrawFn, buckets_max: int = 14, resize: bool = True) -> Su
     price = st.sampled_from([0.0, 0.001, 1.0, 30.0])
     move_s = draw(st.lists(price, min_size=buckets, max_size=buckets))
     seconds = draw(st.sampled_from([1.0, 64.0, 4096.0]))
-    return snapshot(
+    found = snapshot(
         owners,
         machines,
         *costs,
@@ -98,6 +98,12 @@ def snapshots(draw: st.DrawFn, buckets_max: int = 14, resize: bool = True) -> Su
         move_s=move_s,
         target=target,
     )
+    if draw(st.booleans()):
+        return found
+    # Stored rows cost time, too: the tuples of a bucket may be few, or none.
+    counts = draw(st.lists(st.integers(0, 9), min_size=buckets, max_size=buckets))
+    tuples = np.asarray(counts, np.float64)
+    return replace(found, rounds=tuple(replace(r, tuples=tuples) for r in found.rounds))
 
 
 # --------------------------------------------------------------------------- both policies
@@ -236,7 +242,8 @@ def test_the_planner_is_near_the_optimum(load: SubqueryLoad) -> None:
     """Within 4/3 of the optimum, the bound of heaviest-first packing, and the improvement."""
     assume(load.machines <= 3 and load.newest.busy_s.sum() > 0.0)
     free = np.zeros(load.map.buckets)
-    load = replace(load, rounds=load.rounds[-1:], fixed=frozenset(), move_s=free)
+    newest = loads_of(load.newest.busy_s)  # with so many tuples that noise explains nothing
+    load = replace(load, rounds=(newest,), fixed=frozenset(), move_s=free)
     planner = BucketPlanner()
     after = applied(load, planner.decide(load))
     bound = 4 / 3 * optimum(load) / (1.0 - planner.improvement)

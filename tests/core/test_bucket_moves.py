@@ -13,10 +13,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_dataflow import STEPS, run_case, usable
 
 from flow_graphs import Case
-from flow_runs import FlowRun, RandomMoves, RepeatingExecutor, ScriptedPolicy, as_table, compare
+from flow_runs import (
+    STEPS,
+    FlowRun,
+    RandomMoves,
+    RepeatingExecutor,
+    ScriptedPolicy,
+    as_table,
+    compare,
+    run_case,
+    usable,
+)
+from roost.cli import main
+from roost.commands.inspect import inspect_state
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
@@ -339,3 +350,27 @@ def test_loads_of_buckets(tmp_path: Path) -> None:
     cells = found[-1].subqueries["product"].loads
     # A left tuple is on each machine that owns a cell of its row.
     assert cells.tuples.sum() > 3 * 105 and (cells.busy_s >= 0).all()
+
+
+# --------------------------------------------------------------------------- inspection
+
+
+def test_inspect_shows_buckets_and_moves_under_way(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    changes = [
+        MapChange("sums", {0: 2, 2: 2}, "hot", 3, Recreation.WINDOW),
+        MapChange("sums", {1: 0}, "again", protocol=Recreation.STATE),
+    ]
+    policy = ScriptedPolicy(lambda snapshot: changes.pop(0) if changes else None)
+    with FlowRun(figure_9()[0], tmp_path, policies=[policy]) as run:
+        for number, time in enumerate([1, 2]):
+            run.batch({"s": pa.table({"k": [0], "v": [1], "t": [time]})}, float(number))
+    summary = inspect_state(tmp_path / "state").dataflow
+    assert summary is not None
+    (sums,) = summary.subqueries
+    assert (sums.epoch, sums.buckets) == (2, (127, 127, 2))
+    assert [(move.bucket, move.end) for move in sums.moves] == [(0, 6), (2, 6), (1, None)]
+    main(["inspect", str(tmp_path / "state")])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "sums 2 0 2 window 1 2 6 hot" in text
+    assert "sums 1 1 0 state" in text and "127, 127, 2" in text

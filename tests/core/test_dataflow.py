@@ -14,65 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from flow_graphs import Case, make_case
-from flow_runs import FlowRun, RepeatingExecutor, as_table, compare
+from flow_runs import FlowRun, RepeatingExecutor, run_case, usable
 from roost.dataflow.flow import Dataflow, Stream
-from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
 from roost.errors import DataflowError
 from roost.stages.flow import STATE
 from roost.storage.store import Store
 
-STEPS = (
-    "intent",
-    "apply",
-    "run",
-    "after",
-    "deliver",
-    "commit",
-    "publish",
-    "cleanup",
-    "round",
-    "end",
-)
 COVERED = {
     "aggregate of aggregate", "diamond", "forever", "function map", "idle", "join", "late",
     "null key", "out-of-order", "product", "self-join", "tuple join", "tuple window", "union",
     "user function",
 }  # fmt: skip
-
-
-def units(case: Case) -> set[int]:
-    return {node.output.unit for node in case.graph.nodes if node.output is not None}
-
-
-def oracle_of(case: Case) -> Interpreter:
-    oracle = Interpreter(case.graph, case.lateness, case.idle)
-    for batch in case.batches:
-        oracle.batch(batch.rows, batch.clock, batch.ended)
-    return oracle
-
-
-def run_case(case: Case, run: FlowRun, chance: random.Random, kills: int = 0) -> None:
-    """Run a case; drivers end between batches, and up to ``kills`` times in each."""
-    (unit,) = units(case)
-    run.lateness, run.idle = case.lateness / unit, case.idle
-    with run:
-        for batch in case.batches:
-            rows = {name: as_table(case.graph, name, given) for name, given in batch.rows.items()}
-            steps = [chance.choice(STEPS) for _ in range(chance.randint(0, kills))]
-            run.batch(rows, batch.clock, batch.ended, steps)
-            if chance.random() < 0.5:
-                run.stop()
-    compare(run, oracle_of(case))
-
-
-def usable(seed: int) -> Case:
-    """Return the first case from a seed on whose sources have one unit of event time."""
-    while len(units(make_case(seed))) > 1:
-        seed += 1
-    return make_case(seed)
 
 
 @pytest.mark.sweep(range(20), 5, 2000)

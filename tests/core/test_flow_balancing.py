@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flow_runs import FlowRun, as_table, compare
+from flow_runs import FlowRun, as_table, compare, run_case, usable
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
@@ -52,16 +54,21 @@ def timed(report: Report) -> Report:
     return replace(report, seconds=1e-2 + 1e-3 * report.rows_in)
 
 
+def noisy(chance: random.Random, report: Report) -> Report:
+    """Return a report with times that have little to do with its tuples."""
+    return replace(report, seconds=chance.random() * (1 + report.rows_in))
+
+
 def skewed(hot: float = 0.0) -> Iterator[list[dict[str, int]]]:
     """Yield batches of tuples: keys in every fourth bucket have six times as many as others."""
-    random = np.random.default_rng(5)
+    chance = np.random.default_rng(5)
     keys = np.arange(KEYS)
     weights = np.where(bucket_of([pa.array(keys)], KEYS, 256) % MACHINES == 0, 6.0, 1.0)
     weights *= (1.0 - hot) / weights.sum()
     weights[7] += hot
     for number in range(BATCHES):
-        drawn = random.choice(KEYS, TUPLES, p=weights / weights.sum())
-        times = np.sort(random.integers(10 * number, 10 * number + 10, TUPLES))
+        drawn = chance.choice(KEYS, TUPLES, p=weights / weights.sum())
+        times = np.sort(chance.integers(10 * number, 10 * number + 10, TUPLES))
         yield [
             {"k": int(k), "v": int(k) % 13 + row, "t": int(t)}
             for row, (k, t) in enumerate(zip(drawn, times, strict=True))
@@ -116,6 +123,26 @@ def test_a_skewed_stream_is_balanced(policy: str, tmp_path: Path) -> None:
     owners = [one.owners for one in maps]
     assert len(set(owners)) == 2, "one change settles a constant load"
     assert balancing["sums"]["deviation"] == last and not balancing["sums"]["hot_keys"]
+
+
+@pytest.mark.sweep(range(300, 308), 2, 300)
+def test_balancing_changes_no_result_of_random_dataflows(seed: int, tmp_path: Path) -> None:
+    """Times are random, so that a map changes in many rounds; drivers restart and are killed."""
+    case, chance = usable(seed), random.Random(seed)
+    run = FlowRun(case.flow, tmp_path, machines=lambda batch: MACHINES)
+    run.settings = {"round": 0, "balance": chance.choice(["planner", "greedy"]), "imbalance": 0}
+    noise = partial(noisy, chance)
+    run.executor = lambda: InProcessExecutor(measure=noise)
+    run_case(case, run, chance, kills=1)
+
+
+def test_balancing_of_random_dataflows_moves_buckets(tmp_path: Path) -> None:
+    changes = 0
+    for seed in range(300, 304):
+        folder = tmp_path / str(seed)
+        test_balancing_changes_no_result_of_random_dataflows(seed, folder)
+        changes += sum(bool(row["epochs"]) for row in rounds_of(folder))
+    assert changes >= 4
 
 
 def test_without_balancing_no_bucket_moves(tmp_path: Path) -> None:

@@ -386,20 +386,20 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
     source.aggregate({"n": Slow()}, by="k", size=50, name="slow").sink("a")
     source.aggregate({"n": "count"}, by="k", size=50, name="fast").sink("b")
     slices = {"flow:s": [TableSlice(0, 400, table(400), 0)]}
-    found = sample_flow(flow, slices)
+    found = sample_flow(flow, slices, LayoutName.OPERATOR_SET)
     assert found is not None and set(found.seconds) == {"s", "slow", "fast"}
     assert found.seconds["slow"] > 4 * found.seconds["fast"] > 0
 
-    def machines(sample: Callable[[], Sample | None]) -> dict[str, int]:
+    def machines(sample: Callable[[LayoutName], Sample | None]) -> dict[str, int]:
         with closing(Store(tmp_path / "state")) as store:
             layout = lay_out(store, graph_of(flow), LayoutName.OPERATOR_SET, 5, 2, sample)
             tables = [layout.bucket_table(store, layout.graph.by_name[n]) for n in ("slow", "fast")]
             assert [t.at(t.epoch).machines for t in tables if t] == list(layout.machines.values())
             return dict(layout.machines)
 
-    first = machines(lambda: found)
+    first = machines(lambda layout: found)
     assert sum(first.values()) == 10 and first["slow"] >= 6
-    assert machines(lambda: pytest.fail("sampled again")) == first
+    assert machines(lambda layout: pytest.fail("sampled again")) == first
 
 
 def test_points_and_streams_cannot_be_sampled() -> None:

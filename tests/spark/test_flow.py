@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from flow_runs import key_of, plain, rows_of
+from flow_graphs import make_case
+from flow_runs import FlowRun, RandomMoves, key_of, plain, rows_of, run_case, units
 from roost import Box, Dataflow, Pipeline, Query, RunConfig
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.loading import load_flow
@@ -213,3 +217,35 @@ def test_matching_and_a_dataflow_in_one_run(spark: SparkSession, tmp_path: Path)
         assert report["dataflow"]["sources"] == {"matches": report["matches"], "points": 2000}
     assert found["spark"] == found["process"]
     assert all(found["spark"].values())
+
+
+# --------------------------------------------------------------------------- random graphs
+
+
+GRAPHS = 20
+COVERED = {
+    "state moves", "window moves", "moves with open windows", "other number of machines",
+    "out-of-order", "diamond", "aggregate of aggregate", "join", "product",
+}  # fmt: skip
+
+
+def test_random_graphs_with_moves(spark: SparkSession, tmp_path: Path) -> None:
+    """They give the interpreter's rows while their buckets move and drivers restart."""
+    covered: Counter[str] = Counter()
+    graphs = 0
+    for case in map(make_case, itertools.count()):
+        stateful = sum(operator.stateful for operator in case.flow.operators)
+        # Each batch is a job, and each exchange a level of it: small cases show as much.
+        if len(case.batches) > 3 or not 0 < stateful < 3 or len(units(case)) > 1:
+            continue
+        chance = random.Random(case.seed)
+        moves = RandomMoves(chance, 2)
+        run = FlowRun(case.flow, tmp_path / str(case.seed), policies=moves.policies(case.flow))
+        run.pipeline = partial(Pipeline, spark=spark)
+        run_case(case, run, chance)
+        covered += moves.covered + Counter(case.features)
+        graphs += 1
+        if graphs == GRAPHS:
+            break
+    missing = {name for name in COVERED if not covered[name]}
+    assert not missing, (missing, covered)

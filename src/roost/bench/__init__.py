@@ -13,7 +13,19 @@ from pathlib import Path
 
 from roost.errors import ConfigError, RoostError
 
-NAMES = ("peers", "latency", "load", "trio", "swarm", "hotspots", "scale", "snapshot", "guard")
+NAMES = (
+    "peers",
+    "latency",
+    "load",
+    "trio",
+    "swarm",
+    "hotspots",
+    "scale",
+    "snapshot",
+    "guard",
+    "reconfigure",
+    "strategies",
+)
 
 # All draw plots.
 PACKAGES: dict[str, tuple[str, ...]] = {name: ("matplotlib",) for name in NAMES}

@@ -10,6 +10,7 @@ statistics, intents and commits are the engine's.
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import tempfile
 import time
@@ -19,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +37,11 @@ from roost.queries.log import SqliteQueryLog
 from roost.runtime.assembly import Hooks, StreamShape, assemble
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, InProcessExecutor
+from roost.runtime.part import Item, Parcel, run_part
 from roost.runtime.records import last_round, plan_of
 from roost.stages.contract import Report, Task
 from roost.stages.decode import PointSchema
+from roost.stages.flow import RECEIVING
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage
 from roost.storage.store import Store
@@ -87,20 +90,27 @@ class EmulatedExecutor(InProcessExecutor):
     """Runs each machine's part several times and reports its minimum time.
 
     ``work`` replaces the times of reports, as :func:`counted_work`; None measures them.
-    ``seconds`` is the time of the last batch if all parts of a level run at the same time.
+    ``seconds`` is the time of the last batch if all parts of a level run at the same time;
+    ``parts`` has the times of its parts.
     """
 
     def __init__(self, machines: int, work: Callable[[Report], Report] | None = None) -> None:
         super().__init__(machines, work or (lambda report: report))
         self._passes = PASSES if work is None else 1
         self.seconds = 0.0
+        self.parts: dict[tuple[str, int], PartTime] = {}
+        self._pickling: dict[tuple[str, int], float] = defaultdict(float)
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
         """Run the batch; returns the reports of the first pass with the minimum times."""
-        run = super().run
-        first, *others = [run(inputs, chain, tasks, placement) for _ in range(self._passes)]
+        passes, pickled = [], []
+        for _ in range(self._passes):
+            self._pickling.clear()
+            passes.append(super().run(inputs, chain, tasks, placement))
+            pickled.append(dict(self._pickling))
+        first, *others = passes
         found = {
             name: [_least(mine) for mine in zip(reports, *(o[name] for o in others), strict=True)]
             for name, reports in first.items()
@@ -115,14 +125,63 @@ class EmulatedExecutor(InProcessExecutor):
             for level in range(chain.levels)
         ]
         self.seconds = sum(slowest)
+        self.parts = {
+            (root, machine): PartTime(
+                seconds,
+                sum(
+                    _exchange(report)
+                    for reports in found.values()
+                    for report in reports
+                    if (report.root, report.machine) == (root, machine)
+                ),
+                min(one.get((root, machine), 0.0) for one in pickled),
+            )
+            for (_, root, machine), seconds in parts.items()
+        }
         return found
+
+    def run_level(
+        self, chain: Chain, tasks: Mapping[str, Task], level: int, items: Sequence[Sequence[Item]]
+    ) -> list[list[Item]]:
+        """Run one level; times what workers spend on pickling blocks."""
+        count = 1 if level + 1 == chain.levels else len(chain.parts[level + 1])
+        following: list[list[Item]] = [[] for _ in range(count)]
+        for part, mine in enumerate(items):
+            for target, item in run_part(chain, tasks, level, part, mine, self.cache):
+                started = time.process_time()
+                data = pickle.dumps(item, 5)
+                sent = time.process_time()
+                following[target].append(pickle.loads(data))
+                if isinstance(item, Parcel):
+                    self._pickling[chain.parts[level][part]] += sent - started
+                    self._pickling[item.stage, item.machine] += time.process_time() - sent
+        return following
+
+
+class PartTime(NamedTuple):
+    """Processor time of one machine's part of a batch."""
+
+    seconds: float  # of the task code
+    exchange: float  # of this, dividing, packing and unpacking blocks
+    pickling: float  # beside it
+
+
+def _exchange(report: Report) -> float:
+    return report.sending + report.counts.get(RECEIVING, 0.0)
 
 
 def _least(reports: tuple[Report, ...]) -> Report:
     """Return the first report with the minimum time; only the first pass loads queries."""
     first = reports[0]
-    busy = min(report.seconds - report.counts.get("load_s", 0.0) for report in reports)
-    return replace(first, seconds=busy + first.counts.get("load_s", 0.0))
+    busy, least = min(
+        (report.seconds - report.counts.get("load_s", 0.0), number)
+        for number, report in enumerate(reports)
+    )
+    counts = dict(first.counts)
+    if RECEIVING in counts:
+        counts[RECEIVING] = reports[least].counts[RECEIVING]
+    seconds = busy + first.counts.get("load_s", 0.0)
+    return replace(first, seconds=seconds, sending=reports[least].sending, counts=counts)
 
 
 @dataclass(frozen=True)

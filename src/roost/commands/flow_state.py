@@ -11,10 +11,12 @@ from typing import Any
 
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.compiler import window_text
+from roost.dataflow.moves import BucketMove
 from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.watermarks import Progress
+from roost.runtime.records import intent, last_commit
 from roost.stages.flow import STATE, StateEntry
-from roost.stages.flow_routing import FLOW, maps_of
+from roost.stages.flow_routing import FLOW, maps_of, stage_of
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
 
@@ -46,6 +48,7 @@ class SubqueryState:
     rows: int
     nbytes: int
     watermark: int | None  # of its output
+    moves: tuple[BucketMove, ...] = ()  # that are not complete
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def _source(view: View, name: str, about: dict[str, Any], progress: Progress) ->
 
 def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) -> SubqueryState:
     by, size, advance = about["window"]
-    epoch, owned = _buckets(view, name)
+    epoch, owned, moves = _buckets(view, name)
     entries = map(StateEntry.from_json, view.get(STATE, name) or [])
     files = [file for entry in entries for file in entry.files]
     return SubqueryState(
@@ -106,14 +109,22 @@ def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) 
         sum(file.rows for file in files),
         sum(file.nbytes for file in files),
         progress.watermarks.get(name),
+        moves,
     )
 
 
-def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...]]:
-    """Return the epoch of the newest bucket map, and how many buckets each machine owns."""
+def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...], tuple[BucketMove, ...]]:
+    """Return the newest bucket map: epoch, buckets of each machine, and moves under way.
+
+    A move by state recreation is complete with the first batch that uses the map.
+    """
     last = view.last(maps_of(name))
     if last is None:
-        return None, ()
+        return None, (), ()
     known = BucketMap.from_json(*last)
     counts = Counter(known.owners)
-    return known.epoch, tuple(counts[machine] for machine in range(known.machines))
+    commit = last_commit(view)
+    done = None if commit is None else intent(view, commit.batch_id)
+    used = done is not None and done.epochs.get(stage_of(name)) == known.epoch
+    owned = tuple(counts[machine] for machine in range(known.machines))
+    return known.epoch, owned, known.under_way if used else known.moves

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime as dt
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from rich.table import Table
 
 from roost.commands.explain import explain_flow
 from roost.commands.flags import request_of, snapshot_query_of
-from roost.commands.flow_state import FlowSummary, SourceProgress
+from roost.commands.flow_state import FlowSummary, SourceProgress, SubqueryState
 from roost.commands.guard import guard_listing, guard_log, send_command
 from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
@@ -287,6 +289,19 @@ def _dataflow(flow: FlowSummary) -> Iterator[Table | str]:
     headings = ("subquery", "kind", "window", "keys", "bucket map", "buckets per machine",
                "files", "rows", "bytes", "watermark")  # fmt: skip
     yield _table(headings, subqueries, "dataflow: subqueries")
+    moves = [row for s in flow.subqueries for row in _moves(s)]
+    if moves:
+        about = ("subquery", "buckets", "from", "to", "recreates", "start", "switch", "end")
+        yield _table((*about, "reason"), moves, "dataflow: moves under way")
+
+
+def _moves(subquery: SubqueryState) -> Iterator[tuple[str | None, ...]]:
+    """Yield the moves of a subquery; those that differ by their bucket only are one row."""
+    alike = Counter(dataclasses.replace(move, bucket=0) for move in subquery.moves)
+    for move, count in alike.items():
+        times = (_event_time(time) for time in (move.start, move.switch, move.end))
+        owners = str(move.old), str(move.new)
+        yield subquery.operator, f"{count:,}", *owners, move.protocol.value, *times, move.reason
 
 
 def _times(source: SourceProgress) -> tuple[str | None, str | None, str | None, str]:

@@ -62,8 +62,12 @@ def counted(
     cells: NDArray[np.bool_] | None,
     keys: Sequence[Sequence[str]],
     seed: int,
+    *,
+    mirrored: bool = False,
 ) -> MachineLoad:
     """Count the load of a machine; ``cells`` are those that it owns of a Product's grid.
+
+    The two sides of a ``mirrored`` join are the same tuples.
 
     ``stored`` are the tables of the state after the batch, ``keys`` the key columns by input. A
     machine has a tuple of a Product once for all of its cells, which share it.
@@ -85,6 +89,8 @@ def counted(
         else:
             grid = np.outer(left, right_old) + np.outer(left_old, right)
             pairs = (grid * cells).reshape(-1)
+    if mirrored:
+        tuples, rows, nbytes = tuples / 2, rows / 2, nbytes / 2
     sent = sum(table.nbytes for table in inputs if table is not None)
     heavy = heavy_keys(inputs, keys, seed)
     return MachineLoad(tuples, rows, pairs, nbytes, sent, heavy)
@@ -114,14 +120,15 @@ def heavy_keys(
 ) -> tuple[KeyCount, ...]:
     """Estimate the tuples of the heaviest keys from a sample, the same in every attempt."""
     found: dict[tuple[str, int], float] = {}
-    for table, names in zip(inputs, keys, strict=False):
+    for table, given in zip(inputs, keys, strict=False):
+        names = list(dict.fromkeys(given))  # a Join may compare a column twice
         if table is None or not table.num_rows or not names:
             continue
         rows, weight = np.arange(table.num_rows), 1.0
         if rows.size > SAMPLE:
             rows = np.random.default_rng(seed).integers(0, rows.size, SAMPLE)
             weight = table.num_rows / SAMPLE
-        names = tuple(dict.fromkeys(names))  # a join may compare a column twice
+        names = list(dict.fromkeys(names))  # a join may compare a column twice
         sample = table.select([*names, BUCKET]).take(as_arrow(rows))
         hashes = hash_rows([sample[name] for name in names], rows.size)
         _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from roost.dataflow.blocks import Rejected
 from roost.dataflow.mapping import apply_map
 from roost.dataflow.operators import Filter, Map, Sink, Union
 from roost.dataflow.schema import FlowGraph, Node
+from roost.model.arrays import as_arrow
 from roost.model.columns import one_array
 from roost.model.records import Reason
 from roost.predicate import PredicateSet
@@ -36,7 +38,8 @@ def targets(graph: FlowGraph, name: str) -> tuple[Target, ...]:
     for output in range(graph.by_name[name].operator.outputs):
         for reader, k in graph.readers_of(name, output):
             if reader.name in graph.stages.starts or isinstance(reader.operator, Sink):
-                found[Target(reader.name, k)] = None
+                if not (k and reader.mirrored):
+                    found[Target(reader.name, k)] = None
             else:
                 found |= dict.fromkeys(targets(graph, reader.name))
     return tuple(found)
@@ -57,7 +60,7 @@ class LocalOperators:
         for reader, k in self.graph.readers_of(name, output):
             if reader.name in starts or isinstance(reader.operator, Sink):
                 accepted = self._with_keys(reader, k, table)
-                if accepted.num_rows:
+                if accepted.num_rows and not (k and reader.mirrored):
                     yield Target(reader.name, k), accepted
             else:
                 yield from self.apply(reader, table)
@@ -70,8 +73,9 @@ class LocalOperators:
                 if made is not None:
                     yield from self.push(node.name, made)
             case Filter():
-                for number, kept in enumerate(_divided(node, table)):
-                    if kept.num_rows:
+                for number, rows in enumerate(_divided(node, table)):
+                    if rows.size and self.graph.readers_of(node.name, number):
+                        kept = table if rows.size == table.num_rows else table.take(as_arrow(rows))
                         yield from self.push(node.name, kept, number)
             case Union():
                 yield from self.push(node.name, table)
@@ -91,14 +95,14 @@ class LocalOperators:
         return table.filter(pa.array(valid))
 
 
-def _divided(node: Node, table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the tuples of each predicate of a Filter, and the rest."""
+def _divided(node: Node, table: pa.Table) -> Iterator[NDArray[np.int64]]:
+    """Yield the rows of each predicate of a Filter, and the rest."""
     assert isinstance(node.operator, Filter)
     columns = {name: table[name] for name in node.inputs[0].columns.names}
     rest = np.arange(table.num_rows)
     for text in node.operator.predicates:
         predicates = PredicateSet([text], node.inputs[0].columns)
         true = predicates.evaluate(np.zeros(rest.size, np.int64), rest, columns)
-        yield table.take(pa.array(rest[true]))
+        yield rest[true]
         rest = rest[~true]
-    yield table.take(pa.array(rest))
+    yield rest

@@ -86,6 +86,14 @@ class Node:
             return True
         return any(function.ordered for function in self.functions)
 
+    @property
+    def mirrored(self) -> bool:
+        """Whether both sides of a Join are the same tuples with the same keys: sent once."""
+        inputs = self.operator.inputs
+        return (
+            isinstance(self.operator, Join) and inputs[0] == inputs[1] and len(set(self.keys)) == 1
+        )
+
     def reads(self, side: int) -> tuple[str, ...]:
         """Return the columns of an input that a stateful operator reads."""
         columns = self.inputs[side].columns.names

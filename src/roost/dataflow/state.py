@@ -29,10 +29,20 @@ class StateFile:
     rows: int
     nbytes: int
     needed_until: int  # watermark from which no row of it is needed
+    buckets: str = ""  # those with rows, as a hexadecimal bit mask; empty if not known
 
     def to_json(self) -> list[str | int]:
         """Return the file as JSON."""
-        return [self.name, self.rows, self.nbytes, self.needed_until]
+        return [self.name, self.rows, self.nbytes, self.needed_until, self.buckets]
+
+    def has(self, owned: int) -> bool:
+        """Return whether the file may have rows of some buckets, given as a bit mask."""
+        return not self.buckets or bool(int(self.buckets, 16) & owned)
+
+
+def bucket_mask(buckets: NDArray[np.int64] | NDArray[np.int32]) -> int:
+    """Return buckets as a bit mask."""
+    return sum(1 << bucket for bucket in np.unique(buckets).tolist())
 
 
 def write_state(
@@ -42,9 +52,11 @@ def write_state(
     rows = sum(table.num_rows for table in tables.values())
     if not rows:
         return None
+    mask = 0
     arrays: dict[str, NDArray[np.int64] | NDArray[np.uint8]] = {}
     for label, table in tables.items():
         bucket = as_numpy(table[BUCKET].combine_chunks())
+        mask |= bucket_mask(bucket)
         order = np.argsort(bucket, kind="stable")
         starts = np.searchsorted(bucket[order], np.arange(buckets + 1))
         table = table.take(as_arrow(order)).combine_chunks()
@@ -58,24 +70,28 @@ def write_state(
         arrays[f"{label}.starts"] = starts.astype(np.int64)
         arrays[f"{label}.rows"] = pack_columns(columns, metadata)
     nbytes = files.write(name, arrays)
-    return StateFile(name, rows, nbytes, needed_until)
+    return StateFile(name, rows, nbytes, needed_until, f"{mask:x}")
 
 
 def read_state(
     files: Files, name: str, owned: Mapping[str, NDArray[np.int64]], cache: WorkerCache
 ) -> dict[str, pa.Table]:
-    """Read the rows of some buckets, given in ascending order for each table."""
+    """Read the rows of some buckets, given in ascending order for each table.
+
+    Returns no tables if the file has no row of these buckets: most files are of other machines.
+    """
     arrays = cache.get("flow", (files.folder, name), lambda: files.map(name))
     labels = [key.removesuffix(".rows") for key in arrays if key.endswith(".rows")]
+    ranges = {
+        label: [(a, b) for a, b in _ranges(arrays[f"{label}.starts"], owned[label]) if a < b]
+        for label in labels
+    }
+    if not any(ranges.values()):
+        return {}
     found = {}
     for label in labels:
-        starts, batch = arrays[f"{label}.starts"], unpack_columns(arrays[f"{label}.rows"])
-        table = pa.Table.from_batches([batch])
-        pieces = [
-            table.slice(start, stop - start)
-            for start, stop in _ranges(starts, owned[label])
-            if start < stop
-        ]
+        table = pa.Table.from_batches([unpack_columns(arrays[f"{label}.rows"])])
+        pieces = [table.slice(start, stop - start) for start, stop in ranges[label]]
         found[label] = pa.concat_tables(pieces) if pieces else table.slice(0, 0)
     return found
 

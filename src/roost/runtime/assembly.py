@@ -21,7 +21,7 @@ from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import sampled_costs
 from roost.dataflow.flow import Dataflow
 from roost.errors import ConfigError
-from roost.model.choices import Strategy
+from roost.model.choices import LayoutName, Strategy
 from roost.model.columns import convert
 from roost.model.records import TIME_MIN
 from roost.model.schemas import id_type_of
@@ -82,7 +82,8 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
-    sample: Callable[[], Sample | None] = lambda: None  # runs a sample of a dataflow
+    # Runs a sample of a dataflow in a layout.
+    sample: Callable[[LayoutName], Sample | None] = lambda layout: None
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def assemble(
         store,
         None,
         None,
-        stages,
+        [*stages, *hooks.more_stages],
         executor,
         config.out.dir.absolute(),
         flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies),

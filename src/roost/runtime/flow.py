@@ -11,10 +11,11 @@ from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Aggregate, Map, Operator, Sink, Source, SourceKind
 from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import DataflowError
+from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor
 from roost.runtime.flow_balancing import balancing_policies
-from roost.runtime.flow_layout import Sample, lay_out
+from roost.runtime.flow_layout import FlowLayout, Sample, lay_out
 from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.loop import staging
 from roost.stages.contract import Stage
@@ -38,12 +39,15 @@ def flow_stages(
     own: Mapping[SourceKind, StreamSchema],
     clock: Callable[[], float],
     json_column: str | None = None,
-    sample: Callable[[], Sample | None] = lambda: None,
+    sample: Callable[[LayoutName], Sample | None] = lambda layout: None,
+    layout: FlowLayout | None = None,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
     ``json_column`` is the column of a stream that has each record as JSON text. ``sample`` runs
-    a sample, by which machines are divided; where it returns None, all subqueries get as many.
+    a sample, by which machines are divided; where it returns None, all subqueries get as many. A
+    ``layout``
+    replaces the one that would be chosen.
     """
     graph = resolve(flow.name, flow.operators, own)
     _agree(store, graph)
@@ -54,9 +58,10 @@ def flow_stages(
             problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
             raise DataflowError(sink, problem)
     settings = config.dataflow
-    machines = settings.machines or config.engine.machines or executor.slots
-    model = partial(measure_exchange, rate=config.engine.batch_rows)
-    layout = lay_out(store, graph, settings.layout, machines, executor.slots, sample, model)
+    if layout is None:
+        machines = settings.machines or config.engine.machines or executor.slots
+        model = partial(measure_exchange, rate=config.engine.batch_rows)
+        layout = lay_out(store, graph, settings.layout, machines, executor.slots, sample, model)
     graph = layout.graph
     shared = FlowSettings(
         settings.lateness,

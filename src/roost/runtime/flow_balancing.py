@@ -23,6 +23,7 @@ from roost.dataflow.balancing import (
 )
 from roost.dataflow.balancing.loads import deviation
 from roost.dataflow.loads import BucketLoads
+from roost.dataflow.moves import MapChange
 from roost.dataflow.operators import Aggregate, WindowBy
 from roost.dataflow.schema import Node
 from roost.model.choices import BucketPolicy
@@ -69,11 +70,15 @@ class SubqueryBalance:
         self._rounds.append(replace(loads, seconds=max(loads.seconds, float(busy.max()))))
         load = self._load(status)
         decision = self._policy.decide(load)
+        moved = list(decision.owners) if isinstance(decision, MapChange) else []
         found = {
             "busy_s": busy.tolist(),
             "deviation": deviation(busy / load.newest.seconds),
             "imbalance": imbalance(busy),
             "reason": decision.reason,
+            "moved_buckets": len(moved),
+            "moved_bytes": float(loads.state_bytes[moved].sum()),
+            "state_bytes": float(loads.state_bytes.sum()),
             "hot_keys": [key.to_json() for key in hot_keys(load)],
         }
         return Proposal(decision, {self.name: found}, (Fact(BALANCING, self._node, found),))

@@ -27,7 +27,7 @@ LAYOUT = "layout"  # key of the choice among the facts of a dataflow
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sample run measured: processor seconds by operator, tuples by input of Products."""
+    """What a sample run measured: processor seconds by stage, tuples by input of Products."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     tuples: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def lay_out(
     layout: LayoutName,
     machines: int,
     slots: int,
-    sample: Callable[[], Sample | None] = lambda: None,
+    sample: Callable[[LayoutName], Sample | None] = lambda layout: None,
     model: Callable[[FlowGraph], CostModel] | None = None,
 ) -> FlowLayout:
     """Choose or repeat the layout of a dataflow.
@@ -91,15 +91,15 @@ def lay_out(
     known = store.get(FLOW, LAYOUT)
     if known is None:
         found = None
-        if layout.divides or machines > slots or any(map(_is_product, graph.nodes)):
-            found = sample()
-        found = found or Sample()
         apart = layout is LayoutName.AUTO and _apart(graph, machines, model)
+        if layout.divides or machines > slots or any(map(_is_product, graph.nodes)):
+            found = sample(layout)
+        found = found or Sample()
         shared = {} if apart else divide(graph, layout).shared
         known = {
             "shared": {name: [one.root, one.keys] for name, one in shared.items()},
             "apart": apart,
-            "seconds": dict(found.seconds),
+            "seconds": {layout.value: dict(found.seconds)},
             "tuples": dict(found.tuples),
         }
         store.record(Fact(FLOW, LAYOUT, known))
@@ -117,7 +117,7 @@ def lay_out(
         )
         raise DataflowError(name, problem)
     graph = replace(graph, division=divide(graph, layout, shared))
-    split = shares(graph, layout, machines, slots, known["seconds"])
+    split = shares(graph, layout, machines, slots, known["seconds"].get(layout.value, {}))
     tuples = {name: (left, right) for name, (left, right) in known["tuples"].items()}
     return FlowLayout(graph, split, tuples)
 
@@ -147,8 +147,8 @@ def shares(
     """Return the machines of each stage that an exchange precedes.
 
     There are ``machines`` for each stateful operator. In ``query_cloud`` every stage has all of
-    them; else they are divided by the cost of the stages' operators. As levels run one after the
-    other, a stage with fewer machines than cores would leave some idle: ``auto`` avoids that.
+    them; else they are divided by the ``seconds`` of the stages. As levels run one after the other,
+    a stage with fewer machines than cores would leave some idle: ``auto`` avoids that.
     """
     division = graph.stages
     stages = [

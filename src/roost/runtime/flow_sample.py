@@ -37,12 +37,13 @@ def first_rows(source: RowSource) -> Sequence[Slice]:
 def sample_flow(
     flow: Dataflow,
     slices: Mapping[str, Sequence[Slice]],
+    layout: LayoutName = LayoutName.OPERATOR_CLOUD,
     clock: Callable[[], float] = time.time,
 ) -> Sample | None:
     """Run a dataflow over some rows of each source, by stage; None if that is not possible.
 
-    Every operator is a stage of its own on one machine, in this process. Sources end, so that all
-    windows close. Points and matches of a run cannot be sampled.
+    Every stage of the layout has one machine, in this process. Sources end, so that all windows
+    close. Points and matches of a run cannot be sampled.
     """
     sources = [o for o in flow.operators if isinstance(o, Source)]
     if any(source.kind is not SourceKind.RECORDS for source in sources):
@@ -50,7 +51,7 @@ def sample_flow(
     if not any(slices.get(stage_of(source.name)) for source in sources):
         return None
     for _ in range(RUNS):
-        reports = _run(flow, slices, [source.name for source in sources], clock)
+        reports = _run(flow, slices, [source.name for source in sources], layout, clock)
     seconds: dict[str, float] = defaultdict(float)
     tuples = {}
     products = {o.name for o in flow.operators if isinstance(o, Product)}
@@ -66,6 +67,7 @@ def _run(
     flow: Dataflow,
     slices: Mapping[str, Sequence[Slice]],
     sources: Sequence[str],
+    layout: LayoutName,
     clock: Callable[[], float],
 ) -> list[Report]:
     reports: list[Report] = []
@@ -77,7 +79,7 @@ def _run(
     executor = InProcessExecutor(1, collect)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        dataflow = {"layout": LayoutName.OPERATOR_CLOUD, "machines": 1}
+        dataflow = {"layout": layout, "machines": 1}
         config = RunConfig(out={"dir": folder}, dataflow=dataflow)
         with closing(Store(folder / "state")) as store:
             stages = flow_stages(config, store, executor, flow, {}, clock)

@@ -47,6 +47,7 @@ class Report:
     rows_out: int = 0
     bytes_out: int = 0  # sent through an exchange
     seconds: float = 0.0  # processor time, without that of other stages in the same task
+    sending: float = 0.0  # part of it: dividing and packing blocks for an exchange
 
 
 class Work(Protocol):

@@ -7,6 +7,7 @@ all operators follow from the newest event times of the sources, which reach eve
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +24,11 @@ from roost.dataflow.loads import MachineLoad, counted
 from roost.dataflow.local import LocalOperators, Target, targets
 from roost.dataflow.operators import Aggregate, Sink, Source
 from roost.dataflow.schema import FlowGraph, Node
-from roost.dataflow.state import StateFile, read_state, write_state
+from roost.dataflow.state import StateFile, bucket_mask, read_state, write_state
 from roost.dataflow.watermarks import Progress
 from roost.model.arrays import as_arrow
 from roost.model.columns import record_json
-from roost.model.records import DeadLetter
+from roost.model.records import TIME_MAX, DeadLetter
 from roost.stages.contract import (
     Batch,
     MapExecutor,
@@ -64,6 +65,7 @@ from roost.storage.totals import DATAFLOW, add_nested
 STATE = "flow state"  # table of the state files, by operator
 SEEN = "flow seen"  # table of the newest event time on any input, by operator
 TIER = 4  # a file is merged with newer ones unless it is so many times as large
+RECEIVING = "receiving_s"  # count of a report: seconds of unpacking what an exchange brought
 CLOCK_UNIT = 1_000_000  # event times of the clock are microseconds
 
 
@@ -204,7 +206,7 @@ class SubqueryTask(Task):
     buckets: BucketMap
     grid: tuple[int, int] | None
     files: Files
-    state: tuple[tuple[str, bool], ...]  # files of the state, and whether to merge each
+    state: tuple[tuple[StateFile, bool], ...]  # files of the state, and whether to merge each
     before: BucketMap | None  # map of the batch before, if it was another
 
     def build(self, machine: int, cache: WorkerCache) -> SubqueryWork:
@@ -239,7 +241,7 @@ class SubqueryWork(Work):
         self._seen: int | None = None
         self._load: MachineLoad | None = None
         self._share = MachineShare(self._node, task.buckets, task.grid, machine)
-        self._counts = {"read_bytes": 0, "sent_twice": 0}  # because buckets moved
+        self._counts: dict[str, float] = {"read_bytes": 0.0, "sent_twice": 0.0, RECEIVING: 0.0}
 
     def process(self, port: str, block: Packed | pa.Table) -> tuple[()]:
         """Collect tuples: windows and pairs need all of them."""
@@ -253,13 +255,15 @@ class SubqueryWork(Work):
     def finish(self, marks: Progress) -> Iterator[Output]:
         """Run the operator; yield the tuples that it makes."""
         task, node = self._task, self._node
+        started = time.process_time()
         received = self._received()
+        self._counts[RECEIVING] = time.process_time() - started
         newest = (one.newest for one in received)
         self._seen = max((time for time in newest if time is not None), default=None)
         before = task.batch.before.input_watermark(node)
         keys = node.keys or ((),) * len(received)
         loads = [one.load(names) for one, names in zip(received, keys, strict=True)]
-        self._counts["sent_twice"] = self._share.sent_twice(loads)
+        self._counts["sent_twice"] = self._share.sent_twice(loads[:1] if node.mirrored else loads)
         ran, old = self._run(received, before, marks.input_watermark(node))
         self._emitter.rejected += ran.rejected
         if ran.output is not None and ran.output.num_rows:
@@ -274,7 +278,10 @@ class SubqueryWork(Work):
             self._share.cells(),
             node.keys,
             task.batch.number,
+            mirrored=node.mirrored,
         )
+        if node.mirrored and ran.needed_until != TIME_MAX:  # tuple windows mark each side
+            tables = {side: table for side, table in tables.items() if side != "right"}
         buckets = max(task.grid) if task.grid is not None else task.buckets.buckets
         self._state = write_state(task.files, name, tables, buckets, ran.needed_until)
 
@@ -282,7 +289,8 @@ class SubqueryWork(Work):
         """Return the input by side."""
         if self._node.name in self._task.batch.graph.stages.partial:
             return [Received.with_partials(self._inputs[0], self._node)]
-        return [Received(unpacked(blocks)) for blocks in self._inputs]
+        found = [Received(unpacked(blocks)) for blocks in self._inputs]
+        return [found[0]] * 2 if self._node.mirrored else found
 
     def _run(
         self, received: Sequence[Received], before: int, after: int
@@ -300,13 +308,22 @@ class SubqueryWork(Work):
             cells = [] if owned is None else [tuple(cell) for cell in np.argwhere(owned).tolist()]
             work = PairWork(node, ordered, cells, mine, 0 if task.grid is None else task.grid[1])
         needed = share.buckets()
-        old = []
-        for name, merge in task.state:
-            tables = read_state(task.files, name, needed, self._cache)
-            tables = share.readable(tables) if share.divided else tables
+        mask = bucket_mask(np.concatenate(list(needed.values())))
+        old, read = [], []
+        for file, merge in task.state:
+            tables = {}
+            if file.has(mask):
+                tables = read_state(task.files, file.name, needed, self._cache)
+            if not tables:
+                continue
+            if share.divided:
+                tables = share.readable(tables)
+            read.append(tables)
+            if node.mirrored:
+                tables = {"right": tables["left"], **tables}
             old.append(OldState(tables, merge or work.rewrites))
         if task.before is not None:
-            self._counts["read_bytes"] = share.read_bytes(task.before, [s.tables for s in old])
+            self._counts["read_bytes"] = share.read_bytes(task.before, read)
         ran = work.run([one.tuples for one in received], old, before, after)
         return ran, [state.tables for state in old if not state.merge]
 
@@ -405,7 +422,7 @@ class SubqueryStage(Stage):
         routing = batch.routings[self.buckets]
         assert isinstance(routing, KeyRouting)
         merged = set(batch.choices.get(self.name) or ())
-        state = tuple((f.name, e.batch in merged) for e in self.entries for f in e.files)
+        state = tuple((f, e.batch in merged) for e in self.entries for f in e.files)
         flow = self.shared.batch(self.graph, batch)
         last = batch.before[self.buckets]
         assert isinstance(last, KeyRouting)

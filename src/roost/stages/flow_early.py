@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from roost.dataflow.aggregate import AggregateWork, pane_length
 from roost.dataflow.blocks import BUCKET, TIME, times_of
+from roost.dataflow.groups import encode
 from roost.dataflow.partials import PANE, Partials, compacted
 from roost.dataflow.schema import Node
 from roost.model.arrays import as_arrow
@@ -22,6 +23,7 @@ from roost.stages.flow_routing import unpacked
 from roost.stages.routing import Packed
 
 ROWS_AT_ONCE = 1 << 16
+ROWS_TESTED = 1 << 12  # by which a task decides whether to aggregate
 ROWS_PER_PARTIAL = 3
 """Tuples for each partial result from which aggregating pays; measured."""
 
@@ -45,13 +47,18 @@ class EarlyAggregate:
         if self._pays is False:
             yield rows
             return
+        if self._pays is None:
+            self._pays = self._repeats(rows.slice(0, ROWS_TESTED))
+            if not self._pays:
+                yield rows
+                return
         self._rows.append(rows)
         if sum(table.num_rows for table in self._rows) >= ROWS_AT_ONCE:
-            yield from self._aggregate()
+            self._aggregate()
 
     def flush(self) -> Iterator[pa.Table]:
         """Yield the partial results as one block."""
-        yield from self._aggregate()
+        self._aggregate()
         found, self._found = self._found, []
         if not found:
             return
@@ -63,19 +70,20 @@ class EarlyAggregate:
         times = as_arrow(merged.panes * self._work.pane)
         yield merged.table().drop_columns([BUCKET]).append_column(TIME, times)
 
-    def _aggregate(self) -> Iterator[pa.Table]:
+    def _aggregate(self) -> None:
         if not self._rows:
             return
         rows = pa.concat_tables(self._rows)
         self._rows = []
         placed = rows.append_column(BUCKET, as_arrow(np.zeros(rows.num_rows, np.int32)))
-        partials = Partials.of(placed, self._work.keys, self.node.functions, self._work.pane)
-        if self._pays is None:
-            self._pays = partials.size * ROWS_PER_PARTIAL <= rows.num_rows
-        if self._pays:
-            self._found.append(partials)
-        else:
-            yield rows
+        functions, pane = self.node.functions, self._work.pane
+        self._found.append(Partials.of(placed, self._work.keys, functions, pane))
+
+    def _repeats(self, rows: pa.Table) -> bool:
+        """Return whether keys repeat often enough."""
+        panes = times_of(rows) // self._work.pane
+        codes = encode([panes, *(rows[key] for key in self._work.keys)], rows.num_rows)
+        return bool(np.unique(codes).size * ROWS_PER_PARTIAL <= rows.num_rows)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,7 @@ from roost.stages.contract import (
     Work,
 )
 from roost.stages.flow import (
+    RECEIVING,
     Emitter,
     FlowBatch,
     FlowSettings,
@@ -102,18 +105,25 @@ class StatelessWork(Work):
 
     def __init__(self, task: StatelessTask, machine: int) -> None:
         self._emitter = Emitter(task.batch, task.node, machine)
+        self._receiving = 0.0
 
     def process(self, port: str, block: Packed) -> Iterator[Output]:
         """Yield what the operator makes of a block."""
-        yield from self._emitter.apply(unpacked([block]))
+        started = time.process_time()
+        table = unpacked([block])
+        self._receiving += time.process_time() - started
+        yield from self._emitter.apply(table)
+
+    def finish(self, marks: Any) -> Iterator[Output]:
+        """Yield what was aggregated before the exchange."""
+        yield from self._emitter.flush()
 
     def report(self) -> Report:
         """Report the files."""
         sinks, dead = self._emitter.close()
         rejected = count_rejected(self._emitter.rejected)
-        return Report(
-            FlowValue(sinks, dead, written=dict(self._emitter.written), rejected=rejected)
-        )
+        value = FlowValue(sinks, dead, written=dict(self._emitter.written), rejected=rejected)
+        return Report(value, {RECEIVING: self._receiving})
 
 
 @dataclass

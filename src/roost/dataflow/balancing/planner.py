@@ -109,7 +109,7 @@ class BucketPlanner:
         highest = float(rounds[0].loads(owners).max())
         tries = [t for t in tries if float(rounds[0].loads(t).max()) <= highest]
         best = min(tries, key=price, default=owners)
-        if best is owners or price(best) > busiest(owners) * (1.0 - self.improvement):
+        if best is owners or price(best) > price(owners) * (1.0 - self.improvement):
             return map_change(load, owners, "no map is worth its moves")
         before, after = rounds[0].overload(owners), rounds[0].overload(best)
         moved = int(load.newest.state_bytes[best != load.owners].sum())
@@ -123,6 +123,7 @@ def _noise(loads: BucketLoads, level: float, machines: int) -> float:
     Buckets above the level have machines of their own, which are not compared with others.
     """
     small = loads.busy_s <= level
-    busy, tuples = loads.busy_s[small], loads.tuples[small]
+    # Stored rows cost time, too, so a bucket may be busy without a new tuple.
+    busy, tuples = loads.busy_s[small], np.maximum(loads.tuples[small], 1.0)
     compared = min(max(round(float(busy.sum()) / level), 2), machines)
-    return noise_of(tuples, busy / np.maximum(tuples, 1), compared) if busy.any() else 0.0
+    return noise_of(tuples, busy / tuples, compared) if busy.any() else 0.0

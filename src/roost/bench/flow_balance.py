@@ -1,0 +1,311 @@
+"""Balancing of keyed state: the workload of figure 20 of StreamCloud, and a hot key.
+
+An Aggregate by 10,000 callers runs on 15 emulated machines while the distribution of the callers
+changes. Stages, rounds, bucket maps and moves are the engine's. The work of a machine is the tuples
+that it received: on a shared host, differences of a few milliseconds between tasks are lost in
+noise. Ratios of deviations do not depend on what a tuple costs. The greedy algorithm does, because
+it begins at a certain utilisation, so tuples cost as much as gives ``UTILISATION`` on average, the
+target of the paper.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost.bench.common import Line, Row
+from roost.dataflow.buckets import BUCKETS, bucket_of
+from roost.dataflow.flow import Dataflow
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
+from roost.model.columns import one_array
+from roost.model.settings import RunConfig
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import InProcessExecutor, SliceInputs
+from roost.runtime.flow import flow_rounds, flow_stages
+from roost.runtime.flow_balancing import BALANCING
+from roost.runtime.flow_rounds import last_flow_round
+from roost.runtime.loop import BatchLoop
+from roost.stages.contract import Report, Task
+from roost.stages.decode import ROW
+from roost.stages.flow_routing import stage_of
+from roost.stages.slices import Slice
+from roost.storage.cache import WorkerCache
+from roost.storage.store import Store
+
+MACHINES = 15
+KEYS = 10_000
+UTILISATION = 0.6
+MEANS, DEVIATIONS = (2_000, 4_000, 6_000, 8_000), (100, 75, 50, 25)
+MIDDLE = 5_000  # mean while the deviation changes
+HOT_SHARE = 0.3
+OFF, GREEDY, PLANNER = POLICIES = ("off", "greedy", "planner")
+UNIFORM = "uniform"
+NODE, SOURCE, OUT = "durations", "calls", "out"
+TIME = pa.timestamp("us", "UTC")
+WINDOW_S = 5
+# Batches of a period, and tuples of a batch. A batch is one second, and a round.
+FULL, QUICK = (10, 600_000), (6, 150_000)
+
+
+class Period(NamedTuple):
+    """Batches in which the callers have the same distribution."""
+
+    name: str
+    weights: Floats
+
+
+def periods() -> list[Period]:
+    """Return the periods of both parts of figure 20."""
+    found = [Period(UNIFORM, np.full(KEYS, 1.0 / KEYS))]
+    found += [Period(f"mean {mean}", normal(mean, 100)) for mean in MEANS]
+    found += [Period(f"deviation {one}", normal(MIDDLE, one)) for one in DEVIATIONS]
+    return found
+
+
+def normal(mean: float, deviation: float) -> Floats:
+    """Return the probability of each key under a normal distribution."""
+    weights = np.exp(-0.5 * ((np.arange(KEYS) - mean) / deviation) ** 2)
+    return np.asarray(weights / weights.sum(), np.float64)
+
+
+def hot_key() -> Period:
+    """Return a period in which one key has several machines' share of the tuples."""
+    weights = np.full(KEYS, (1.0 - HOT_SHARE) / (KEYS - 1))
+    weights[MIDDLE] = HOT_SHARE
+    return Period("hot key", weights)
+
+
+@dataclass(frozen=True)
+class MemorySlice(Slice):
+    """Rows of a table in memory."""
+
+    table: pa.Table = field(default_factory=lambda: pa.table({}))
+    first: int = 0  # number of the first row
+
+    def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
+        """Return some columns, with row numbers."""
+        rows = self.table.slice(self.start, self.stop - self.start)
+        names = [name for name in rows.column_names if name in columns]
+        numbers = np.arange(self.start, self.stop) + self.first
+        return rows.select(names).append_column(ROW, as_arrow(numbers))
+
+
+class CountingExecutor(InProcessExecutor):
+    """Times each machine of the subquery by the tuples that it received."""
+
+    def __init__(self, seconds_per_tuple: float) -> None:
+        super().__init__(2, lambda one: replace(one, seconds=one.rows_in * seconds_per_tuple))
+        self.busy: Floats = np.zeros(MACHINES)
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        """Run the batch."""
+        found = super().run(inputs, chain, tasks, placement)
+        for report in found[stage_of(NODE)]:
+            self.busy[report.machine] = report.seconds
+        return found
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """One batch, which is a round: utilisation of each machine, and what moved after it."""
+
+    period: str
+    utilisation: Floats
+    moved_buckets: int
+    moved_share: float  # of the state's bytes
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the utilisation, with 1/n."""
+        return float(self.utilisation.std())
+
+
+@dataclass(frozen=True)
+class PolicyRun:
+    """All rounds of a policy, what its last round showed, and how its results differ."""
+
+    rounds: list[RoundMetrics]
+    last: Row
+    lost: int
+    doubled: int
+
+
+class BalancedFlow:
+    """The query on emulated machines under one policy."""
+
+    def __init__(self, folder: Path, policy: str, tuples: int) -> None:
+        flow = Dataflow("balance")
+        columns = {"src": "int64", "seconds": "int64", "start": TIME}
+        calls = flow.source(SOURCE, columns, time="start")
+        # Estimates are not aggregated before an exchange, so every tuple reaches its machine.
+        functions = {"calls": "count", "kinds": "distinct(seconds)"}
+        calls.aggregate(functions, by="src", size=WINDOW_S, name=NODE).sink(OUT)
+        self._executor = CountingExecutor(UTILISATION * MACHINES / tuples)
+        config = RunConfig(
+            out={"dir": folder}, dataflow={"balance": policy, "round": 0, "machines": MACHINES}
+        )
+        self.store = Store(folder / "state")
+        self._folder, self._number, self._read = folder, 0, 0
+        stages = flow_stages(
+            config, self.store, self._executor, flow, {}, lambda: float(self._number)
+        )
+        rounds = flow_rounds(config, self.store, stages, ())
+        self._loop = BatchLoop(
+            self.store, None, None, stages, self._executor, folder, flow_rounds=rounds
+        )
+
+    def close(self) -> None:
+        """Close the state."""
+        self.store.close()
+
+    def run(self, period: str, keys: Ints, ended: bool) -> RoundMetrics:
+        """Run a batch of one second of event time."""
+        times = self._number * 1_000_000 + np.arange(keys.size) * 1_000_000 // keys.size
+        columns = [as_arrow(keys), as_arrow(keys * 7919 % 600), as_arrow(times).cast(TIME)]
+        rows = pa.Table.from_arrays(columns, ["src", "seconds", "start"])
+        source, end = stage_of(SOURCE), self._read + keys.size
+        slices: dict[str, list[Slice]] = {source: [MemorySlice(0, keys.size, rows, self._read)]}
+        self._executor.busy[:] = 0.0
+        self._loop.run(
+            self._number, {source: [self._read, end]}, SliceInputs(slices), [SOURCE] * ended
+        )
+        self._number, self._read = self._number + 1, end
+        shown: Row = (last_flow_round(self.store) or {}).get(f"balance {NODE}") or {}
+        moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
+        return RoundMetrics(
+            period,
+            self._executor.busy.copy(),
+            shown.get("moved_buckets", 0),
+            moved / state if state else 0.0,
+        )
+
+    def results(self) -> tuple[Ints, Ints]:
+        """Return window and key of each result, as one number, and its calls."""
+        table = pa.concat_tables(
+            pq.read_table(file) for file in sorted((self._folder / OUT).glob("*.parquet"))
+        )
+        starts = as_numpy(one_array(table["start"].cast(pa.int64()))) // 1_000_000
+        keys = as_numpy(one_array(table["src"]))
+        return starts * KEYS + keys, as_numpy(one_array(table["calls"]))
+
+
+def run_policy(policy: str, load: Sequence[Period], batches: int, tuples: int) -> PolicyRun:
+    """Run all periods under one policy, and count its results by brute force."""
+    random = np.random.default_rng(20)
+    names = [period for period in load for _ in range(batches)]
+    rounds, expected = [], np.zeros((len(names), KEYS), np.int64)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(BalancedFlow(Path(folder), policy, tuples)) as flow,
+    ):
+        for number, period in enumerate(names):
+            keys = random.choice(KEYS, tuples, p=period.weights)
+            window = number // WINDOW_S * WINDOW_S
+            expected[window] += np.bincount(keys, minlength=KEYS)
+            rounds.append(flow.run(period.name, keys, number + 1 == len(names)))
+        found, calls = flow.results()
+        shown = flow.store.get(BALANCING, NODE) or {}
+    right = np.flatnonzero(expected)
+    distinct, counts = np.unique(found[calls == expected.reshape(-1)[found]], return_counts=True)
+    lost = right.size - distinct.size
+    return PolicyRun(rounds, shown, lost, int((counts - 1).sum()) + found.size - int(counts.sum()))
+
+
+def settled_from(rounds: Sequence[RoundMetrics]) -> int:
+    """Return the first round of a period after its last move, at most the last one."""
+    moves = [number for number, one in enumerate(rounds) if one.moved_buckets]
+    return min(moves[-1] + 1 if moves else 0, len(rounds) - 1)
+
+
+def limits(period: Period, machines: int = MACHINES) -> Row:
+    """Return what the buckets allow: their heaviest, and the least deviation of a packing.
+
+    A bucket is a fair share at most, or its machine cannot be balanced. Below that, heaviest-first
+    packing shows what whole buckets can reach.
+    """
+    buckets = bucket_of([as_arrow(np.arange(KEYS))], KEYS, BUCKETS)
+    loads = np.bincount(buckets, period.weights, BUCKETS)
+    packed = np.zeros(machines)
+    for load in -np.sort(-loads):
+        packed[packed.argmin()] += load
+    return {
+        "heaviest_key": float(period.weights.max() * machines),  # in fair shares
+        "heaviest_bucket": float(loads.max() * machines),
+        "packed_deviation": float(packed.std() * machines * UTILISATION),
+    }
+
+
+def compared(period: Period, policy: str, mine: PolicyRun, off: PolicyRun) -> Row:
+    """Return the metrics of a policy in a period; rounds until the last move are transient."""
+    rounds = [one for one in mine.rounds if one.period == period.name]
+    without = [one for one in off.rounds if one.period == period.name]
+    first = settled_from(rounds)
+    alone = float(np.mean([one.deviation for one in without[first:]]))
+    settled = float(np.mean([one.deviation for one in rounds[first:]]))
+    return {
+        "period": period.name,
+        "policy": policy,
+        "mean_utilisation": float(np.mean([one.utilisation.mean() for one in rounds])),
+        "deviation_off": alone,
+        "deviation": settled,
+        "ratio": settled / alone,
+        "transient_rounds": first,
+        "transient_deviation": float(np.mean([one.deviation for one in rounds[:first] or rounds])),
+        "changes": sum(one.moved_buckets > 0 for one in rounds),
+        "moved_buckets": sum(one.moved_buckets for one in rounds),
+        "moved_share": sum(one.moved_share for one in rounds),
+        **limits(period),
+    }
+
+
+class Balancing(NamedTuple):
+    """Rows and summary of the part, and lines for plots."""
+
+    rows: list[Row]
+    summary: Row
+    lines: Mapping[str, Line]
+
+
+def measure(quick: bool) -> Balancing:
+    """Compare the policies with each other and with none."""
+    batches, tuples = QUICK if quick else FULL
+    load = periods()
+    runs = {policy: run_policy(policy, load, batches, tuples) for policy in POLICIES}
+    hot = {policy: run_policy(policy, [hot_key()], batches, tuples) for policy in POLICIES}
+    rows = [
+        compared(period, policy, found[policy], found[OFF])
+        for found, shown in ((runs, load), (hot, [hot_key()]))
+        for period in shown
+        for policy in (GREEDY, PLANNER)
+    ]
+    skewed = [row for row in rows if row["period"] not in (UNIFORM, hot_key().name)]
+    summary: Row = {}
+    for policy in (PLANNER, GREEDY):
+        mine = [row for row in skewed if row["policy"] == policy]
+        deviation = sum(row["deviation"] for row in mine)
+        suffix = "" if policy == PLANNER else f"_{policy}"
+        summary[f"stddev_ratio{suffix}"] = deviation / sum(row["deviation_off"] for row in mine)
+        summary[f"stddev_ratio_worst{suffix}"] = max(row["ratio"] for row in mine)
+    every = [*runs.values(), *hot.values()]
+    keys: list[Any] = hot[PLANNER].last.get("hot_keys", [])
+    summary |= {
+        "lost": sum(one.lost for one in every),
+        "doubled": sum(one.doubled for one in every),
+        "hot_key_share": max((key["share"] for key in keys), default=None),
+        "hot_key_remedy": keys[0]["remedy"] if keys else None,
+    }
+    lines = {
+        policy: [(float(number), one.deviation) for number, one in enumerate(found.rounds)]
+        for policy, found in runs.items()
+    }
+    return Balancing(rows, summary, lines)

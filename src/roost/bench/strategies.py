@@ -1,0 +1,236 @@
+"""``roost bench strategies``: the layouts of a dataflow, on the real cores and on many machines.
+
+The query has nine operators, three of them stateful: map, filter, aggregate, map, self-join,
+filter, map, aggregate, filter. Its filters are selective, so an exchange before a filter sends much
+that the filter drops. For comparison, ``even`` is the same query with filters that pass all tuples.
+
+Emulated machines run the engine's task code one after the other. They would work concurrently, so
+throughput is the input tuples of a batch over the time of the busiest machine. On the real cores
+Spark runs one level of stages after the other, and throughput is by the clock.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.flow_cluster import EmulatedFlow, MachineTime
+from roost.bench.streams import BatchTimes
+from roost.dataflow.flow import Dataflow
+from roost.model.choices import LayoutName
+from roost.model.settings import RunConfig
+from roost.stages.contract import Batch, MapExecutor, Outcome, Reports, Stage
+from roost.stages.flow import RECEIVING
+
+MACHINES = (30, 60)
+ROWS = 1_000_000  # of a batch
+QUICK_ROWS = 200_000
+SAMPLE_ROWS = 100_000  # by which machines are divided
+BATCHES = 2  # of which the first is not measured
+REAL_BATCHES = 4  # the same, on the real cores
+TIME_PER_BATCH = 100
+KEYS, GROUPS, KEPT = 20_000, 1_000, 100
+COLUMNS = ("k", "g", "v", *(f"p{n}" for n in range(8)))  # 8 that only the first map passes on
+SCHEMA = {**dict.fromkeys(COLUMNS, "int64"), "t": "int64"}
+REAL = "real cores"
+
+
+def query(*, even: bool = False) -> Dataflow:
+    """Return the query of nine operators; ``even`` filters pass every tuple."""
+    kept = GROUPS if even else KEPT
+    pairs = "left_v > 0" if even else f"left_v - right_v > {ROWS // 3} and left_g < {KEPT // 2}"
+    same = {name: pc.field(name) for name in COLUMNS}
+    flow = Dataflow("strategies")
+    calls = flow.source("calls", SCHEMA, time="t")
+    mapped = calls.map({**same, "v": pc.field("v") + 1}, name="map")
+    chosen = mapped.filter(f"g < {kept}", name="filter")
+    newest = chosen.aggregate({"v": "max(v)", "g": "max(g)"}, by="k", size=10, name="aggregate")
+    narrow = newest.map({name: pc.field(name) for name in ("k", "g", "v")}, name="map 2")
+    size = 1 if even else TIME_PER_BATCH
+    joined = narrow.join(narrow, "left.k = right.k", size=size, name="join")
+    distant = joined.filter(pairs, name="filter 2")
+    grouped = distant.map({"g": pc.field("left_g"), "v": pc.field("right_v")}, name="map 3")
+    counts = grouped.aggregate({"n": "count"}, by="g", size=TIME_PER_BATCH, name="aggregate 2")
+    counts.filter("n > 0", name="filter 3").sink("out")
+    return flow
+
+
+def tuples(number: int, rows: int) -> pa.Table:
+    """Return the tuples of a batch."""
+    random = np.random.default_rng(number)
+    at = np.arange(rows)
+    columns = {name: at for name in COLUMNS}
+    columns |= {"k": random.integers(0, KEYS, rows), "g": random.integers(0, GROUPS, rows)}
+    # ``v`` has the same spread, whatever the number of rows.
+    columns["v"] = at * ROWS // rows
+    return pa.table({**columns, "t": number * TIME_PER_BATCH + at * TIME_PER_BATCH // rows})
+
+
+def emulated(layout: LayoutName, machines: int, rows: int, *, even: bool = False) -> Row:
+    """Measure a layout on emulated machines."""
+    sample = tuples(0, rows).slice(0, SAMPLE_ROWS)
+    with closing(EmulatedFlow(query(even=even), layout, machines, sample, rows)) as cluster:
+        batches = [cluster.run(tuples(number, rows)) for number in range(BATCHES)][1:]
+        times = min(batches, key=lambda batch: max(machine.busy for machine in batch))
+        placed = {"reading": cluster.readers, **cluster.placed}
+        results = cluster.results("out")
+    assert layout is LayoutName.QUERY_CLOUD or sum(placed.values()) == machines
+    busiest = max(machine.busy for machine in times)
+    return {
+        "layout": layout.value,
+        "machines": machines,
+        "even": even,
+        "tuples_per_s": rows / busiest,
+        "placed": placed,
+        "results": results,
+        **_split(times, machines * busiest),
+    }
+
+
+def _split(times: Iterable[MachineTime], seconds: float) -> Row:
+    """Return the shares of the processor time of all machines."""
+    times = list(times)
+    work, exchange = sum(t.work for t in times), sum(t.exchange for t in times)
+    return {
+        "work": work / seconds,
+        "exchange": exchange / seconds,
+        "idle": 1 - (work + exchange) / seconds,
+        "work_s": work,
+        "exchange_s": exchange,
+    }
+
+
+class _Times(Stage):
+    """Collects the processor times of all stages; runs on the driver only."""
+
+    name = "times"
+
+    def __init__(self) -> None:
+        self.batches: list[MachineTime] = []
+
+    def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
+        """Add up work and exchange of a batch."""
+        found = [report for mine in reports.values() for report in mine]
+        exchange = sum(r.sending + r.counts.get(RECEIVING, 0.0) for r in found)
+        self.batches.append(MachineTime(sum(r.seconds for r in found) - exchange, exchange))
+        return Outcome()
+
+
+def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[Row, Any]:
+    """Measure a layout on Spark, on the real cores; the first batch is not counted.
+
+    Returns the session, too, for the next one.
+    """
+    from roost import Pipeline
+
+    times, steps = _Times(), BatchTimes()
+    with tempfile.TemporaryDirectory() as out:
+        config = RunConfig(
+            out={"dir": out},
+            engine={"master": f"local[{CORES}]", "batch_rows": rows, "available_now": True},
+            dataflow={"layout": layout, "sources": {"calls": str(path)}},
+        )
+        pipeline = Pipeline(
+            config, flow=query(), spark=spark, on_step=steps.on_step, more_stages=[times]
+        )
+        with pipeline:
+            pipeline.run()
+        files = (Path(out) / "out").glob("*.parquet")
+        results = sum(pq.read_metadata(file).num_rows for file in files)
+    seconds = [batch["end"] - batch["intent"] for batch in steps.steps][1:]
+    measured = times.batches[1:]
+    row = {
+        "layout": layout.value,
+        "machines": REAL,
+        "even": False,
+        "tuples_per_s": rows / median(seconds),
+        "results": results,
+        **_split(measured, CORES * sum(seconds)),
+    }
+    return row, pipeline.spark
+
+
+def run(quick: bool) -> Measured:
+    """Measure all layouts."""
+    rows = QUICK_ROWS if quick else ROWS
+    for layout in LayoutName:  # load and compile all code
+        emulated(layout, 6, 20_000)
+    found = [emulated(layout, count, rows) for count in MACHINES for layout in LayoutName]
+    even = [emulated(layout, MACHINES[-1], rows // 2, even=True) for layout in LayoutName]
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "calls.parquet"
+        pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(REAL_BATCHES)]), path)
+        _, spark = real(LayoutName.AUTO, path, rows)  # start workers, and load code
+        found += [real(layout, path, rows, spark)[0] for layout in LayoutName]
+    failed = [
+        f"{row['layout']} on {row['machines']} has {row['results']} results instead of {expected}"
+        for row in found
+        for expected in [next(o["results"] for o in found if o["machines"] == row["machines"])]
+        if row["results"] != expected
+    ]
+    summary = {**_summary(found), "failed": failed}
+    ratio = _speed(even, MACHINES[-1], LayoutName.OPERATOR_SET)
+    summary["ratio_os_vs_oc_even"] = ratio / _speed(even, MACHINES[-1], LayoutName.OPERATOR_CLOUD)
+    panels = {
+        f"{count} machines" if count != REAL else REAL: {
+            part: {row["layout"]: row[part] for row in found if row["machines"] == count}
+            for part in ("work", "exchange", "idle")
+        }
+        for count in (*MACHINES, REAL)
+    }
+    plots = {
+        "": Plot("shares of processor time", panels, columns=3),
+        "-throughput": Plot(
+            "million tuples per second",
+            {
+                title: {
+                    row["layout"]: {row["layout"]: row["tuples_per_s"] / 1e6}
+                    for row in found
+                    if row["machines"] in (title, int(title.split()[0]) if title != REAL else REAL)
+                }
+                for title in panels
+            },
+            columns=3,
+        ),
+    }
+    table = {
+        "layout": ("layout", ""),
+        "machines": ("machines", ""),
+        "tuples/s": ("tuples_per_s", ",.0f"),
+        "work": ("work", ".0%"),
+        "exchange": ("exchange", ".0%"),
+        "idle": ("idle", ".0%"),
+    }
+    return Measured([*found, *even], summary, plots, table)
+
+
+def _speed(rows: Iterable[Row], machines: int | str, layout: LayoutName) -> float:
+    (row,) = (r for r in rows if r["machines"] == machines and r["layout"] == layout.value)
+    return float(row["tuples_per_s"])
+
+
+def _summary(rows: list[Row]) -> Row:
+    most = MACHINES[-1]
+    own = _speed(rows, most, LayoutName.OPERATOR_SET)
+    others = [layout for layout in LayoutName if layout is not LayoutName.AUTO]
+    auto = {
+        machines: _speed(rows, machines, LayoutName.AUTO)
+        / max(_speed(rows, machines, layout) for layout in others)
+        for machines in (*MACHINES, REAL)
+    }
+    return {
+        "ratio_os_vs_oc": own / _speed(rows, most, LayoutName.OPERATOR_CLOUD),
+        "ratio_os_vs_qc": own / _speed(rows, most, LayoutName.QUERY_CLOUD),
+        "auto_vs_best": min(auto.values()),
+        **{f"auto_vs_best_{str(k).replace(' ', '_')}": value for k, value in auto.items()},
+    }
