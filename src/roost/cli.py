@@ -43,6 +43,7 @@ RUN_FLAGS = (
     ("--flow-idle", "dataflow.idle", "S", "seconds until a silent source is idle (default: off)"),
     ("--flow-machines", "dataflow.machines", "M", "tasks per subquery (default: --machines)"),
     ("--flow-balance", "dataflow.balance", "P", "planner, greedy or off (default: planner)"),
+    ("--flow-buckets", "dataflow.buckets", "B", "buckets of keys per subquery (default: 256)"),
     ("--flow-layout", "dataflow.layout", "NAME", "which operators share machines (default: auto)"),
     ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
     ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),

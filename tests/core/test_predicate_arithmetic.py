@@ -760,6 +760,13 @@ def test_pairs_and_products(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left_rows, right_rows = rng.integers(0, 60, 500), rng.integers(0, 50, 500)
     got = predicate.evaluate(left, right, left_rows, right_rows)
     assert got.tolist() == [expected[x][y] for x, y in zip(left_rows, right_rows, strict=True)]
+    for width in (0, 1, 7, 50):
+        low = np.sort(rng.integers(0, 50, 60))
+        high = np.minimum(np.sort(low + rng.integers(0, width + 1, 60)), 50)
+        found = list(predicate.on(left, right).within(low, high))
+        pairs_found = [(int(x), int(y)) for a, b in found for x, y in zip(a, b, strict=True)]
+        ranges = [(x, y) for x in range(60) for y in range(low[x], high[x])]
+        assert sorted(pairs_found) == [(x, y) for x, y in ranges if expected[x][y]], width
 
 
 def test_products_and_pairs_of_empty_tables() -> None:
@@ -792,6 +799,9 @@ def test_equalities_and_the_rest() -> None:
     expected = PairPredicate(same_rest, CALLS, CALLS).product(left, right)
     assert rest.product(left, right).tolist() == expected.tolist()
     assert PairPredicate("left.start = right.end", CALLS, CALLS).without_equalities() is None
+    some = predicate.without_equalities([("start", "start")])
+    assert some is not None
+    assert some.equalities() == [("caller", "callee")]
     either_side = PairPredicate("left.start = right.end or left.paid", CALLS, CALLS)
     assert either_side.equalities() == []
 

@@ -74,6 +74,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "dataflow.balance": ("greedy", BucketPolicy.GREEDY),
     "dataflow.imbalance": (0, 0.0),
     "dataflow.improvement": (0.5, 0.5),
+    "dataflow.buckets": (1024, 1024),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),

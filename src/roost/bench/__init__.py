@@ -25,6 +25,7 @@ NAMES = (
     "guard",
     "reconfigure",
     "strategies",
+    "operators",
 )
 
 # All draw plots.

@@ -49,8 +49,6 @@ CLASSES: dict[str, type[Grouped]] = {
 Failed = dict[int, str]
 """Groups for which a function failed, and why."""
 
-INT64_MAX = (1 << 63) - 1
-
 
 class RowsFailedError(Exception):
     """A function of the user raised for single rows of a table."""
@@ -374,11 +372,11 @@ def result(function: Function, grouped: Any, failed: Failed) -> pa.Array:
     if isinstance(grouped, Picks):
         return grouped.result(function)
     if isinstance(grouped, Totals) and function.kind == "sum" and grouped.whole:
-        totals = [total if n else None for total, n in zip(grouped.exact(), grouped.n, strict=True)]
-        for group, total in enumerate(totals):
-            if total is not None and not -INT64_MAX - 1 <= total <= INT64_MAX:
-                failed[group], totals[group] = f"the sum {total} exceeds 64 bits", None
-        return pa.array(totals, pa.int64())
+        low, high = grouped.limbs.T
+        for group in np.flatnonzero(high != high.astype(np.int32)).tolist():
+            total = (int(high[group]) << 32) + int(low[group])
+            failed[group] = f"the sum {total} exceeds 64 bits"
+        return pa.array(low + (high << 32), mask=grouped.n == 0)
     known, numbers, _ = grouped.results(function.kind, function.parameter)
     return pa.array(numbers, mask=~known).cast(function.type)
 

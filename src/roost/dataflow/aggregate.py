@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +38,10 @@ from roost.dataflow.blocks import (
     times_of,
 )
 from roost.dataflow.functions import Function
-from roost.dataflow.groups import encode, group, slots_of
+from roost.dataflow.groups import encode, group, slide, slots_of
 from roost.dataflow.operators import Aggregate, WindowBy
 from roost.dataflow.order import key_bytes, made_order
-from roost.dataflow.partials import Partials, compacted, merge_into
+from roost.dataflow.partials import Partials, compacted, merge_into, slide_into
 from roost.dataflow.schema import Node
 from roost.errors import DataflowError
 from roost.model.arrays import as_arrow, as_numpy
@@ -49,6 +50,8 @@ from roost.model.records import TIME_MAX, TIME_MIN, Reason
 from roost.window.grouped import Groups
 
 PANES = "panes"  # table of the state
+SUBTRACTED = frozenset(["count", "sum", "avg"])
+"""Functions whose partial results can be subtracted exactly."""
 Integers = NDArray[np.int64]
 
 
@@ -172,21 +175,58 @@ class AggregateWork:
         keys = pa.concat_tables([one.keys for one in known])
         codes = encode([keys[key] for key in self.keys], keys.num_rows)
         panes = np.concatenate([one.panes for one in known])
-        windows, rows = self._windows(panes, codes, before, after)
-        windows, rows = self._own_windows(windows, rows, keys)
+        failed: Failed = {}
+        functions = self.node.functions
+        slid = self._slid(known, panes, codes, before, after)
+        if slid is not None:
+            windows, firsts, parts = slid
+        else:
+            windows, rows = self._windows(panes, codes, before, after)
+            windows, rows = self._own_windows(windows, rows, keys)
+            if not windows.size:
+                return None
+            groups, members = group(encode([windows, codes[rows]], windows.size))
+            size = groups.sizes.size
+            parts = merge_into(functions, known, rows, slots_of(groups), size, failed)
+            windows, firsts = windows[members], rows[members]
         if not windows.size:
             return None
-        groups, firsts = group(encode([windows, codes[rows]], windows.size))
-        failed: Failed = {}
-        size, functions = groups.sizes.size, self.node.functions
-        parts = merge_into(functions, known, rows, slots_of(groups), size, failed)
         columns = [
             self._typed(function, partial(result, function, part, failed))
             for function, part in zip(functions, parts, strict=True)
         ]
-        index = as_arrow(rows[firsts])
+        index = as_arrow(firsts)
         found = [one_array(keys[key]).take(index) for key in self.keys]
-        return self._emit(windows[firsts] * self.advance, found, columns, failed)
+        return self._emit(windows * self.advance, found, columns, failed)
+
+    def _slid(
+        self, known: Sequence[Partials], panes: Integers, codes: Integers, before: int, after: int
+    ) -> tuple[Integers, Integers, tuple[Any, ...]] | None:
+        """Return the windows that close, a row of each, and their partial results.
+
+        Where functions can be subtracted, a window costs the same whatever the number of its panes.
+        None where they cannot.
+        """
+        size = self.node.size
+        exact = all(f.kind in SUBTRACTED for f in self.node.functions)
+        if size is None or self.mine is not None or not exact:
+            return None
+        low, high = int(panes.min()), int(panes.max())
+        first = (low * self.pane - size) // self.advance + 1
+        last = high * self.pane // self.advance
+        if before != TIME_MIN:
+            first = max(first, (before - size) // self.advance + 1)
+        if after != TIME_MAX:
+            last = min(last, (after - size) // self.advance if after != TIME_MIN else TIME_MIN)
+        if last < first:
+            none = np.empty(0, np.int64)
+            return none, none, ()
+        pane = self.pane
+        order, (windows, begin, end) = slide(
+            codes, panes, size // pane, self.advance // pane, first, last
+        )
+        parts = slide_into(known, order, begin, end)
+        return None if parts is None else (windows, order[begin], parts)
 
     def _typed(self, function: Function, call: Callable[[], pa.Array]) -> pa.Array:
         """Build a column; the values that a function of the user returns may not fit its type."""

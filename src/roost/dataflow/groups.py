@@ -29,6 +29,62 @@ def _place_rows(
         starts[codes[row]] += 1
 
 
+@njit(cache=True, nogil=True)
+def _slide(
+    starts: NDArray[np.int64], panes: NDArray[np.int64], size: int, advance: int,
+    first: int, last: int, found: NDArray[np.int64],
+) -> int:  # fmt: skip  # pragma: no cover - compiled
+    """Find windows and the runs of panes in each: window, first and last row. Returns their number.
+
+    Code ``c`` has the panes ``panes[starts[c]:starts[c + 1]]``, ascending. Nothing is written
+    without room for it.
+    """
+    count = 0
+    for code in range(starts.size - 1):
+        low, end = starts[code], starts[code + 1]
+        high, window = low, first
+        while low < end and window <= last:
+            # The first window that has the pane; those before it are empty.
+            window = max(window, (panes[low] - size) // advance + 1)
+            if window > last:
+                break
+            begin = window * advance
+            while low < end and panes[low] < begin:
+                low += 1
+            high = max(high, low)
+            while high < end and panes[high] < begin + size:
+                high += 1
+            if low < high:
+                if count < found.shape[1]:
+                    found[0, count], found[1, count], found[2, count] = window, low, high
+                count += 1
+                window += 1
+    return count
+
+
+def slide(
+    codes: NDArray[np.int64], panes: NDArray[np.int64], size: int, advance: int,
+    first: int, last: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """Return the windows from ``first`` to ``last`` of each code that have panes.
+
+    Windows of ``size`` panes begin at multiples of ``advance`` panes. Returns an order of the rows,
+    and for each window its number and the first and last place of its rows in this order.
+    """
+    codes = dense(codes)
+    order = np.argsort(panes, kind="stable")
+    starts, placed = place(codes[order], int(codes.max(initial=-1)) + 1)
+    order = order[placed]
+    ordered = frozen(np.ascontiguousarray(panes[order], np.int64))
+    found = np.empty((3, 2 * codes.size + 1024), np.int64)
+    for _ in range(2):
+        count = _slide(frozen(starts), ordered, size, advance, first, last, found)
+        if count <= found.shape[1]:
+            break
+        found = np.empty((3, count), np.int64)
+    return order, found[:, :count]
+
+
 def encode(columns: Sequence[Column], rows: int) -> NDArray[np.int64]:
     """Return a number per row, equal where all columns are; numbers sort as numpy columns do."""
     codes, count = np.zeros(rows, np.int64), 1
@@ -67,19 +123,28 @@ def slots_of(groups: Groups) -> NDArray[np.int64]:
     return slots
 
 
+def dense(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return codes in the same order that are not much more than the rows."""
+    if int(codes.max(initial=-1)) < _SPARSE * codes.size + 1024:
+        return codes
+    return np.unique(codes, return_inverse=True)[1].astype(np.int64)
+
+
+def place(codes: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Sort by codes below ``size``: code ``c`` has ``rows[starts[c]:starts[c + 1]]``, in order."""
+    starts = np.zeros(size + 1, np.int64)
+    np.cumsum(np.bincount(codes, minlength=size), out=starts[1:])
+    rows = np.empty(codes.size, np.int32)
+    _place_rows(frozen(np.ascontiguousarray(codes, np.int64)), starts[:-1].copy(), rows)
+    return starts, rows
+
+
 def group(codes: NDArray[np.int64]) -> tuple[Groups, NDArray[np.int64]]:
     """Return the rows of each different code, in their order, and one row of each group.
 
     Groups are in ascending order of their codes.
     """
-    size = int(codes.max(initial=-1)) + 1
-    if size > _SPARSE * codes.size + 1024:
-        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
-        size = int(codes.max(initial=-1)) + 1
-    counts = np.bincount(codes, minlength=size)
-    present = np.flatnonzero(counts)
-    ends = np.cumsum(counts)
-    rows = np.empty(codes.size, np.int32)
-    _place_rows(frozen(np.ascontiguousarray(codes)), ends - counts, rows)
-    starts = np.concatenate([[0], ends[present]]).astype(np.int64)
+    codes = dense(codes)
+    starts, rows = place(codes, int(codes.max(initial=-1)) + 1)
+    starts = np.concatenate([starts[:1], starts[1:][np.diff(starts) > 0]])
     return Groups(starts, rows), rows[starts[:-1]].astype(np.int64)

@@ -6,7 +6,7 @@ their second tuple arrives; a window of tuples per key waits until the watermark
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ from roost.dataflow.blocks import (
     stamped,
     times_of,
 )
-from roost.dataflow.groups import encode
+from roost.dataflow.groups import dense, encode, place
 from roost.dataflow.operators import Join, Product, WindowBy
 from roost.dataflow.order import key_bytes, made_order
 from roost.dataflow.schema import Node
@@ -96,6 +96,11 @@ class PairWork:
         left, right = self.node.inputs
         return PairPredicate(self.node.operator.condition, left.columns, right.columns)
 
+    @cached_property
+    def rest(self) -> PairPredicate | None:
+        """The condition on tuples whose keys are equal."""
+        return self.condition.without_equalities(list(zip(*self.node.keys, strict=True)))
+
     @property
     def size(self) -> int:
         """Size of the window."""
@@ -109,17 +114,19 @@ class PairWork:
         fresh = [self._fresh(k, table) for k, table in enumerate(inputs)]
         if self.window is WindowBy.TUPLES:
             return self._run_tuples(fresh, old, after)
-        stored = [
-            pa.concat_tables([fresh[k].slice(0, 0), *(state.tables[side] for state in old)])
+        # The new tuples are first.
+        tables = [
+            pa.concat_tables([fresh[k], *(state.tables[side] for state in old)]).combine_chunks()
             for k, side in enumerate(SIDES)
         ]
-        pairs = [(fresh[0], stored[1]), (stored[0], fresh[1]), (fresh[0], fresh[1])]
-        found = [
-            block
-            for left, right in pairs
-            if left.num_rows and right.num_rows
-            for block in self._pairs(left, right)
-        ]
+        counts = [table.num_rows for table in fresh]
+        find = self._product if isinstance(self.node.operator, Product) else self._equal
+        found = []
+        for a, b in _joined(find(tables, counts)):
+            if self.mine is not None:
+                a, b = self._own_pairs(tables, a, b)
+            if a.size:
+                found.append(self._emit(tables[0], tables[1], a, b))
         state, until = {}, TIME_MIN
         for k, side in enumerate(SIDES):
             merged = (one.tables[side] for one in old if one.merge)
@@ -142,25 +149,11 @@ class PairWork:
             return schema.empty_table()
         return table.select(schema.names).cast(schema)
 
-    def _pairs(self, left: pa.Table, right: pa.Table) -> Iterator[pa.Table]:
-        """Yield the pairs of two tables within the time window."""
-        if isinstance(self.node.operator, Product):
-            candidates = self._product(left, right)
-        else:
-            candidates = self._equal(left, right)
-        for a, b in _joined(candidates):
-            if self.mine is not None:
-                a, b = self._own_pairs(left, right, a, b)
-            if not a.size:
-                continue
-            kept = self.condition.evaluate(left, right, a, b)
-            if kept.any():
-                yield self._emit(left, right, a[kept], b[kept])
-
     def _own_pairs(
-        self, left: pa.Table, right: pa.Table, a: Integers, b: Integers
+        self, tables: Sequence[pa.Table], a: Integers, b: Integers
     ) -> tuple[Integers, Integers]:
         """Return the pairs that this machine computes."""
+        left, right = tables
         assert self.mine is not None
         buckets = as_numpy(one_array(left[BUCKET])).astype(np.int64)[a]
         if isinstance(self.node.operator, Product):
@@ -177,29 +170,53 @@ class PairWork:
                 wide = pa.int64() if pa.types.is_integer(both[0].type) else pa.string()
                 both = [column.cast(wide) for column in both]
             columns.append(pa.concat_arrays(both))
-        codes = encode(columns, left.num_rows + right.num_rows)
-        dense = np.unique(codes, return_inverse=True)[1].astype(np.int64)
-        return dense[: left.num_rows], dense[left.num_rows :]
+        codes = dense(encode(columns, left.num_rows + right.num_rows))
+        return codes[: left.num_rows], codes[left.num_rows :]
 
-    def _equal(self, left: pa.Table, right: pa.Table) -> Iterator[tuple[Integers, Integers]]:
-        """Yield pairs of rows with equal keys, within the window."""
-        mine, theirs = self._codes(left, right)
-        times = times_of(right)
-        order = np.lexsort((times, theirs))
-        starts = np.searchsorted(theirs[order], np.arange(max(mine.max(), theirs.max()) + 2))
-        low, high = time_ranges(mine, times_of(left), starts, times[order], self.size)
-        yield from ((rows, order[places]) for places, rows in _chunks(low, high))
+    def _equal(
+        self, tables: Sequence[pa.Table], fresh: Sequence[int]
+    ) -> Iterator[tuple[Integers, Integers]]:
+        """Yield pairs of tuples with equal keys, within the window, that satisfy the condition."""
+        codes, times = self._codes(*tables), [times_of(table) for table in tables]
+        size = max(int(one.max(initial=-1)) for one in codes) + 1
+        condition = None if self.rest is None else self.rest.on(*tables)
+        for mine, count in _met(tables, fresh):
+            order = np.argsort(times[1][:count], kind="stable")
+            starts, placed = place(codes[1][order], size)
+            order = order[placed]
+            low, high = time_ranges(
+                codes[0][mine], times[0][mine], starts, times[1][order], self.size
+            )
+            for places, rows in _chunks(low, high):
+                a, b = rows + mine.start, order[places]
+                if condition is not None:
+                    kept = condition.evaluate(a, b)
+                    a, b = a[kept], b[kept]
+                yield a, b
 
-    def _product(self, left: pa.Table, right: pa.Table) -> Iterator[tuple[Integers, Integers]]:
-        """Yield pairs of rows in the cells of the machine, within the window."""
-        sides = [as_numpy(one_array(table[BUCKET])) for table in (left, right)]
-        times = times_of(left), times_of(right)
-        for a, b in self.cells:
-            mine, theirs = np.flatnonzero(sides[0] == a), np.flatnonzero(sides[1] == b)
-            theirs = theirs[np.argsort(times[1][theirs], kind="stable")]
-            low = np.searchsorted(times[1][theirs], times[0][mine] - self.size + 1)
-            high = np.searchsorted(times[1][theirs], times[0][mine] + self.size)
-            yield from ((mine[rows], theirs[places]) for places, rows in _chunks(low, high))
+    def _product(
+        self, tables: Sequence[pa.Table], fresh: Sequence[int]
+    ) -> Iterator[tuple[Integers, Integers]]:
+        """Yield pairs of tuples in the cells of the machine, within the window, likewise."""
+        names = [
+            [name for name in table.column_names if f"{side}.{name}" in self.condition.attributes]
+            for side, table in zip(SIDES, tables, strict=True)
+        ]
+        times = [times_of(table) for table in tables]
+        owners = [as_numpy(one_array(table[BUCKET])) for table in tables]
+        for buckets in _rectangles(self.cells):
+            for mine, count in _met(tables, fresh):
+                rows = []
+                for k, part in enumerate((mine, slice(0, count))):
+                    of = np.flatnonzero(np.isin(owners[k][part], buckets[k])) + part.start
+                    rows.append(of[np.argsort(times[k][of], kind="stable")])
+                left, right = (times[k][of] for k, of in enumerate(rows))
+                low = np.searchsorted(right, left - self.size + 1)
+                high = np.searchsorted(right, left + self.size)
+                block = self.condition.on(
+                    *(tables[k].select(names[k]).take(as_arrow(of)) for k, of in enumerate(rows))
+                )
+                yield from ((rows[0][a], rows[1][b]) for a, b in block.within(low, high))
 
     def _emit(self, left: pa.Table, right: pa.Table, a: Integers, b: Integers) -> pa.Table:
         assert self.node.output is not None
@@ -224,8 +241,9 @@ class PairWork:
         for k, side in enumerate(SIDES):
             new = fresh[k].append_column(DONE, pa.array(np.zeros(fresh[k].num_rows, bool)))
             sides.append(pa.concat_tables([new, *(state.tables[side] for state in old)]))
-        left, right = sides
+        left, right = sides = [table.combine_chunks() for table in sides]
         codes = self._codes(left, right)
+        condition = None if self.rest is None else self.rest.on(left, right)
         times = [times_of(table) for table in sides]
         ready = [np.full(t.size, True) if after == TIME_MAX else t < after for t in times]
         place = self._positions(sides)
@@ -244,9 +262,11 @@ class PairWork:
             low = np.maximum(begin, high - self.size)
             for places, rows in _chunks(low, high):
                 pair = (mine[rows], theirs[places]) if k == 0 else (theirs[places], mine[rows])
-                met = self.condition.evaluate(left, right, *pair)
-                if met.any():
-                    found.append(self._emit(left, right, pair[0][met], pair[1][met]))
+                if condition is not None:
+                    met = condition.evaluate(*pair)
+                    pair = pair[0][met], pair[1][met]
+                if pair[0].size:
+                    found.append(self._emit(left, right, *pair))
         state = {}
         for k, side in enumerate(SIDES):
             keep = ~ready[k] | self._last(codes[k], place[k], ready[k])
@@ -275,12 +295,32 @@ class PairWork:
         return last
 
 
+def _met(tables: Sequence[pa.Table], fresh: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Yield left tuples and the number of right ones to pair: at least one of a pair is new."""
+    if fresh[0] and tables[1].num_rows:
+        yield slice(0, fresh[0]), tables[1].num_rows
+    if fresh[1] and tables[0].num_rows > fresh[0]:
+        yield slice(fresh[0], tables[0].num_rows), fresh[1]
+
+
+def _rectangles(cells: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
+    """Return left and right buckets, all pairs of which are cells; each cell is in one of them."""
+    rights: dict[int, list[int]] = {}
+    for a, b in sorted(cells):
+        rights.setdefault(a, []).append(b)
+    lefts: dict[tuple[int, ...], list[int]] = {}
+    for a, bs in rights.items():
+        lefts.setdefault(tuple(bs), []).append(a)
+    return [(of, list(bs)) for bs, of in lefts.items()]
+
+
 def _joined(chunks: Iterator[tuple[Integers, Integers]]) -> Iterator[tuple[Integers, Integers]]:
-    """Join small chunks of pairs: evaluating a condition has a cost per call."""
+    """Join small chunks of pairs: emitting them has a cost per call."""
     waiting: list[tuple[Integers, Integers]] = []
     size = 0
     for chunk in chunks:
-        waiting.append(chunk)
+        if chunk[0].size:
+            waiting.append(chunk)
         size += chunk[0].size
         if size >= PAIRS_AT_ONCE:
             yield _both(waiting)

@@ -17,7 +17,7 @@ from roost.dataflow.functions import Function
 from roost.dataflow.groups import encode, group, slots_of
 from roost.model.arrays import as_arrow, as_numpy
 from roost.model.columns import one_array
-from roost.window.grouped import Contribution
+from roost.window.grouped import Contribution, Counts, Totals
 
 PANE = "__pane"
 Integers = NDArray[np.int64]
@@ -101,6 +101,23 @@ def merge_into(
             if a < b
         ]
         found.append(merge(function, parts, size, failed))
+    return tuple(found)
+
+
+def slide_into(
+    partials: Sequence[Partials], order: Integers, low: Integers, high: Integers
+) -> tuple[Any, ...] | None:
+    """Merge runs of partial results, as :func:`roost.dataflow.groups.slide` returns them.
+
+    None if a function cannot subtract what leaves a window.
+    """
+    found = []
+    for parts in zip(*(one.parts for one in partials), strict=True):
+        kind = type(parts[0])
+        part = kind.slid(parts, order, low, high) if kind in (Counts, Totals) else None
+        if part is None:
+            return None
+        found.append(part)
     return tuple(found)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.dataflow.blocks import BUCKET
-from roost.model.arrays import as_arrow, as_numpy
+from roost.model.arrays import as_arrow, as_numpy, sort_small
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.window.segment import pack_columns, unpack_columns
@@ -57,7 +56,7 @@ def write_state(
     for label, table in tables.items():
         bucket = as_numpy(table[BUCKET].combine_chunks())
         mask |= bucket_mask(bucket)
-        order = np.argsort(bucket, kind="stable")
+        order = sort_small(bucket, buckets)
         starts = np.searchsorted(bucket[order], np.arange(buckets + 1))
         table = table.take(as_arrow(order)).combine_chunks()
         columns = {
@@ -97,7 +96,10 @@ def read_state(
 
 
 def _ranges(starts: NDArray[np.int64], owned: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the rows of some buckets as few ranges."""
-    borders = np.flatnonzero(np.diff(owned) > 1) + 1
-    runs = pairwise([0, *borders.tolist(), owned.size])
-    return [(int(starts[owned[a]]), int(starts[owned[b - 1] + 1])) for a, b in runs if a < b]
+    """Return the rows of some buckets as few ranges: those of a machine's own file are one."""
+    low, high = starts[owned], starts[owned + 1]
+    low, high = low[low < high], high[low < high]
+    first = np.ones(low.size, bool)
+    first[1:] = low[1:] != high[:-1]
+    last = np.roll(first, -1)
+    return list(zip(low[first].tolist(), high[last].tolist(), strict=True))

@@ -50,3 +50,16 @@ def as_numpy(column: pa.Array) -> NDArray[Any]:
     if len(column) == 0:
         return np.empty(0, dtype)
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+
+
+def sort_small(values: NDArray[Any], limit: int) -> Ints:
+    """Return the stable order of integers from 0 to below a limit.
+
+    Numpy sorts 16 bits by counting, ten times as fast as it compares.
+
+    Examples
+    --------
+    >>> sort_small(np.array([2, 0, 2, 1]), 3).tolist()
+    [1, 3, 0, 2]
+    """
+    return np.argsort(values.astype(np.uint16) if limit <= 1 << 16 else values, kind="stable")

@@ -297,6 +297,7 @@ class DataflowSettings(Section, section="dataflow"):
     balance: BucketPolicy = _choice(BucketPolicy, BucketPolicy.PLANNER)
     imbalance: float = _number(float, 0, 0.1)
     improvement: float = _number(float, 0, 0.05, below=1)
+    buckets: int = _number(int, 1, 256)
     layout: LayoutName = _choice(LayoutName, LayoutName.AUTO)
 
 

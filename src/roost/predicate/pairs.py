@@ -10,7 +10,7 @@ side is evaluated once for each row of its table.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from roost.predicate.parser import parse
 _SIDES = ("left.", "right.")
 #: Pairs evaluated at a time: arrays fit in the caches, and malloc reuses their memory without page
 #: faults. A tile of a product is at most this wide.
-_PAIRS_AT_ONCE = 1 << 16
-_TILE_WIDTH = 8192
+_PAIRS_AT_ONCE = 1 << 17
+_TILE_WIDTH = 4096
 
 
 class PairPredicate:
@@ -76,10 +76,16 @@ class PairPredicate:
         """
         return [names for names in map(_equality, self._conjuncts) if names is not None]
 
-    def without_equalities(self) -> PairPredicate | None:
-        """Return the rest of the condition, to check pairs with equal keys; none if it is empty."""
+    def without_equalities(
+        self, keys: Collection[tuple[str, str]] | None = None
+    ) -> PairPredicate | None:
+        """Return the rest of the condition, to check pairs with equal keys; none if it is empty.
+
+        ``keys`` are the equalities to omit, as :meth:`equalities` returns them; by default all.
+        """
         rest = copy.copy(self)
-        conjuncts = [x for x in self._conjuncts if _equality(x) is None]
+        keys = self.equalities() if keys is None else keys
+        conjuncts = [x for x in self._conjuncts if _equality(x) not in keys]
         if not conjuncts:
             return None
         rest._set_conjuncts(conjuncts)
@@ -91,36 +97,92 @@ class PairPredicate:
         """Return for each pair of row numbers whether the condition is true."""
         if len(left_rows) != len(right_rows):
             raise ValueError(f"{len(left_rows)} left rows for {len(right_rows)} right rows")
-        block = self._block(left, right)
-        results = np.zeros(len(left_rows), dtype=np.bool_)
-        for begin in range(0, len(left_rows), _PAIRS_AT_ONCE):
-            part = slice(begin, begin + _PAIRS_AT_ONCE)
-            results[part] = self._evaluate_part(block, left_rows[part], right_rows[part])
-        return results
+        return self.on(left, right).evaluate(left_rows, right_rows)
+
+    def on(self, left: pa.Table, right: pa.Table) -> PairBlock:
+        """Return the condition on two tables, whose columns are converted once."""
+        tables = (left, right)
+        columns = {x: tables[_is_right(x)].column(_column(x)) for x in self.attributes}
+        return PairBlock(self._node, Block(columns, self._schema))
 
     def product(self, left: pa.Table, right: pa.Table) -> Mask:
         """Return a mask of all pairs: one row for each left row, one column for each right row."""
-        block = self._block(left, right)
+        block = self.on(left, right)
         results = np.zeros((len(left), len(right)), dtype=np.bool_)
         width = max(1, min(len(right), _TILE_WIDTH))
         height = max(1, _PAIRS_AT_ONCE // width)
         for top in range(0, len(left), height):
             for begin in range(0, len(right), width):
                 tile = slice(top, top + height), slice(begin, begin + width)
-                results[tile] = self._evaluate_part(block, (tile[0], None), (None, tile[1]))
+                results[tile] = block.tile(*tile)
         return results
 
-    def _block(self, left: pa.Table, right: pa.Table) -> Block:
-        tables = (left, right)
-        columns = {x: tables[_is_right(x)].column(_column(x)) for x in self.attributes}
-        return Block(columns, self._schema)
 
-    def _evaluate_part(self, block: Block, left: Any, right: Any) -> Mask:
-        def rows(name: str) -> Any:
-            return right if _is_right(name) else left
+@dataclass(frozen=True, slots=True)
+class PairBlock:
+    """A condition on the rows of two tables."""
 
-        # There is one predicate, so its constants are scalars, and positions are not read.
-        return self._node.evaluate(block, rows, np.zeros(0, dtype=np.intp))  # type: ignore[arg-type]
+    node: Compiled
+    block: Block
+
+    def evaluate(self, left_rows: Index, right_rows: Index) -> Mask:
+        """Return for each pair of row numbers whether the condition is true."""
+        results = np.zeros(len(left_rows), dtype=np.bool_)
+        for begin in range(0, len(left_rows), _PAIRS_AT_ONCE):
+            part = slice(begin, begin + _PAIRS_AT_ONCE)
+            results[part] = _narrowed(self.node, self.block, left_rows[part], right_rows[part])
+        return results
+
+    def tile(self, left: slice, right: slice) -> Mask:
+        """Return a mask of the pairs of some left and right rows, or one that broadcasts to it."""
+        return _evaluate(self.node, self.block, (left, None), (None, right))
+
+    def within(self, low: Index, high: Index) -> Iterator[tuple[Index, Index]]:
+        """Yield true pairs of each left row ``k`` and the right rows ``low[k]`` to ``high[k] - 1``.
+
+        Both bounds ascend, so neighbouring left rows have nearly the same right rows: tiles of the
+        product are evaluated, and pairs beyond the bounds are left out if they are true.
+        """
+        top = 0
+        while top < len(low):
+            span = max(1, int(high[top] - low[top]))
+            # A tile that is as high as wide would be half out of bounds.
+            height = max(1, min(_PAIRS_AT_ONCE // min(span, _TILE_WIDTH), -(-span // 4)))
+            bottom = min(top + height, len(low))
+            last = int(high[bottom - 1])
+            for begin in range(int(low[top]), last, _TILE_WIDTH):
+                stop = min(begin + _TILE_WIDTH, last)
+                mask = self.tile(slice(top, bottom), slice(begin, stop))
+                shape = (bottom - top, stop - begin)
+                mask = mask if mask.shape == shape else np.broadcast_to(mask, shape)
+                found = np.flatnonzero(mask)
+                if found.size:
+                    a, b = found // shape[1] + top, found % shape[1] + begin
+                    kept = (b >= low[a]) & (b < high[a])
+                    yield a[kept], b[kept]
+            top = bottom
+
+
+def _evaluate(node: Compiled, block: Block, left: Any, right: Any) -> Mask:
+    def rows(name: str) -> Any:
+        return right if _is_right(name) else left
+
+    # There is one predicate, so its constants are scalars, and positions are not read.
+    return node.evaluate(block, rows, np.zeros(0, dtype=np.intp))  # type: ignore[arg-type]
+
+
+def _narrowed(node: Compiled, block: Block, left: Index, right: Index) -> Mask:
+    """Evaluate pairs; conditions are skipped for those that earlier ones decide."""
+    if not isinstance(node, Combination):
+        return _evaluate(node, block, left, right)
+    mask = _narrowed(node.nodes[0], block, left, right)
+    for other in node.nodes[1:]:
+        unknown = np.flatnonzero(mask if node.combine is np.bitwise_and else ~mask)
+        if 2 * unknown.size >= mask.size:  # selecting the others would cost more than it saves
+            mask = node.combine(mask, _narrowed(other, block, left, right), out=mask)
+        elif unknown.size:
+            mask[unknown] = _narrowed(other, block, left[unknown], right[unknown])
+    return mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,7 +74,7 @@ def flow_stages(
     stages += [SourceStage(graph, node, shared, json_column) for node in sources]
     for node in graph.nodes:
         if node.operator.stateful:
-            table = layout.bucket_table(store, node)
+            table = layout.bucket_table(store, node, settings.buckets)
             files = store.files(f"flow/{node.number:03d}")
             stages.append(SubqueryStage(graph, node, table, files, shared))
         elif node.name in layout.machines:

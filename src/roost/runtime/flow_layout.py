@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from roost.dataflow.buckets import BucketMap
+from roost.dataflow.buckets import BUCKETS, BucketMap
 from roost.dataflow.colocation import divide
 from roost.dataflow.compiler import CostModel, cheapest, fewest_channels, split_machines
 from roost.dataflow.division import Shared
@@ -41,16 +41,19 @@ class FlowLayout:
     machines: Mapping[str, int]
     tuples: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by input of Products
 
-    def bucket_table(self, store: Store, node: Node) -> BucketTable | None:
-        """Return the bucket maps of a stateful operator; None if it shares those of another."""
+    def bucket_table(self, store: Store, node: Node, buckets: int = BUCKETS) -> BucketTable | None:
+        """Return the bucket maps of a stateful operator; None if it shares those of another.
+
+        State files are sorted by bucket, so the first map decides the number of buckets.
+        """
         if self.graph.stages.root(node.name) != node.name:
             return None
         machines, rates = self.machines[node.name], self.tuples.get(node.name, (1, 1))
-        grid = grid_sides(*rates) if _is_product(node) else None
-
-        even = BucketMap.even(machines) if grid is None else tiled(machines, grid, *rates)
-        table = BucketTable(stage_of(node.name), self.graph, node, store, 0, grid)
         last = store.last(maps_of(node.name))
+        buckets = buckets if last is None else len(last[1]["owners"])
+        grid = grid_sides(*rates, buckets) if _is_product(node) else None
+        even = BucketMap.even(machines, buckets) if grid is None else tiled(machines, grid, *rates)
+        table = BucketTable(stage_of(node.name), self.graph, node, store, 0, grid)
         if last is None:
             store.record(table.fact(even))
             return table

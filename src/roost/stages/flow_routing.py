@@ -16,7 +16,7 @@ from roost.dataflow.buckets import BucketMap, bucket_of, hash_rows
 from roost.dataflow.local import Target, targets
 from roost.dataflow.schema import FlowGraph, Node
 from roost.errors import StateError
-from roost.model.arrays import as_arrow
+from roost.model.arrays import as_arrow, sort_small
 from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, View
@@ -119,7 +119,7 @@ class KeyRouting:
             return
         buckets = bucket_of(columns, block.num_rows, self.map.buckets)
         rows, machines = self._receivers(block, buckets)
-        order = np.argsort(machines, kind="stable")
+        order = sort_small(machines, self.machines)
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
         block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(rows[order]))
         for number, (start, stop) in enumerate(pairwise(borders)):

@@ -10,6 +10,7 @@ from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
 from roost.window.aggregate import AggregateSpec, partial
 from roost.window.evaluate import Live, select
+from roost.window.grouped import Groups, Totals
 from roost.window.join import JoinSpec, join_segment
 from roost.window.nearest import nearest
 from roost.window.panes import Pane, build_pane
@@ -44,7 +45,10 @@ def compile_loops() -> None:
         found += nearest(segment, 3.0, 3.0, 3, partition_ids=[0])[1].size
         partial(segment, rows, AggregateSpec((("sum", "x", None),)))
         found += _evaluate_standing(segment)
+    sums = Totals.of(pa.array([1.0, 2.0]), Groups(np.arange(3), np.arange(2, dtype=np.int32)))
+    slid = Totals.slid([sums], np.arange(2), np.array([0]), np.array([2]))
     assert found > 0, "the sample queries find no point"
+    assert slid is not None and slid.results("avg", None).numbers is not None
 
 
 def _evaluate_standing(segment: WindowSegment) -> int:

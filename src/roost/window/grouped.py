@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -33,11 +33,13 @@ from roost.window.grouped_loops import (
     add_spreads,
     add_totals,
     carry,
+    divide_totals,
     find_spreads,
     frozen,
     limb_range,
     sum_doubles,
     sum_others,
+    sum_runs,
     sum_whole,
 )
 from roost.window.segment import Booleans, Doubles, Integers
@@ -214,6 +216,11 @@ class Counts(Grouped):
             add_counts(frozen(picks), frozen(slots), frozen(grouped.n), n)
         return cls(n)
 
+    @classmethod
+    def slid(cls, parts: Sequence[Self], order: Integers, low: Integers, high: Integers) -> Self:
+        """Add runs of counts: ``order[low[k]:high[k]]``, numbered through all parts."""
+        return cls(_runs(np.concatenate([one.n for one in parts]), order, low, high))
+
     def results(self, function: str, parameter: float | None) -> Values:
         """Return the counts."""
         return Values(np.ones(self.n.size, bool), self.n.astype(np.float64))
@@ -279,17 +286,41 @@ class Totals(Grouped):
         carry(limbs)
         return cls(*target, base, whole)
 
+    @classmethod
+    def slid(
+        cls, parts: Sequence[Self], order: Integers, low: Integers, high: Integers
+    ) -> Self | None:
+        """Add runs of sums, as :meth:`Counts.slid`; None if values are not finite.
+
+        Sums are exact, so the difference of two running sums is.
+        """
+        if any(one.others.any() for one in parts):
+            return None
+        base = min(one.base for one in parts)
+        width = max(one.base + one.limbs.shape[1] for one in parts) - base
+        limbs = np.zeros((sum(one.n.size for one in parts), width), np.int64)
+        at = 0
+        for one in parts:
+            shift = one.base - base
+            limbs[at : at + one.n.size, shift : shift + one.limbs.shape[1]] = one.limbs
+            at += one.n.size
+        limbs = _runs(limbs, order, low, high)
+        carry(limbs)
+        n = _runs(np.concatenate([one.n for one in parts]), order, low, high)
+        return cls(n, np.zeros(n.size), limbs, base, parts[0].whole)
+
     def results(self, function: str, parameter: float | None) -> Values:
         """Return the sums or the means, each rounded once."""
         scale = 0 if self.whole else SCALE - LIMB * self.base
-        divisors = self.n.tolist() if function == "avg" else [1] * self.n.size
-        numbers = np.array(
-            [
-                quotient(total, scale, divisor or 1)
-                for total, divisor in zip(self.exact(), divisors, strict=True)
-            ],
-            np.float64,
-        )
+        divisors = np.maximum(self.n, 1) if function == "avg" else np.ones(self.n.size, np.int64)
+        numbers = np.empty(self.n.size)
+        left = np.flatnonzero(divide_totals(frozen(self.limbs), frozen(divisors), scale, numbers))
+        if left.size:
+            rest = replace(self, n=self.n[left], limbs=self.limbs[left])
+            numbers[left] = [
+                quotient(total, scale, int(divisor))
+                for total, divisor in zip(rest.exact(), divisors[left], strict=True)
+            ]
         numbers = np.where(self.others != 0.0, self.others, numbers)
         return Values(self.n > 0, numbers)
 
@@ -310,6 +341,14 @@ class Totals(Grouped):
         data, step = words.tobytes(), words.itemsize * (width + 1)
         for begin in range(0, len(data), step):
             yield int.from_bytes(data[begin : begin + step], "little", signed=True)
+
+
+def _runs(values: Integers, order: Integers, low: Integers, high: Integers) -> Integers:
+    """Return the sums of ``values[order[low[k]:high[k]]]`` for each ``k``."""
+    table = values.reshape(values.shape[0], -1)
+    sums = np.empty((low.size, table.shape[1]), np.int64)
+    sum_runs(frozen(table), frozen(order), frozen(low), frozen(high), sums)
+    return sums.reshape(low.size, *values.shape[1:])
 
 
 def _halves(values: NDArray[Any]) -> tuple[Integers, Integers]:

@@ -11,6 +11,7 @@ that the values of a column reach are stored: four or five for most columns.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,90 @@ def carry(limbs: Integers) -> None:  # pragma: no cover - compiled
             over = limbs[g, k] >> LIMB
             limbs[g, k] -= over << LIMB
             limbs[g, k + 1] += over
+
+
+@njit(cache=True, nogil=True)
+def divide_totals(
+    limbs: Integers, divisors: Integers, scale: int, quotients: Doubles
+) -> Booleans:  # pragma: no cover - compiled
+    """Divide sums by ``divisors * 2**scale``, each rounded once, half to even.
+
+    Returns which are left to the caller: divisors of 2**31 and more, and quotients that are not
+    normal numbers.
+    """
+    low_mask = (1 << LIMB) - 1
+    size, width = limbs.shape
+    left = np.zeros(size, np.bool_)
+    # The sum times 2**96 has at least 55 significant bits after the division.
+    words = np.empty(width + 4, np.int64)
+    for g in range(size):
+        divisor = divisors[g]
+        if divisor < 1 or divisor >> 31:
+            left[g] = True
+            continue
+        negative = limbs[g, width - 1] < 0
+        add = 1 if negative else 0
+        words[:3] = 0
+        for k in range(width + 1):
+            # The last limb holds the sign and may exceed 32 bits, so it becomes two words.
+            word = limbs[g, min(k, width - 1)]
+            word = (word >> LIMB if k == width else word) & low_mask
+            if negative:
+                word = (word ^ low_mask) + add
+                add = word >> LIMB
+                word &= low_mask
+            words[3 + k] = word
+        rest, top = 0, -1
+        for k in range(width + 3, -1, -1):
+            part = (rest << LIMB) | words[k]
+            words[k] = part // divisor
+            rest = part - words[k] * divisor
+            if top < 0 and words[k]:
+                top = k
+        if top < 0:
+            quotients[g] = 0.0
+            continue
+        bits = 0
+        while words[top] >> bits:
+            bits += 1
+        # 55 bits: those of a double, and two to round by.
+        more = 55 - bits
+        if more <= LIMB:
+            mantissa = (words[top] << more) | (words[top - 1] >> (LIMB - more))
+            below = words[top - 1] & ((1 << (LIMB - more)) - 1)
+            below |= words[top - 2]
+        else:
+            mantissa = (words[top] << more) | (words[top - 1] << (more - LIMB))
+            mantissa |= words[top - 2] >> (2 * LIMB - more)
+            below = words[top - 2] & ((1 << (2 * LIMB - more)) - 1)
+        for k in range(top - 2):
+            below |= words[k]
+        below |= rest
+        half = mantissa & 3
+        mantissa >>= 2
+        if half == 3 or (half == 2 and (below != 0 or mantissa & 1)):
+            mantissa += 1
+        exponent = LIMB * (top - 3) + bits - 53 - scale
+        if exponent + 53 > 1023 or exponent + 52 < -1022:
+            left[g] = True
+            continue
+        quotients[g] = math.ldexp(float(-mantissa if negative else mantissa), exponent)
+    return left
+
+
+@njit(cache=True, nogil=True)
+def sum_runs(
+    values: Integers, order: Integers, low: Integers, high: Integers, sums: Integers
+) -> None:  # pragma: no cover - compiled
+    """Add the rows ``order[low[k]:high[k]]`` of a table, for each ``k``, by running sums."""
+    width = values.shape[1]
+    running = np.zeros((order.size + 1, width), np.int64)
+    for i in range(order.size):
+        for j in range(width):
+            running[i + 1, j] = running[i, j] + values[order[i], j]
+    for k in range(low.size):
+        for j in range(width):
+            sums[k, j] = running[high[k], j] - running[low[k], j]
 
 
 @njit(cache=True, nogil=True)
