@@ -56,8 +56,18 @@ class Case:
     features: set[str]
 
 
-def make_case(seed: int, *, failures: bool = True, idle: bool = True, late: bool = True) -> Case:
-    """Return a random case; without ``failures`` no function raises."""
+def make_case(
+    seed: int,
+    *,
+    failures: bool = True,
+    idle: bool = True,
+    late: bool = True,
+    slow: bool = False,
+) -> Case:
+    """Return a random case; without ``failures`` no function raises.
+
+    Where event time is ``slow``, windows are open over several of more batches.
+    """
     source = random.Random(seed)
     builder = _Builder(source, failures)
     for _ in range(source.randint(1, 3)):
@@ -66,7 +76,7 @@ def make_case(seed: int, *, failures: bool = True, idle: bool = True, late: bool
         builder.add_operator()
     builder.add_sinks()
     graph = resolve(f"case {seed}", builder.flow.operators)
-    feed = _Feed(source, builder, idle, late)
+    feed = _Feed(source, builder, idle, late, slow)
     batches = feed.make()
     features = builder.features | feed.features | _graph_features(graph)
     assert features <= FEATURES, features - FEATURES
@@ -444,6 +454,7 @@ class _Feed:
     builder: _Builder
     with_idle: bool
     with_late: bool
+    slow: bool = False
     features: set[str] = field(default_factory=set)
     lateness: int = 0
     idle: float | None = None
@@ -454,6 +465,7 @@ class _Feed:
         self.idle = 3.0 if self.with_idle and self.random.random() < 0.5 else None
         now = self.random.randint(-20, 20)
         clock, count = float(max(now, 0)), self.random.randint(3, 8)
+        count += 4 if self.slow else 0
         behind = {name: self.random.choice([0, 0, 1, 5]) for name in sources}
         gaps = {name: self.gap(count) for name in sources}
         newest = dict.fromkeys(sources, -math.inf)
@@ -465,6 +477,7 @@ class _Feed:
                 silent = number in gaps[name] or name in ended
                 bound = newest[name] - self.lateness
                 some = 0 if silent else self.random.choice([0, 2, 4, 6, 8])
+                some += 4 if self.slow and not silent else 0
                 rows[name] = [self.row(name, now - behind[name], bound) for _ in range(some)]
                 times = [row.get(sources[name].time) for row in rows[name]]
                 known = [time for time in times if time is not None]
@@ -475,7 +488,7 @@ class _Feed:
             ending = self.ending(number == count - 1, [x for x in sources if x not in ended])
             ended |= set(ending)
             batches.append(Batch(rows, clock, ending))
-            now += self.random.randint(0, 5)
+            now += self.random.randint(0, 1 if self.slow else 5)
             clock += self.random.choice([1.0, 1.0, 2.0, 4.0])
         return batches
 
@@ -510,10 +523,10 @@ class _Feed:
         row = {column: self.value(column, kind) for column, kind in made.columns}
         if made.time == "event_time":
             return row
-        time: int | None = (now + self.random.randint(-3, 5)) * unit
+        time: int | None = (now + self.random.randint(-3, 2 if self.slow else 5)) * unit
         time += self.random.choice([0, 0, 1]) if unit > 1 else 0
         if time < bound and not (self.with_late and self.random.random() < 0.3):
-            time = int(bound) + self.random.randint(0, 3) * unit
+            time = int(bound) + self.random.randint(0, 1 if self.slow else 3) * unit
         if self.random.random() < 0.01:
             self.features.add("null time")
             time = None

@@ -20,7 +20,7 @@ from roost import RunConfig
 from roost.balance.changes import NoChange
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
-from roost.dataflow.moves import MapChange, Recreation, has_time_windows, window_times
+from roost.dataflow.moves import MapChange, Recreation, window_times
 from roost.dataflow.operators import Sink, Source
 from roost.dataflow.schema import FlowGraph
 from roost.runtime.chain import Chain
@@ -92,9 +92,11 @@ class RandomMoves:
         ]
 
     def _change(self, snapshot: FlowSnapshot, name: str) -> MapChange | None:
-        status, chance = snapshot.subqueries[name], self.chance
-        if chance.random() < 0.4:
+        chance = self.chance
+        # An operator that shares the map of another one moves with it.
+        if name not in snapshot.subqueries or chance.random() < 0.4:
             return None
+        status = snapshot.subqueries[name]
         moving = {move.bucket for move in status.map.under_way}
         fewest = 1 + max((move.old for move in status.map.under_way), default=0)
         fewest = max([fewest, *(1 + status.map.owners[bucket] for bucket in moving)])
@@ -105,7 +107,7 @@ class RandomMoves:
             if bucket not in moving and (owner >= count or chance.random() < share):
                 owners[bucket] = chance.randrange(count)
         protocol = Recreation.STATE
-        if has_time_windows(status.node) and chance.random() < 0.7:
+        if status.recreates_windows and chance.random() < 0.7:
             protocol = Recreation.WINDOW
         moved = [bucket for bucket, owner in owners.items() if owner != status.map.owners[bucket]]
         if not moved and count == status.map.machines:
@@ -137,6 +139,7 @@ class FlowRun:
     policies: Sequence[FlowPolicy] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
     pipeline: Callable[..., BasePipeline] | None = None  # in this process by default
+    history: int = 10_000
     number: int = 0
     read: dict[str, int] = field(default_factory=dict)
     _driver: tuple[BasePipeline, BatchLoop] | None = None
@@ -186,7 +189,7 @@ class FlowRun:
         if self._driver is None:
             shared = {"lateness": self.lateness, "idle": self.idle}
             config = RunConfig(
-                out={"dir": self.folder},
+                out={"dir": self.folder, "history": self.history},
                 dataflow={
                     **shared,
                     "machines": self.machines(self.number),
@@ -347,11 +350,11 @@ def run_case(case: Case, run: FlowRun, chance: random.Random, kills: int = 0) ->
     compare(run, oracle_of(case))
 
 
-def usable(seed: int) -> Case:
+def usable(seed: int, *, slow: bool = False) -> Case:
     """Return the first case from a seed on whose sources have one unit of event time."""
-    while len(units(make_case(seed))) > 1:
+    while len(units(make_case(seed, slow=slow))) > 1:
         seed += 1
-    return make_case(seed)
+    return make_case(seed, slow=slow)
 
 
 class RepeatingExecutor(InProcessExecutor):

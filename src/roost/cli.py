@@ -42,9 +42,9 @@ RUN_FLAGS = (
     ("--flow-lateness", "dataflow.lateness", "S", "seconds a tuple may be late (default: 0)"),
     ("--flow-idle", "dataflow.idle", "S", "seconds until a silent source is idle (default: off)"),
     ("--flow-machines", "dataflow.machines", "M", "tasks per subquery (default: --machines)"),
-    ("--flow-balance", "dataflow.balance", "P", "planner, greedy or off (default: planner)"),
     ("--flow-buckets", "dataflow.buckets", "B", "buckets of keys per subquery (default: 256)"),
     ("--flow-layout", "dataflow.layout", "NAME", "which operators share machines (default: auto)"),
+    ("--flow-balance", "dataflow.balance", "P", "planner, greedy or off (default: planner)"),
     ("--out", "out.dir", "DIR", "output directory (default: roost-out)"),
     ("--state", "out.state", "DIR", "state directory to create or resume (default: OUT/state)"),
     (
@@ -139,7 +139,8 @@ def _add_bench(commands: Any) -> None:
         help="run a benchmark",
         description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
-    names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot or guard"
+    names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot, guard, strategies, "
+    names += "reconfigure or operators"
     bench.add_argument("name", metavar="NAME", help=names)
     bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(

@@ -270,6 +270,13 @@ def test_the_threshold_of_the_planner(least: float) -> None:
     assert isinstance(decision, MapChange) == (least < 0.25)
 
 
+def test_a_change_that_gains_too_little_is_refused() -> None:
+    # The busiest machine is far above the mean, but whole buckets only allow 9.7 instead of 10.
+    load = snapshot([0, 0, 1, 1], 2, [5.0, 5.0, 4.7, 3.0])
+    assert isinstance(BucketPlanner(0.05).decide(load), NoChange)
+    assert isinstance(BucketPlanner(0.02).decide(load), MapChange)
+
+
 def test_the_planner_prefers_cheap_buckets() -> None:
     load = snapshot([0, 0, 0, 0, 1, 1], 2, [1.0] * 6, move_s=[3.0, 0.5, 3.0, 3.0, 0.1, 0.1])
     decision = BucketPlanner().decide(load)
@@ -281,6 +288,12 @@ def test_a_move_that_costs_more_than_it_gains_is_refused() -> None:
     assert isinstance(BucketPlanner().decide(cheap), MapChange)
     dear = replace(cheap, move_s=np.full(6, 100.0))
     assert isinstance(BucketPlanner().decide(dear), NoChange)
+
+
+def test_earlier_rounds_do_not_raise_the_highest_load() -> None:
+    """A map that suits the earlier round better would give machine 0 more than machine 1 has."""
+    load = snapshot([1, 0, 1], 2, [7.0, 3.0, 9.0], [5.0, 6.0, 5.0])
+    assert isinstance(BucketPlanner().decide(load), NoChange)
 
 
 def zipf(buckets: int, exponent: float, seed: int) -> Floats:
@@ -313,13 +326,14 @@ class Run:
         return found / found.mean()
 
 
-def test_the_planner_does_not_follow_noise() -> None:
-    run = Run(BucketPlanner(), 256, 15, 60_000)
+@pytest.mark.parametrize("tuples", [3_000, 60_000])
+def test_the_planner_does_not_follow_noise(tuples: int) -> None:
+    run = Run(BucketPlanner(), 256, 15, tuples)
     weights = zipf(256, 0.5, 1)
     for _ in range(60):
         last = run.round(weights)
-    assert sum(run.moved[:3]) > 0 and sum(run.moved[5:]) == 0
-    assert last.max() < 1.15
+    assert sum(run.moved[5:]) == 0
+    assert last.max() < (1.3 if tuples == 3_000 else 1.1)
 
 
 @policies

@@ -80,12 +80,14 @@ def run_flow(
     policy: str,
     flow: tuple[Dataflow, FlowGraph],
     hot: float = 0.0,
+    layout: str = "auto",
 ) -> None:
     """Run the stream, and compare with the interpreter."""
     query, graph = flow
     settings = {"round": 1.5, "balance": policy}  # two batches
     oracle = Interpreter(graph)
     run = FlowRun(query, folder, settings=settings, machines=lambda batch: MACHINES)
+    run.layout = lambda batch: layout
     run.executor = lambda: InProcessExecutor(measure=timed)
     with run:
         for number, rows in enumerate(skewed(hot)):
@@ -177,7 +179,7 @@ def test_restarts_change_no_result(tmp_path: Path) -> None:
 def test_a_hot_key_is_reported(
     function: Any, remedy: str, named: str | None, tmp_path: Path
 ) -> None:
-    run_flow(tmp_path, "planner", sums(function), hot=0.5)
+    run_flow(tmp_path, "planner", sums(function), hot=0.5, layout="operator_set")
     with closing(Store(tmp_path / "state")) as store:
         (hot,) = build_report(store)["dataflow"]["balancing"]["sums"]["hot_keys"]
     assert hot["share"] == pytest.approx(0.5, abs=0.05)

@@ -17,6 +17,7 @@ import pytest
 from test_dataflow import run_case, usable
 
 from flow_runs import FlowRun, RepeatingExecutor, TableSlice, compare
+from roost.commands.flow_state import summarize_flow
 from roost.dataflow.buckets import BucketMap, hash_rows
 from roost.dataflow.colocation import aggregates_early, divide, separate, together
 from roost.dataflow.flow import Dataflow, Stream
@@ -88,6 +89,13 @@ def test_a_layout_that_stores_state_by_other_buckets_is_refused(tmp_path: Path) 
     sums.join(sums, "left.k = right.k and left.s = right.s", size=5, name="pairs").sink("out")
     with FlowRun(flow, tmp_path) as run:
         run.batch(batch, 0.0)
+    with closing(Store(tmp_path / "state")) as store:
+        found = summarize_flow(store)
+    assert found is not None
+    assert [(s.operator, s.epoch, s.buckets) for s in found.subqueries] == [
+        ("sums", 0, (128, 128)),
+        ("pairs", 0, (128, 128)),
+    ]
     refused = FlowRun(flow, tmp_path, layout=lambda number: "query_cloud", number=1)
     with pytest.raises(DataflowError, match="'pairs': its state is stored by the buckets of 'sums"):
         refused.batch({}, 1.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from roost.errors import ConfigError
-from roost.model.choices import BucketPolicy, Strategy, WindowKind
+from roost.model.choices import BucketPolicy, LayoutName, Strategy, WindowKind
 from roost.model.settings import (
     KEYS,
     SECTIONS,
@@ -70,6 +70,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "dataflow.lateness": (5, 5.0),
     "dataflow.idle": (30, 30.0),
     "dataflow.machines": (3, 3),
+    "dataflow.layout": ("operator_set", LayoutName.OPERATOR_SET),
     "dataflow.round": (0, 0.0),
     "dataflow.balance": ("greedy", BucketPolicy.GREEDY),
     "dataflow.imbalance": (0, 0.0),

@@ -77,7 +77,8 @@ def records(seed: int, rows: int = 120) -> list[dict[str, Any]]:
     ]
 
 
-def test_all_operators_over_files(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["auto", "operator_set", "query_cloud", "operator_cloud"])
+def test_all_operators_over_files(layout: str, spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "operators_on_spark.py"
     path.write_text(FLOW)
     flow = load_flow(f"{path}:flow")
@@ -90,7 +91,7 @@ def test_all_operators_over_files(spark: SparkSession, tmp_path: Path) -> None:
     config = RunConfig(
         out={"dir": tmp_path / "out"},
         engine={"batch_rows": 50},
-        dataflow={"machines": 3, "sources": paths},
+        dataflow={"machines": 3, "sources": paths, "layout": layout},
     )
     with Pipeline(config, spark=spark, flow=flow) as pipeline:
         report = pipeline.run()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.common import Line, Row
+from roost.bench.flow_cluster import MemorySlice
 from roost.dataflow.buckets import BUCKETS, bucket_of
 from roost.dataflow.flow import Dataflow
 from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
@@ -34,10 +35,8 @@ from roost.runtime.flow_balancing import BALANCING
 from roost.runtime.flow_rounds import last_flow_round
 from roost.runtime.loop import BatchLoop
 from roost.stages.contract import Report, Task
-from roost.stages.decode import ROW
 from roost.stages.flow_routing import stage_of
 from roost.stages.slices import Slice
-from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 
 MACHINES = 15
@@ -81,21 +80,6 @@ def hot_key() -> Period:
     weights = np.full(KEYS, (1.0 - HOT_SHARE) / (KEYS - 1))
     weights[MIDDLE] = HOT_SHARE
     return Period("hot key", weights)
-
-
-@dataclass(frozen=True)
-class MemorySlice(Slice):
-    """Rows of a table in memory."""
-
-    table: pa.Table = field(default_factory=lambda: pa.table({}))
-    first: int = 0  # number of the first row
-
-    def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
-        """Return some columns, with row numbers."""
-        rows = self.table.slice(self.start, self.stop - self.start)
-        names = [name for name in rows.column_names if name in columns]
-        numbers = np.arange(self.start, self.stop) + self.first
-        return rows.select(names).append_column(ROW, as_arrow(numbers))
 
 
 class CountingExecutor(InProcessExecutor):

@@ -30,7 +30,7 @@ DISORDER_S = 20
 MACHINES = (1, 2, 5, 10, 20, 40)
 LOADS = (0.5, 1.0, 1.5)
 # Tuples of one machine under full load.
-SHARES = {"map": 50_000, "aggregate": 50_000, "join": 30_000, "product": 12_000}
+SHARES = {"map": 50_000, "aggregate": 200_000, "join": 50_000, "product": 12_000}
 REPEATS = 3
 
 
@@ -58,8 +58,8 @@ def cases(quick: bool) -> list[CallCase]:
         heavy("heavy customers, 10 thousand", 10_000, 60_000 // few),
         heavy("heavy customers, 1 million", 1_000_000, 30_000 // few),
         CallCase(
-            "two calls", JOIN, "rate=500,callers=100000,skew=zipf:0.5",
-            100_000 // few, 25_000 // few,
+            "two calls", JOIN, "rate=1000,callers=1000000,skew=zipf:0.5",
+            400_000 // few, 100_000 // few,
         ),
     ]  # fmt: skip
 

@@ -33,9 +33,8 @@ from roost.stages.contract import Batch, MapExecutor, Outcome, Reports, Stage
 from roost.stages.flow import RECEIVING
 
 MACHINES = (30, 60)
-ROWS = 1_000_000  # of a batch
-QUICK_ROWS = 200_000
-SAMPLE_ROWS = 100_000  # by which machines are divided
+ROWS = 5_000_000  # of a batch: beside it, what a task costs without tuples is small
+QUICK_ROWS = 500_000
 BATCHES = 2  # of which the first is not measured
 REAL_BATCHES = 4  # the same, on the real cores
 TIME_PER_BATCH = 100
@@ -78,8 +77,9 @@ def tuples(number: int, rows: int) -> pa.Table:
 
 def emulated(layout: LayoutName, machines: int, rows: int, *, even: bool = False) -> Row:
     """Measure a layout on emulated machines."""
-    sample = tuples(0, rows).slice(0, SAMPLE_ROWS)
-    with closing(EmulatedFlow(query(even=even), layout, machines, sample, rows)) as cluster:
+    with closing(
+        EmulatedFlow(query(even=even), layout, machines, tuples(0, rows), rows)
+    ) as cluster:
         batches = [cluster.run(tuples(number, rows)) for number in range(BATCHES)][1:]
         times = min(batches, key=lambda batch: max(machine.busy for machine in batch))
         placed = {"reading": cluster.readers, **cluster.placed}
@@ -164,9 +164,9 @@ def run(quick: bool) -> Measured:
     """Measure all layouts."""
     rows = QUICK_ROWS if quick else ROWS
     for layout in LayoutName:  # load and compile all code
-        emulated(layout, 6, 20_000)
+        emulated(layout, 12, 20_000)
     found = [emulated(layout, count, rows) for count in MACHINES for layout in LayoutName]
-    even = [emulated(layout, MACHINES[-1], rows // 2, even=True) for layout in LayoutName]
+    even = [emulated(layout, MACHINES[-1], rows // 5, even=True) for layout in LayoutName]
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "calls.parquet"
         pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(REAL_BATCHES)]), path)

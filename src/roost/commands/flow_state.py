@@ -16,7 +16,7 @@ from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.watermarks import Progress
 from roost.runtime.records import intent, last_commit
 from roost.stages.flow import STATE, StateEntry
-from roost.stages.flow_routing import FLOW, maps_of, stage_of
+from roost.stages.flow_routing import FLOW, LAYOUT, maps_of, stage_of
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
 
@@ -116,15 +116,18 @@ def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) 
 def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...], tuple[BucketMove, ...]]:
     """Return the newest bucket map: epoch, buckets of each machine, and moves under way.
 
-    A move by state recreation is complete with the first batch that uses the map.
+    The map may be that of another operator. A move by state recreation is complete with the first
+    batch that uses the map.
     """
-    last = view.last(maps_of(name))
+    shared = (view.get(FLOW, LAYOUT) or {"shared": {}})["shared"]
+    root, _ = shared.get(name, (name, ()))
+    last = view.last(maps_of(root))
     if last is None:
         return None, (), ()
     known = BucketMap.from_json(*last)
     counts = Counter(known.owners)
     commit = last_commit(view)
     done = None if commit is None else intent(view, commit.batch_id)
-    used = done is not None and done.epochs.get(stage_of(name)) == known.epoch
+    used = done is not None and done.epochs.get(stage_of(root)) == known.epoch
     owned = tuple(counts[machine] for machine in range(known.machines))
     return known.epoch, owned, known.under_way if used else known.moves

@@ -29,3 +29,7 @@ class Division:
     def root(self, name: str) -> str:
         """Return the operator whose bucket map a stateful operator uses."""
         return self.shared[name].root if name in self.shared else name
+
+    def several(self, name: str) -> bool:
+        """Return whether several stateful operators use the bucket map that this one uses."""
+        return any(one.root == self.root(name) for one in self.shared.values())

@@ -81,10 +81,7 @@ def read_state(
     """
     arrays = cache.get("flow", (files.folder, name), lambda: files.map(name))
     labels = [key.removesuffix(".rows") for key in arrays if key.endswith(".rows")]
-    ranges = {
-        label: [(a, b) for a, b in _ranges(arrays[f"{label}.starts"], owned[label]) if a < b]
-        for label in labels
-    }
+    ranges = {label: _ranges(arrays[f"{label}.starts"], owned[label]) for label in labels}
     if not any(ranges.values()):
         return {}
     found = {}

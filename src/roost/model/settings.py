@@ -293,12 +293,12 @@ class DataflowSettings(Section, section="dataflow"):
     lateness: float = _number(float, 0, 0.0)
     idle: float | None = _number(float, 0, inclusive=False)
     machines: int | None = _number(int, 1)
+    buckets: int = _number(int, 1, 256)
+    layout: LayoutName = _choice(LayoutName, LayoutName.AUTO)
     round: float = _number(float, 0, 10.0)
     balance: BucketPolicy = _choice(BucketPolicy, BucketPolicy.PLANNER)
     imbalance: float = _number(float, 0, 0.1)
     improvement: float = _number(float, 0, 0.05, below=1)
-    buckets: int = _number(int, 1, 256)
-    layout: LayoutName = _choice(LayoutName, LayoutName.AUTO)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,9 @@ from roost.dataflow.operators import Product, Source
 from roost.dataflow.schema import FlowGraph, Node
 from roost.errors import DataflowError
 from roost.model.choices import LayoutName
-from roost.stages.flow_routing import FLOW, BucketTable, maps_of, stage_of
+from roost.stages.flow_routing import FLOW, LAYOUT, BucketTable, maps_of, stage_of
 from roost.stages.flow_stateless import EvenTable
 from roost.storage.store import Fact, Store
-
-LAYOUT = "layout"  # key of the choice among the facts of a dataflow
 
 
 @dataclass(frozen=True)

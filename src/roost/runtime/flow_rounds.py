@@ -179,7 +179,7 @@ class FlowRounds:
             batch.outcomes[FLOW].result.input_watermark(node),
             speed,
             self._read_speed,
-            has_time_windows(node) and len(self._sharing(stage)) == 1,
+            has_time_windows(node) and not stage.graph.stages.several(node.name),
         )
 
     @cached_property

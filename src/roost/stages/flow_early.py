@@ -101,16 +101,19 @@ class Received:
 
         Partial results are in the order of their bytes, which does not depend on when they arrived.
         """
-        rows: list[Packed] = []
-        tables = []
+        rows = []
+        # Merging costs per set of partial results: those that are stored alike are one set.
+        alike: dict[bytes, list[pa.Table]] = {}
         for block in sorted(blocks, key=lambda block: block.data):
             table = unpacked([block])
-            if table is not None and PANE in table.column_names:
-                tables.append(table)
+            assert table is not None
+            if PANE in table.column_names:
+                alike.setdefault(table.schema.serialize().to_pybytes(), []).append(table)
             else:
-                rows.append(block)
-        found = [Partials.stored(table, node.keys[0]) for table in tables]
-        return cls(unpacked(rows), found, tables, pane_length(node))
+                rows.append(table)
+        sets = [pa.concat_tables(tables).combine_chunks() for tables in alike.values()]
+        found = [Partials.stored(table, node.keys[0]) for table in sets]
+        return cls(unpacked(rows), found, sets, pane_length(node))
 
     @property
     def newest(self) -> int | None:

@@ -22,6 +22,7 @@ from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, View
 
 FLOW = "flow"  # name of the stage of the progress, and table of the flow's facts
+LAYOUT = "layout"  # key of the chosen layout among these facts
 MAPS = "flow buckets"  # prefix of the tables of bucket maps
 
 

@@ -1,0 +1,45 @@
+"""Spark's own streaming queries return what dataflows do, so that both can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from roost.bench import operators
+from roost.bench.call_contest import UnequalResults, check_equal, compare, results, run_roost
+from roost.bench.calls import CallCase, write_calls
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SMALL = {
+    "tumbling": CallCase("t", "k", "rate=50,districts=5", 4_000, 2_000, "district", 10, 10),
+    "sliding": CallCase(
+        "s", "k", "rate=1,callers=40", 5_000, 2_500, "src", 3600, 60, 0, operators.HEAVY_S // 3
+    ),
+    "disorder": CallCase(
+        "d", "k", "rate=50,districts=5,disorder=20", 4_000, 2_000, "district", 60, 10, 20
+    ),
+    "join": CallCase("j", "k", "rate=20,callers=300", 4_000, 2_000),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_roost_and_spark_return_the_same(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    row = compare(spark, SMALL[name], tmp_path / "case", 1)
+    assert row["results"] > 30
+    assert row["ratio"] > 0 and row["spark_rows_per_cpu_s"] > 0
+
+
+def test_another_window_is_found_out(spark: SparkSession, tmp_path: Path) -> None:
+    case = SMALL["tumbling"]
+    calls = write_calls(case, tmp_path)
+    right = run_roost(spark, case, calls, tmp_path / "right")
+    wrong = run_roost(spark, replace(case, size_s=20), calls, tmp_path / "wrong")
+    with pytest.raises(UnequalResults):
+        check_equal(case, results(case, right.out), results(case, wrong.out), "the other")
