@@ -19,7 +19,7 @@ from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
 from roost.errors import DataflowError
-from roost.stages.flow import STATE
+from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
 
 COVERED = {

@@ -34,8 +34,8 @@ from roost.runtime.flow_sample import sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
-from roost.stages.flow import STATE
 from roost.stages.flow_stateless import EvenRouting
+from roost.stages.flow_subquery import STATE
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 

@@ -15,8 +15,8 @@ from roost.dataflow.moves import BucketMove
 from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.watermarks import Progress
 from roost.runtime.records import intent, last_commit
-from roost.stages.flow import STATE, StateEntry
 from roost.stages.flow_routing import FLOW, LAYOUT, maps_of, stage_of
+from roost.stages.flow_subquery import STATE, StateEntry
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
 

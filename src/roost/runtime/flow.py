@@ -19,11 +19,12 @@ from roost.runtime.flow_layout import FlowLayout, Sample, lay_out
 from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.loop import staging
 from roost.stages.contract import Stage
-from roost.stages.flow import FlowSettings, ProgressStage, SubqueryStage
+from roost.stages.flow import FlowSettings, ProgressStage
 from roost.stages.flow_costs import measure_exchange
 from roost.stages.flow_routing import FLOW
 from roost.stages.flow_source import SourceStage
 from roost.stages.flow_stateless import StatelessStage
+from roost.stages.flow_subquery import SubqueryStage
 from roost.storage.speed import cold_read_speed
 from roost.storage.store import Fact, Store
 

@@ -27,8 +27,8 @@ from roost.dataflow.moves import (
 from roost.dataflow.schema import Node
 from roost.runtime.rounds import Proposer, arbitrate
 from roost.stages.contract import Batch
-from roost.stages.flow import SubqueryStage
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
+from roost.stages.flow_subquery import SubqueryStage
 from roost.storage.store import Fact, Store, View
 
 FLOW_ROUNDS = "flow rounds"  # table of the rounds
