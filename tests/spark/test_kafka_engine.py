@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -466,6 +467,54 @@ def test_a_killed_driver_leaves_every_match_once(
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     found = sorted((row["batch_id"], row["query_id"], row["point_id"]) for row in rows)
     assert found == sorted(expect)
+
+
+FLOW = """
+from roost import Dataflow
+
+flow = Dataflow("sums")
+rides = flow.source("rides", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+rides.aggregate({"v": "sum(v)"}, by="k", size=10, name="by_key").sink("sums")
+"""
+
+
+def test_a_dataflow_reads_a_topic_and_writes_another(
+    broker: KafkaBroker, lasting: Driver, topic: str, tmp_path: Path
+) -> None:
+    """The second run continues where the first one ended; a run of what is there ends no window."""
+    chance = random.Random(5)
+    (tmp_path / "sums.py").write_text(FLOW)
+    rides = [{"k": chance.randrange(5), "v": chance.randrange(100), "t": t} for t in range(250)]
+    for name in ("rides", "sums"):
+        broker.create_topic(f"{topic}-{name}")
+    url = f"kafka://{broker.bootstrap}/{topic}"
+    settings = {
+        "dataflow.flow": f"{tmp_path / 'sums.py'}:flow",
+        "dataflow.sources": {"rides": f"{url}-rides"},
+        "out.dir": str(tmp_path / "out"),
+        "out.sink": "kafka",
+        "out.topic": f"{url}-sums",
+        "engine.master": "local[2]",
+        "engine.available_now": True,
+        "engine.batch_rows": 100,
+    }
+    for part in (rides[:130], rides[130:]):
+        produce(broker, f"{topic}-rides", *as_json([*part, {"k": 1}]))
+        lasting.run(settings)
+        report = lasting.receive()
+        assert report.get("error") is None
+    sums: Counter[tuple[int, int]] = Counter()
+    for ride in rides:
+        sums[ride["t"] // 10, ride["k"]] += ride["v"]
+    found = read_all(broker, f"{topic}-sums")
+    rows = [json.loads(value) for _, value in found]
+    closed = {key: total for key, total in sums.items() if 10 * (key[0] + 1) <= 249}
+    assert sorted((row["k"], row["v"]) for row in rows) == sorted(
+        (k, total) for (_, k), total in closed.items()
+    )
+    assert {key for key, _ in found} == {b"sums"} and len({row["batch_id"] for row in rows}) > 2
+    assert report["dataflow"]["dead"] == {"rides": {"null_time": 2}}
+    assert not list((tmp_path / "out" / "sums").glob("*.parquet"))
 
 
 def test_handwritten_requests_take_effect_with_the_next_batch(

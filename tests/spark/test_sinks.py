@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cases import Case, check_figures, config_for, expected, outcome, random_case, read_folder
 from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +119,7 @@ def test_console_prints_the_first_matches(
 ) -> None:
     text = io.StringIO()
     console = Console(file=text, width=200)
-    monkeypatch.setattr(pipeline_module, "ConsoleSink", lambda: ConsoleSink(console))
+    monkeypatch.setattr(pipeline_module, "ConsoleSink", partial(ConsoleSink, console))
     with Pipeline(with_settings(config, {"out.sink": "console"}), spark=spark) as pipeline:
         report = pipeline.run()
     lines = text.getvalue().splitlines()
@@ -132,6 +134,16 @@ def test_console_prints_the_first_matches(
             _, query, _, point, *_ = line.split()
             assert (query, point) in known
     assert published(config) == Counter()
+
+
+def test_console_prints_the_rows_of_a_dataflow(tmp_path: Path) -> None:
+    text = io.StringIO()
+    rows = [{"batch_id": 3, "k": k, "name": "{[bold]}"} for k in range(CONSOLE_ROWS + 1)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    ConsoleSink(Console(file=text, width=200), "sums").deliver(3, [str(tmp_path / "rows.parquet")])
+    head, *printed = text.getvalue().splitlines()
+    assert head == f"batch 3: {CONSOLE_ROWS + 1} rows of sums"
+    assert printed == [f"  k {k}, name {{[bold]}}" for k in range(CONSOLE_ROWS)]
 
 
 class Crash(BaseException):

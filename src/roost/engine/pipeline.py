@@ -278,11 +278,12 @@ class Pipeline(BasePipeline):
                 pass  # wait for the current batch
             query.stop()
 
-    def _configured_sinks(self) -> Sequence[Sink]:
+    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[Sink]:
         """Return the configured sink, unless it is Parquet, which the batch loop writes."""
-        if self.config.out.sink == "console":
-            return [ConsoleSink()]
-        if self.config.out.sink == "kafka":
-            assert self.config.out.topic is not None
-            return [KafkaSink(self.spark, self.config.out.topic)]
+        out = self.config.out
+        if out.sink == "console":
+            return [ConsoleSink(of=kind) for kind in kinds]
+        if out.sink == "kafka":
+            assert out.topic is not None
+            return [KafkaSink(self.spark, out.topic, kind) for kind in kinds]
         return []

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,11 +35,11 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
 from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
 from roost.runtime.executor import Executor
-from roost.runtime.flow import flow_rounds, flow_stages
+from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
-from roost.runtime.loop import BatchLoop, Sink, staging
+from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
 from roost.runtime.rounds import NO_CELLS, Policy, Rounds
 from roost.stages.contract import Stage
@@ -85,6 +86,10 @@ class Hooks:
     # Runs a sample of a dataflow in a layout.
     sample: Callable[[LayoutName], Sample | None] = lambda layout: None
 
+    def receives(self, config: RunConfig, kind: str) -> bool:
+        """Return whether anything receives results of a kind: else they are only counted."""
+        return config.out.sink != "count" or kind in map(kind_of, self.sinks)
+
 
 @dataclass(frozen=True)
 class StreamShape:
@@ -127,7 +132,15 @@ def assemble(
         return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
     assert flow is not None
     stages = flow_stages(
-        config, store, executor, flow, {}, hooks.wall_clock, json_column, hooks.sample
+        config,
+        store,
+        executor,
+        flow,
+        {},
+        hooks.wall_clock,
+        json_column,
+        hooks.sample,
+        received=partial(hooks.receives, config),
     )
     return BatchLoop(
         store,
@@ -136,11 +149,18 @@ def assemble(
         [*stages, *hooks.more_stages],
         executor,
         config.out.dir.absolute(),
+        sinks=hooks.sinks,
+        only_delivered=_only_delivered(config, flow),
         flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies),
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
     )
+
+
+def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
+    """Return the kinds of results that do not stay as Parquet."""
+    return frozenset() if config.out.sink == "parquet" else frozenset(["matches", *sinks_of(flow)])
 
 
 @dataclass
@@ -269,7 +289,7 @@ class _Assembly:
                 self.space,
                 self.id_type,
                 segment_files(self.store),
-                staging(self.out, "matches") if config.out.sink != "count" or hooks.sinks else None,
+                staging(self.out, "matches") if hooks.receives(config, "matches") else None,
                 table,
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
@@ -285,7 +305,7 @@ class _Assembly:
             self.executor,
             self.out,
             sinks=hooks.sinks,
-            publish_matches=config.out.sink == "parquet",
+            only_delivered=_only_delivered(config, self.flow),
             rounds=self._rounds(strategy, statistics),
             flow_rounds=flow_rounds(config, self.store, stages, hooks.flow_policies),
             guard=self.guard,
@@ -297,8 +317,17 @@ class _Assembly:
     def _flow_stages(self) -> list[Stage]:
         if self.flow is None:
             return []
-        own, clock = own_schemas(self.points, self.id_type), self.hooks.wall_clock
-        return flow_stages(self.config, self.store, self.executor, self.flow, own, clock)
+        own = own_schemas(self.points, self.id_type)
+        received = partial(self.hooks.receives, self.config)
+        return flow_stages(
+            self.config,
+            self.store,
+            self.executor,
+            self.flow,
+            own,
+            self.hooks.wall_clock,
+            received=received,
+        )
 
     def _plan(self, strategy: Strategy, machines: int) -> int:
         """Return the epoch of the plan to use: the last one, or a new one if it does not fit."""

@@ -42,18 +42,19 @@ def flow_stages(
     json_column: str | None = None,
     sample: Callable[[LayoutName], Sample | None] = lambda layout: None,
     layout: FlowLayout | None = None,
+    received: Callable[[str], bool] = lambda sink: True,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
     ``json_column`` is the column of a stream that has each record as JSON text. ``sample`` runs
     a sample, by which machines are divided; where it returns None, all subqueries get as many. A
     ``layout``
-    replaces the one that would be chosen.
+    replaces the one that would be chosen. Sinks that are not ``received`` only count their rows.
     """
     graph = resolve(flow.name, flow.operators, own)
     _agree(store, graph)
     out = config.out.dir.absolute()
-    sinks = [node.name for node in graph.nodes if isinstance(node.operator, Sink)]
+    sinks = sinks_of(flow)
     for sink in sinks:
         if sink in RESERVED or "/" in sink or sink.startswith((".", "_")):
             problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
@@ -67,7 +68,7 @@ def flow_stages(
     shared = FlowSettings(
         settings.lateness,
         settings.idle,
-        {sink: staging(out, sink) for sink in sinks},
+        {sink: staging(out, sink) if received(sink) else None for sink in sinks},
         staging(out, "dead"),
     )
     sources = [node for node in graph.nodes if isinstance(node.operator, Source)]
@@ -81,6 +82,12 @@ def flow_stages(
         elif node.name in layout.machines:
             stages.append(StatelessStage(graph, node, layout.even_table(store, node), shared))
     return stages
+
+
+def sinks_of(flow: Dataflow | None) -> list[str]:
+    """Return the names of a dataflow's sinks."""
+    operators = () if flow is None else flow.operators
+    return [operator.name for operator in operators if isinstance(operator, Sink)]
 
 
 def flow_rounds(

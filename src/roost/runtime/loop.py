@@ -6,7 +6,7 @@ The steps, in this order; the driver may fail before or in any of them::
     apply      apply the query log up to that position
     run        tasks write files under names of their own
     after      the stages turn the tasks' reports into outcomes
-    deliver    pass the staged matches to other sinks
+    deliver    pass staged results to other sinks
     commit     record the outcomes of all stages in one transaction
     publish    give the staged files their final names
     cleanup    delete leftovers, and what no batch can request
@@ -63,10 +63,15 @@ CLEANUP_BATCHES = 64
 
 
 class Sink(Protocol):
-    """Receives the matches of a batch."""
+    """Receives results of a batch: matches, or those of the dataflow's sink that ``of`` names."""
 
     def deliver(self, batch_id: int, files: Sequence[str]) -> None:
-        """Store a batch; must not return before the matches are durable."""
+        """Store a batch; must not return before the results are durable."""
+
+
+def kind_of(sink: Sink) -> str:
+    """Return the kind of results that a sink receives."""
+    return str(getattr(sink, "of", "matches"))
 
 
 def staging(out: Path, kind: str) -> Files:
@@ -78,10 +83,10 @@ def staging(out: Path, kind: str) -> Files:
 class BatchLoop:
     """Runs batches against one state directory.
 
-    Each stage comes after those that produce its inputs. Matches stay as Parquet, or are for the
-    sinks only. ``history`` is how many batches, rounds and plans stay in the store, within
-    ``CLEANUP_BATCHES``. ``on_step`` is called with the name of each step just before it begins, and
-    with ``end``.
+    Each stage comes after those that produce its inputs. Output stays as Parquet, unless its kind
+    is ``only_delivered`` to sinks. ``history`` is how many batches, rounds and plans stay in the
+    store, within ``CLEANUP_BATCHES``. ``on_step`` is called with the name of each step just before
+    it begins, and with ``end``.
     """
 
     store: Store
@@ -91,7 +96,7 @@ class BatchLoop:
     executor: Executor
     out: Path
     sinks: Sequence[Sink] = ()
-    publish_matches: bool = True
+    only_delivered: frozenset[str] = frozenset()
     rounds: Rounds | None = None  # if anything adapts
     flow_rounds: FlowRounds | None = None  # if bucket maps of a dataflow may change
     guard: GuardState | None = None
@@ -203,12 +208,13 @@ class BatchLoop:
         return self.executor.run(inputs, chain, tasks, self.placement)
 
     def _deliver(self, batch: Batch) -> None:
-        files = [
-            str(self._staging["matches"].path(staged.name))
-            for outcome in batch.outcomes.values()
-            for staged in outcome.files.get("matches", ())
-        ]
         for sink in self.sinks:
+            kind = kind_of(sink)
+            files = [
+                str(self._staging[kind].path(staged.name))
+                for outcome in batch.outcomes.values()
+                for staged in outcome.files.get(kind, ())
+            ]
             sink.deliver(batch.number, files)
 
     def _published(self, batch: Batch) -> tuple[tuple[str, str], ...]:
@@ -221,7 +227,7 @@ class BatchLoop:
         publishers: dict[str, str] = {}
         for stage, outcome in batch.outcomes.items():
             for kind, files in outcome.files.items():
-                if kind == "matches" and not self.publish_matches:
+                if kind in self.only_delivered:
                     continue
                 for staged in files:
                     number = numbers[kind] if staged.machine is None else staged.machine

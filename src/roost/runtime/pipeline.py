@@ -25,8 +25,9 @@ from roost.queries.guard_state import GuardState, stamp
 from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
 from roost.runtime.executor import Executor, SliceInputs
+from roost.runtime.flow import sinks_of
 from roost.runtime.flow_layout import Sample
-from roost.runtime.loop import BatchLoop, Sink
+from roost.runtime.loop import BatchLoop, Sink, kind_of
 from roost.runtime.records import Commit, commit_of, last_intent
 from roost.runtime.report import build_report
 from roost.stages.contract import Stage
@@ -252,7 +253,13 @@ class BasePipeline(ABC):
         shape = None
         if points is not None:
             shape = StreamShape(points, self._space(points, sample), sample, json_column)
-        hooks = replace(self._hooks, sinks=[*self._hooks.sinks, *self._configured_sinks()])
+        kinds = [] if points is None else ["matches"]
+        kinds += sinks_of(self.flow)
+        sinks = [*self._hooks.sinks, *self._configured_sinks(kinds)]
+        unknown = next((kind for kind in map(kind_of, sinks) if kind not in kinds), None)
+        if unknown is not None:
+            raise ConfigError("sinks", unknown, f"a result of the run: {', '.join(kinds)}")
+        hooks = replace(self._hooks, sinks=sinks)
         self._loop = assemble(
             self.config,
             self.store,
@@ -275,8 +282,8 @@ class BasePipeline(ABC):
             sample = source.sample([points.x, points.y])
         return space_for(config, points, sample)
 
-    def _configured_sinks(self) -> Sequence[Sink]:
-        """Return the sinks that the configuration names."""
+    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[Sink]:
+        """Return the sinks that the configuration names, for these kinds of results."""
         return []
 
     def _load_requests(self) -> None:

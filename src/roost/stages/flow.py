@@ -66,7 +66,7 @@ class FlowBatch:
     ended: tuple[str, ...]
     lateness: float
     idle: float | None
-    sinks: Mapping[str, Files]
+    sinks: Mapping[str, Files | None]  # None: only counted
     dead: Files
 
     def after(self, newest: Mapping[str, int]) -> Progress:
@@ -141,11 +141,13 @@ class Emitter:
 
     def _write(self, sink: str, rows: pa.Table) -> None:
         batch = self._batch
+        self.written[sink] += rows.num_rows
+        files = batch.sinks[sink]
+        if files is None:
+            return
         if sink not in self._writers:
-            files = batch.sinks[sink]
             self._writers[sink] = TableWriter(files, batch.prefix, self._label, compression="zstd")
         rows = rows.select(batch.graph.by_name[sink].inputs[0].columns.names)
-        self.written[sink] += rows.num_rows
         numbers = as_arrow(np.full(rows.num_rows, batch.number, np.int64))
         self._writers[sink].write(rows.add_column(0, "batch_id", numbers))
 
@@ -208,7 +210,7 @@ class FlowSettings:
 
     lateness: float
     idle: float | None
-    sinks: Mapping[str, Files]
+    sinks: Mapping[str, Files | None]  # None: only counted
     dead: Files
 
     def kinds(self, graph: FlowGraph, node: str) -> tuple[str, ...]:
