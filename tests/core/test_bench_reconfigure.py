@@ -1,4 +1,4 @@
-"""The balancing part of ``roost bench reconfigure``: its load, its checks and its metrics."""
+"""``roost bench reconfigure``: its loads, its checks and its metrics."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from roost.bench.flow_balance import (
     OFF,
     PLANNER,
     BalancedFlow,
+    EmulatedFlow,
     PolicyRun,
     RoundMetrics,
     compared,
@@ -21,6 +22,7 @@ from roost.bench.flow_balance import (
     run_policy,
     settled_from,
 )
+from roost.bench.flow_moves import run_move
 from roost.model.arrays import Ints
 
 
@@ -69,3 +71,24 @@ def test_the_planner_balances_and_changes_no_result(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(BalancedFlow, "results", wrong)
     found = run_policy(OFF, load[:1], 1, 2_000)
     assert (found.lost, found.doubled) == (1, 1) and KEYS > 2_000
+
+
+def test_a_machine_joins_by_both_protocols(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {name: run_move(1, 3, name, 300) for name in ("state", "window", "chosen")}
+    for name, found in runs.items():
+        assert (found.lost, found.doubled) == (0, 0)
+        assert name in ("chosen", found.row["used"])
+        assert found.row["windows_moved"] > KEYS and found.cost > found.row["seconds"]
+    # The new machine reads all state at once, or the old one completes windows for their size.
+    assert (runs["state"].row["seconds"], runs["window"].row["seconds"]) == (1.0, 3.0)
+    assert runs["chosen"].row["used"] == "state" and runs["chosen"].row["seconds"] == 1.0
+
+    results = EmulatedFlow.results
+
+    def wrong(flow: EmulatedFlow) -> tuple[Ints, Ints]:
+        keys, calls = results(flow)
+        return np.append(keys[1:], keys[5]), np.append(calls[1:], calls[5])
+
+    monkeypatch.setattr(EmulatedFlow, "results", wrong)
+    found = run_move(1, 1, "state", 50)
+    assert (found.lost, found.doubled) == (1, 1)

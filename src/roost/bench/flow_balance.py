@@ -32,7 +32,7 @@ from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor, SliceInputs
 from roost.runtime.flow import flow_rounds, flow_stages
 from roost.runtime.flow_balancing import BALANCING
-from roost.runtime.flow_rounds import last_flow_round
+from roost.runtime.flow_rounds import FlowPolicy, last_flow_round
 from roost.runtime.loop import BatchLoop
 from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
@@ -124,54 +124,46 @@ class PolicyRun:
     doubled: int
 
 
-class BalancedFlow:
-    """The query on emulated machines under one policy."""
+class EmulatedFlow:
+    """An Aggregate by caller on emulated machines; a batch is one second, and a round."""
 
-    def __init__(self, folder: Path, policy: str, tuples: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        executor: InProcessExecutor,
+        window: tuple[int, int] = (WINDOW_S, WINDOW_S),  # size and advance in seconds
+        policies: Sequence[FlowPolicy] = (),
+        **settings: Any,
+    ) -> None:
         flow = Dataflow("balance")
         columns = {"src": "int64", "seconds": "int64", "start": TIME}
         calls = flow.source(SOURCE, columns, time="start")
         # Estimates are not aggregated before an exchange, so every tuple reaches its machine.
         functions = {"calls": "count", "kinds": "distinct(seconds)"}
-        calls.aggregate(functions, by="src", size=WINDOW_S, name=NODE).sink(OUT)
-        self._executor = CountingExecutor(UTILISATION * MACHINES / tuples)
-        config = RunConfig(
-            out={"dir": folder}, dataflow={"balance": policy, "round": 0, "machines": MACHINES}
-        )
+        size, advance = window
+        calls.aggregate(functions, by="src", size=size, advance=advance, name=NODE).sink(OUT)
+        config = RunConfig(out={"dir": folder}, dataflow={"round": 0, **settings})
         self.store = Store(folder / "state")
-        self._folder, self._number, self._read = folder, 0, 0
-        stages = flow_stages(
-            config, self.store, self._executor, flow, {}, lambda: float(self._number)
-        )
-        rounds = flow_rounds(config, self.store, stages, ())
-        self._loop = BatchLoop(
-            self.store, None, None, stages, self._executor, folder, flow_rounds=rounds
-        )
+        self._folder, self.number, self._read = folder, 0, 0
+        stages = flow_stages(config, self.store, executor, flow, {}, lambda: float(self.number))
+        rounds = flow_rounds(config, self.store, stages, policies)
+        self._loop = BatchLoop(self.store, None, None, stages, executor, folder, flow_rounds=rounds)
 
     def close(self) -> None:
         """Close the state."""
         self.store.close()
 
-    def run(self, period: str, keys: Ints, ended: bool) -> RoundMetrics:
+    def batch(self, keys: Ints, ended: bool) -> None:
         """Run a batch of one second of event time."""
-        times = self._number * 1_000_000 + np.arange(keys.size) * 1_000_000 // keys.size
+        times = self.number * 1_000_000 + np.arange(keys.size) * 1_000_000 // keys.size
         columns = [as_arrow(keys), as_arrow(keys * 7919 % 600), as_arrow(times).cast(TIME)]
         rows = pa.Table.from_arrays(columns, ["src", "seconds", "start"])
         source, end = stage_of(SOURCE), self._read + keys.size
         slices: dict[str, list[Slice]] = {source: [MemorySlice(0, keys.size, rows, self._read)]}
-        self._executor.busy[:] = 0.0
         self._loop.run(
-            self._number, {source: [self._read, end]}, SliceInputs(slices), [SOURCE] * ended
+            self.number, {source: [self._read, end]}, SliceInputs(slices), [SOURCE] * ended
         )
-        self._number, self._read = self._number + 1, end
-        shown: Row = (last_flow_round(self.store) or {}).get(f"balance {NODE}") or {}
-        moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
-        return RoundMetrics(
-            period,
-            self._executor.busy.copy(),
-            shown.get("moved_buckets", 0),
-            moved / state if state else 0.0,
-        )
+        self.number, self._read = self.number + 1, end
 
     def results(self) -> tuple[Ints, Ints]:
         """Return window and key of each result, as one number, and its calls."""
@@ -181,6 +173,27 @@ class BalancedFlow:
         starts = as_numpy(one_array(table["start"].cast(pa.int64()))) // 1_000_000
         keys = as_numpy(one_array(table["src"]))
         return starts * KEYS + keys, as_numpy(one_array(table["calls"]))
+
+
+class BalancedFlow(EmulatedFlow):
+    """The query under one policy."""
+
+    def __init__(self, folder: Path, policy: str, tuples: int) -> None:
+        self._executor = CountingExecutor(UTILISATION * MACHINES / tuples)
+        super().__init__(folder, self._executor, balance=policy, machines=MACHINES)
+
+    def run(self, period: str, keys: Ints, ended: bool) -> RoundMetrics:
+        """Run a batch, and return what it showed."""
+        self._executor.busy[:] = 0.0
+        self.batch(keys, ended)
+        shown: Row = (last_flow_round(self.store) or {}).get(f"balance {NODE}") or {}
+        moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
+        return RoundMetrics(
+            period,
+            self._executor.busy.copy(),
+            shown.get("moved_buckets", 0),
+            moved / state if state else 0.0,
+        )
 
 
 def run_policy(policy: str, load: Sequence[Period], batches: int, tuples: int) -> PolicyRun:

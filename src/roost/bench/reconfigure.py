@@ -1,12 +1,13 @@
 """``roost bench reconfigure``: buckets of a dataflow that move while it runs.
 
-:mod:`roost.bench.flow_balance` compares balancing policies on changing loads.
+:mod:`roost.bench.flow_moves` compares the protocols of moves, :mod:`roost.bench.flow_balance` the
+balancing policies on changing loads.
 """
 
 from __future__ import annotations
 
+from roost.bench import flow_balance, flow_moves
 from roost.bench.common import Measured, Plot
-from roost.bench.flow_balance import KEYS, MACHINES, measure
 
 TABLE = {
     "period": ("period", ""),
@@ -22,8 +23,16 @@ TABLE = {
 
 
 def run(quick: bool) -> Measured:
-    """Measure balancing."""
-    found = measure(quick)
-    title = f"Standard deviation of utilisation: {MACHINES} machines, {KEYS:,} keys"
-    plot = Plot(title, {"one round for each batch": found.lines})
-    return Measured(found.rows, found.summary, {"": plot}, TABLE)
+    """Measure moves and balancing."""
+    moves, balanced = flow_moves.measure(quick), flow_balance.measure(quick)
+    title = "Standard deviation of utilisation: "
+    title += f"{flow_balance.MACHINES} machines, {flow_balance.KEYS:,} keys"
+    plots = {
+        "": Plot(title, {"one round for each batch": balanced.lines}),
+        "-moves": Plot("A machine joins: cost of the move over windows moved", moves.lines, 2),
+    }
+    summary = balanced.summary | moves.summary
+    for key in ("lost", "doubled"):
+        summary[key] = balanced.summary[key] + moves.summary[key]
+    rows = [*moves.rows, *balanced.rows]
+    return Measured(rows, summary, plots, TABLE, balanced.rows)

@@ -1,0 +1,201 @@
+"""Moves of buckets to a machine that joins: both protocols, as in figure 19 of StreamCloud.
+
+The same Aggregate runs on one machine more from some batch on, and the new machine gets its share
+of the buckets: by state recreation, by window recreation, and by what Roost chooses. Stages, rounds
+and moves are the engine's, and the times are those of each machine's task code. A batch is a second
+of the stream. The cost of a move is the seconds until it is complete, plus its bytes at the speed
+at which state is read from the disk.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from roost.balance.changes import NoChange
+from roost.bench.common import Line, Row
+from roost.bench.flow_balance import KEYS, NODE, SOURCE, EmulatedFlow
+from roost.dataflow.buckets import BUCKETS, BucketMap, bucket_of
+from roost.dataflow.moves import BucketMove, MapChange, Recreation
+from roost.model.arrays import Ints, as_arrow
+from roost.runtime.chain import Chain, Placement
+from roost.runtime.executor import InProcessExecutor
+from roost.runtime.flow_rounds import FlowSnapshot
+from roost.runtime.rounds import Proposal
+from roost.stages.contract import Report, Task
+from roost.stages.flow_routing import maps_of, stage_of
+
+WINDOWS_S = (1, 5, 10)
+MACHINES = (1, 15, 30)  # before another one joins
+CHOSEN = "chosen"
+PROTOCOLS: dict[str, Recreation | None] = {
+    **{protocol.value: protocol for protocol in Recreation},
+    CHOSEN: None,
+}
+FULL, QUICK = 20_000, 2_000  # tuples of a machine in a batch
+BATCH_S = 1.0
+SLOW = 2.0  # batches that take so many times the median are a pause
+AFTER = 3  # batches after a move is complete
+
+
+@dataclass
+class Growth:
+    """Policy that lets one machine join at the end of a batch."""
+
+    protocol: Recreation | None
+    batch: int
+    read_speed: float = 0.0
+    name: str = "growth"
+
+    def propose(self, snapshot: FlowSnapshot) -> Proposal:
+        """Give the new machine its share of the buckets."""
+        status = snapshot.subqueries[NODE]
+        if snapshot.clock != self.batch:
+            return Proposal(NoChange("no machine joins"))
+        self.read_speed = status.read_speed
+        new = status.map.machines
+        owners = dict.fromkeys(range(0, status.map.buckets, new + 1), new)
+        return Proposal(MapChange(NODE, owners, "a machine joins", new + 1, self.protocol))
+
+
+class TimedExecutor(InProcessExecutor):
+    """Notes the seconds of each batch, whose machines work at the same time, and bytes of moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self.moved: list[int] = []
+
+    def run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> dict[str, list[Report]]:
+        """Run a batch."""
+        found = super().run(inputs, chain, tasks, placement)
+        levels = (found[stage_of(name)] for name in (SOURCE, NODE))
+        self.seconds.append(sum(max(one.seconds for one in reports) for reports in levels))
+        counts = [one.counts for one in found[stage_of(NODE)]]
+        self.moved.append(round(sum(one["read_bytes"] + one["sent_twice"] for one in counts)))
+        return found
+
+
+@dataclass(frozen=True)
+class MoveRun:
+    """One change of the map."""
+
+    row: Row
+    cost: float
+    pauses: int
+    lost: int
+    doubled: int
+
+
+def run_move(machines: int, size: int, name: str, tuples: int) -> MoveRun:
+    """Run the query until a move is complete, and some batches more."""
+    first = size + AFTER  # batch with the new map
+    growth, executor = Growth(PROTOCOLS[name], first - 1), TimedExecutor()
+    random = np.random.default_rng(19)
+    batches: list[Ints] = []
+    moves: Sequence[BucketMove] = ()
+    complete: int | None = None  # batch in which the move is complete
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(
+            EmulatedFlow(
+                Path(folder), executor, (size, 1), [growth], balance="off", machines=machines
+            )
+        ) as flow,
+    ):
+        while complete is None or flow.number <= complete + AFTER:
+            batches.append(random.integers(0, KEYS, tuples * machines))
+            flow.batch(batches[-1], complete is not None and flow.number == complete + AFTER)
+            last = flow.store.last(maps_of(NODE))
+            assert last is not None
+            if flow.number == first:
+                moves = BucketMap.from_json(*last).moves
+            elif flow.number > first and complete is None:
+                complete = None if BucketMap.from_json(*last).under_way else flow.number - 1
+        lost, doubled = _differences(flow, batches, size)
+    used = {move.protocol.value for move in moves}
+    waited = (complete - first + 1) * BATCH_S
+    moved = sum(executor.moved[first : complete + 1])
+    median = statistics.median(executor.seconds[1:first])
+    pauses = sum(s > SLOW * median for s in executor.seconds[first : complete + 1])
+    buckets = bucket_of([as_arrow(np.arange(KEYS))], KEYS, BUCKETS)
+    row: Row = {
+        "machines": machines,
+        "window_s": size,
+        "protocol": name,
+        "used": " and ".join(sorted(used)),
+        "windows_moved": int(np.isin(buckets, [move.bucket for move in moves]).sum()) * size,
+        "seconds": waited,
+        "bytes": moved,
+        "cost": waited + moved / growth.read_speed,
+        "pauses": pauses,
+        "batch_median_s": median,
+    }
+    return MoveRun(row, row["cost"], pauses, lost, doubled)
+
+
+def _differences(flow: EmulatedFlow, batches: Sequence[Ints], size: int) -> tuple[int, int]:
+    """Return how many results are missing, and how many are wrong or repeated."""
+    counts = np.array([np.bincount(keys, minlength=KEYS) for keys in batches])
+    expected = {
+        start * KEYS + int(key): int(window[key])
+        for start in range(1 - size, len(batches))
+        for window in [counts[max(start, 0) : start + size].sum(axis=0)]
+        for key in np.flatnonzero(window)
+    }
+    found, calls = flow.results()
+    results = zip(found.tolist(), calls.tolist(), strict=True)
+    right = {key for key, count in results if expected.get(key) == count}
+    return len(expected) - len(right), found.size - len(right)
+
+
+class Moves(NamedTuple):
+    """Rows and summary of the part, and lines for plots."""
+
+    rows: list[Row]
+    summary: Row
+    lines: Mapping[str, Mapping[str, Line]]
+
+
+def measure(quick: bool) -> Moves:
+    """Compare the protocols, and what is chosen with the better one."""
+    tuples = QUICK if quick else FULL
+    runs = {
+        (machines, size, name): run_move(machines, size, name, tuples)
+        for machines in MACHINES
+        for size in WINDOWS_S
+        for name in PROTOCOLS
+    }
+    chosen = sum(run.cost for (_, _, name), run in runs.items() if name == CHOSEN)
+    better = sum(
+        min(runs[machines, size, protocol.value].cost for protocol in Recreation)
+        for machines in MACHINES
+        for size in WINDOWS_S
+    )
+    summary: Row = {
+        "pause_batches": max(run.pauses for run in runs.values()),
+        "choice_regret": chosen / better - 1.0,
+        "lost": sum(run.lost for run in runs.values()),
+        "doubled": sum(run.doubled for run in runs.values()),
+    }
+    lines = {
+        label: {
+            protocol.value: sorted(
+                (float(run.row["windows_moved"]), float(run.row[key]))
+                for run in runs.values()
+                if run.row["protocol"] == protocol.value
+            )
+            for protocol in Recreation
+        }
+        for label, key in (("seconds", "seconds"), ("bytes", "bytes"))
+    }
+    return Moves([run.row for run in runs.values()], summary, lines)
