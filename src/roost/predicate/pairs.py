@@ -174,7 +174,9 @@ def _evaluate(node: Compiled, block: Block, left: Any, right: Any) -> Mask:
 def _narrowed(node: Compiled, block: Block, left: Index, right: Index) -> Mask:
     """Evaluate pairs; conditions are skipped for those that earlier ones decide."""
     if not isinstance(node, Combination):
-        return _evaluate(node, block, left, right)
+        found = _evaluate(node, block, left, right)
+        # A comparison of constants has one result for all pairs.
+        return found if np.shape(found) == left.shape else np.full(left.shape, found)
     mask = _narrowed(node.nodes[0], block, left, right)
     for other in node.nodes[1:]:
         unknown = np.flatnonzero(mask if node.combine is np.bitwise_and else ~mask)
