@@ -57,6 +57,7 @@ class Spec:
     kill: tuple[int, str] | None = None
     master: str = "local[2]"
     kill_executors: tuple[int, ...] = ()
+    flow: str | None = None  # FILE.py:NAME
 
     def to_file(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -79,6 +80,7 @@ def config_of(spec: Spec) -> RunConfig:
             "available_now": True,
         },
         queries={"id_type": "text"},
+        dataflow={"flow": spec.flow, "machines": 3},
         out={"dir": Path(spec.out)},
     )
 

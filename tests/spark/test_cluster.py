@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,32 @@ def matches_in(folder: Path) -> Numbers:
     return np.sort(queries * POINTS + rows)
 
 
+WINDOW = 50_000
+FLOW = f"""
+from roost import Dataflow
+
+flow = Dataflow("busy boxes")
+found = flow.matches()
+found.aggregate({{"n": "count"}}, by="query_id", size={WINDOW}).sink("counts")
+found.aggregate({{"d": "distinct(id)"}}, by="query_id", size={WINDOW}).sink("points")
+"""
+
+
+def check_windows(out: Path, expected: Numbers) -> None:
+    """Compare the dataflow's windows with brute force; the last one is still open."""
+    queries, points = np.divmod(expected, POINTS)
+    closed = points < POINTS - WINDOW
+    counts = Counter(
+        zip(queries[closed].tolist(), (points[closed] // WINDOW).tolist(), strict=True)
+    )
+    for sink in ("counts", "points"):
+        rows = read_folder(out / sink)
+        starts = Counter((int(row["query_id"][1:]), row["event_time"] // WINDOW) for row in rows)
+        assert starts == Counter(counts.keys()), sink
+    rows = read_folder(out / "counts")
+    assert {(int(r["query_id"][1:]), r["event_time"] // WINDOW): r["n"] for r in rows} == counts
+
+
 def spark_home(folder: Path) -> Path:
     """Return a copy of Spark's home in which its workers may write."""
     folder.mkdir()
@@ -89,6 +116,7 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> Non
     kills: dict[str, tuple[int, ...]] = {"uniform": (0,)}
     if full:
         kills["replicated"] = (0, 1)
+    (tmp_path / "boxes.py").write_text(FLOW)
     specs = [
         Spec(
             points=str(points),
@@ -100,6 +128,7 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> Non
             requests={"start": [request(n, box) for n, box in enumerate(boxes.tolist())]},
             master=MASTER,
             kill_executors=batches,
+            flow=f"{tmp_path / 'boxes.py'}:flow",
         )
         # The first task of an executor takes seconds, later ones milliseconds.
         for strategy, batches in kills.items()
@@ -118,6 +147,7 @@ def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> Non
         assert summary["report"]["matches"] == expected.size
         dead = read_folder(out / "dead")
         assert sorted(row["position"] for row in dead) == list(range(0, POINTS, 5_000))
+        check_windows(out, expected)
     assert chain.orphans() == []
 
 
