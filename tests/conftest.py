@@ -219,9 +219,27 @@ def full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--full"))
 
 
+SESSION = pytest.StashKey["SparkSession"]()
+
+
+def stop_session(config: pytest.Config) -> None:
+    """Stop the session that Spark tests share, if it runs."""
+    if SESSION in config.stash:
+        config.stash[SESSION].stop()
+        del config.stash[SESSION]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the session when the other tests begin: Spark tests are the first of a process."""
+    if item.get_closest_marker("spark") is None:
+        stop_session(item.config)
+
+
 @pytest.fixture(scope="session")
 def spark(
-    child_environment: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    child_environment: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SparkSession]:
     """Share one local session of two cores among all tests.
 
@@ -240,5 +258,6 @@ def spark(
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder / 'derby'}",
     }
     session = make_session("local[2]", chosen)
+    request.config.stash[SESSION] = session
     yield session
-    session.stop()
+    stop_session(request.config)
