@@ -36,19 +36,7 @@ from roost.stages.flow_routing import stage_of
 from roost.stages.slices import Slice
 from roost.storage.cache import WorkerCache
 from roost.testing import InProcessExecutor, InProcessPipeline
-
-STEPS = (
-    "intent",
-    "apply",
-    "run",
-    "after",
-    "deliver",
-    "commit",
-    "publish",
-    "cleanup",
-    "round",
-    "end",
-)
+from stage_scenario import STEPS, Killed
 
 
 @dataclass(frozen=True)
@@ -119,10 +107,6 @@ class RandomMoves:
             _, end = window_times(status.node, status.newest)
             self.covered["moves with open windows"] += bool(moved) and end > status.watermark
         return MapChange(name, owners, "random", count, protocol)
-
-
-class Killed(Exception):
-    """The driver ends at a step."""
 
 
 @dataclass

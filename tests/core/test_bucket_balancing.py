@@ -286,8 +286,8 @@ def test_the_planner_prefers_cheap_buckets() -> None:
 def test_a_move_that_costs_more_than_it_gains_is_refused() -> None:
     cheap = snapshot([0, 0, 0, 0, 1, 1], 2, [1.0] * 6, move_s=[1.0] * 6)
     assert isinstance(BucketPlanner().decide(cheap), MapChange)
-    dear = replace(cheap, move_s=np.full(6, 100.0))
-    assert isinstance(BucketPlanner().decide(dear), NoChange)
+    expensive = replace(cheap, move_s=np.full(6, 100.0))
+    assert isinstance(BucketPlanner().decide(expensive), NoChange)
 
 
 def test_earlier_rounds_do_not_raise_the_highest_load() -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from flow_graphs import Case
 from flow_runs import (
-    STEPS,
     FlowRun,
     RandomMoves,
     RepeatingExecutor,
@@ -47,6 +46,7 @@ from roost.runtime.records import commits, intent
 from roost.stages.flow_routing import maps_of, stage_of
 from roost.storage.store import Store
 from roost.storage.totals import BATCHES, TOTALS
+from stage_scenario import STEPS
 
 COVERED = {
     "state moves", "window moves", "moves with open windows", "other number of machines",

@@ -152,19 +152,19 @@ class Emitter:
         self._writers[sink].write(rows.add_column(0, "batch_id", numbers))
 
     def close(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the files of the sinks, and those of dead letters."""
+        """Return the files of the sinks, and those of dead-letter records."""
         sinks = {sink: writer.close() for sink, writer in self._writers.items()}
         by_operator: dict[str, list[DeadLetter]] = {}
         for operator, reason, detail, rows in self.rejected:
             names = [n for n in rows.column_names if n not in (TIME, ORDER, BUCKET)]
             for record in rows.select(names).to_pylist():
-                letter = DeadLetter(-1, reason, detail, record_json(record))
-                by_operator.setdefault(operator, []).append(letter)
+                rejected = DeadLetter(-1, reason, detail, record_json(record))
+                by_operator.setdefault(operator, []).append(rejected)
         batch = self._batch
         dead: tuple[str, ...] = ()
-        for operator, letters in by_operator.items():
+        for operator, rejects in by_operator.items():
             dead += write_dead(
-                batch.dead, batch.prefix, batch.number, operator, letters, self._label
+                batch.dead, batch.prefix, batch.number, operator, rejects, self._label
             )
         return {sink: name for sink, name in sinks.items() if name is not None}, dead
 

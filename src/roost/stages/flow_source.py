@@ -186,7 +186,7 @@ class SourceWork(Work):
         mark = NO_TUPLE if self._newest is None else self._newest
         rejected = count_rejected(self._emitter.rejected)
         if self._dead:
-            reasons = dict(Counter(str(letter.reason) for letter in self._dead))
+            reasons = dict(Counter(str(record.reason) for record in self._dead))
             rejected = add_nested(rejected, {self._node.name: reasons})
         written = dict(self._emitter.written)
         value = FlowValue(sinks, dead, None, self._newest, written, rejected)
