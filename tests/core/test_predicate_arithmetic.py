@@ -760,6 +760,9 @@ def test_pairs_and_products(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left_rows, right_rows = rng.integers(0, 60, 500), rng.integers(0, 50, 500)
     got = predicate.evaluate(left, right, left_rows, right_rows)
     assert got.tolist() == [expected[x][y] for x, y in zip(left_rows, right_rows, strict=True)]
+    few = [slice(begin, begin + 10) for begin in range(0, 500, 10)]  # strings are not encoded
+    some = [predicate.evaluate(left, right, left_rows[x], right_rows[x]) for x in few]
+    assert np.concatenate(some).tolist() == got.tolist()
     for width in (0, 1, 7, 50):
         low = np.sort(rng.integers(0, 50, 60))
         high = np.minimum(np.sort(low + rng.integers(0, width + 1, 60)), 50)

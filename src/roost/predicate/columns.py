@@ -146,15 +146,24 @@ class Block:
         if self._rows is None or 2 * len(self._rows) >= len(column):
             return _encode(column)
         codes = np.zeros(len(column), dtype=np.intp)
-        if not pa.types.is_dictionary(column.type):
-            # Arrow does not implement `take` for every string type, but it does for binary.
-            column = column.cast(pa.large_binary())
-        codes[self._rows], dictionary = _encode(column.take(pa.array(self._rows)))
+        codes[self._rows], dictionary = _encode(_take_strings(column, self._rows))
         return StringColumn(codes, dictionary)
+
+    def take_strings(self, rows: Mapping[str, Index]) -> Block:
+        """Return a block of columns of strings, each with some of its rows."""
+        columns = {name: _take_strings(self._columns[name], index) for name, index in rows.items()}
+        return Block(columns, self._schema)
 
 
 def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _take_strings(column: pa.Array | pa.ChunkedArray, rows: Index) -> Any:
+    if not pa.types.is_dictionary(column.type):
+        # Arrow does not implement `take` for every string type, but it does for binary.
+        column = column.cast(pa.large_binary())
+    return column.take(pa.array(rows))
 
 
 def _decode(array: pa.Array) -> pa.Array:

@@ -174,7 +174,12 @@ def _evaluate(node: Compiled, block: Block, left: Any, right: Any) -> Mask:
 def _narrowed(node: Compiled, block: Block, left: Index, right: Index) -> Mask:
     """Evaluate pairs; conditions are skipped for those that earlier ones decide."""
     if not isinstance(node, Combination):
-        found = _evaluate(node, block, left, right)
+        if isinstance(node, Compare) and node.has_few_strings(block, left.size):
+            # Encoding and sorting all strings of both tables would take most of a join's time.
+            rows = {x: right if _is_right(x) else left for x in node.attributes}
+            found = _evaluate(node, block.take_strings(rows), slice(None), slice(None))
+        else:
+            found = _evaluate(node, block, left, right)
         # A comparison of constants has one result for all pairs.
         return found if np.shape(found) == left.shape else np.full(left.shape, found)
     mask = _narrowed(node.nodes[0], block, left, right)
