@@ -32,11 +32,12 @@ SOURCES = TESTS.parent / "src"
 
 sys.path.insert(0, str(TESTS))
 
-# Without --full the examples of every run are the same. With it they are ten times as many and new
+# Without --full the examples of every run are the same. With it they are 25 times as many and new
 # in every run; a failure prints the decorator that repeats it.
 settings.register_profile(
     "part",
     derandomize=True,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -45,7 +46,7 @@ settings.register_profile(
     "full",
     settings.get_profile("part"),
     derandomize=False,
-    max_examples=10 * settings.get_profile("part").max_examples,
+    max_examples=1_000,
 )
 
 

@@ -8,5 +8,5 @@ DEFAULT_EXAMPLES = 100  # Hypothesis' own number, for properties that set none
 
 
 def examples(count: int) -> settings:
-    """Check a property with so many examples, and in proportion more with ``--full``."""
+    """Check a property with many or few examples, in proportion to the profile's number."""
     return settings(max_examples=count * settings().max_examples // DEFAULT_EXAMPLES)

@@ -29,7 +29,7 @@ COVERED = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(range(20), 5, 2000)
+@pytest.mark.sweep(range(10), 4, 2000)
 def test_random_dataflows_equal_the_interpreter(seed: int, tmp_path: Path) -> None:
     """Drivers restart with other numbers of machines, and stages are repeated alone."""
     case, chance = usable(seed), random.Random(seed)
@@ -43,7 +43,7 @@ def test_random_dataflows_equal_the_interpreter(seed: int, tmp_path: Path) -> No
     run_case(case, run, chance)
 
 
-@pytest.mark.sweep(range(100, 106), 2, 300)
+@pytest.mark.sweep(range(100, 103), 2, 300)
 def test_drivers_killed_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> None:
     case = usable(seed)
     run_case(case, FlowRun(case.flow, tmp_path), random.Random(seed), kills=2)

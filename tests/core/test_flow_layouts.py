@@ -50,7 +50,7 @@ def graph_of(flow: Dataflow) -> FlowGraph:
 # --------------------------------------------------------------------------- results
 
 
-@pytest.mark.sweep(range(300, 306), 2, 800)
+@pytest.mark.sweep(range(300, 302), 1, 800)
 @pytest.mark.parametrize("layout", [*FIXED, "auto"])
 def test_every_layout_gives_the_rows_of_the_interpreter(
     layout: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +71,7 @@ def test_every_layout_gives_the_rows_of_the_interpreter(
     run_case(case, run, chance, kills=1)
 
 
-@pytest.mark.sweep(range(400, 404), 2, 300)
+@pytest.mark.sweep(range(400, 402), 1, 300)
 def test_a_restart_may_change_the_layout(seed: int, tmp_path: Path) -> None:
     """Except for operators that share a bucket map, state is stored alike."""
     case, chance = usable(seed), random.Random(seed)

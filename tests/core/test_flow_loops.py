@@ -56,7 +56,7 @@ def rows_of(rng: np.random.Generator, count: int, values: Any) -> pa.Table:
     )
 
 
-@pytest.mark.sweep(range(30), 10, 500)
+@pytest.mark.sweep(range(10), 5, 500)
 def test_sliding_by_running_sums_equals_merging_panes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

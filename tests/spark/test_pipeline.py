@@ -91,7 +91,7 @@ def test_every_strategy_returns_the_same_matches(
     strategy: Strategy,
     machines: int,
 ) -> None:
-    sizes = {1: (97, 1_000), 3: (250, 200), 7: (1_000, 333)}[machines]
+    sizes = {1: (193, 1_000), 3: (350, 250), 7: (1_000, 333)}[machines]
     for name, case, batch_rows in zip(("plane", "city"), (plane, city), sizes, strict=True):
         placed = {
             "engine.strategy": strategy,
