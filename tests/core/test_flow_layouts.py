@@ -20,6 +20,7 @@ from flow_runs import FlowRun, RepeatingExecutor, TableSlice, compare
 from roost.commands.flow_state import summarize_flow
 from roost.dataflow.buckets import BucketMap, hash_rows
 from roost.dataflow.colocation import aggregates_early, divide, separate, together
+from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.interpreter import Interpreter
@@ -34,6 +35,7 @@ from roost.runtime.flow_sample import sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
+from roost.stages.flow_routing import unpacked
 from roost.stages.flow_stateless import EvenRouting
 from roost.stages.flow_subquery import STATE
 from roost.storage.cache import WorkerCache
@@ -333,10 +335,7 @@ def test_rows_for_stateless_stages_are_dealt_evenly_and_by_their_values() -> Non
     shuffled = rows.take(pa.array(np.random.default_rng(1).permutation(10_000)))
     again = dict(routing.split("p", shuffled, cache))
     for machine in range(8):
-        values = [
-            sorted(pa.ipc.open_stream(found[machine].data).read_all()["v"].to_pylist())
-            for found in (dealt, again)
-        ]
+        values = [sorted(unpacked([found[machine]])["v"].to_pylist()) for found in (dealt, again)]
         assert values[0] == values[1]
 
 
@@ -394,11 +393,11 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
     source.aggregate({"n": Slow()}, by="k", size=50, name="slow").sink("a")
     source.aggregate({"n": "count"}, by="k", size=50, name="fast").sink("b")
     slices = {"flow:s": [TableSlice(0, 400, table(400), 0)]}
-    found = sample_flow(flow, slices, LayoutName.OPERATOR_SET)
+    found = sample_flow(flow, slices, divide(graph_of(flow), LayoutName.OPERATOR_SET))
     assert found is not None and set(found.seconds) == {"s", "slow", "fast"}
     assert found.seconds["slow"] > 4 * found.seconds["fast"] > 0
 
-    def machines(sample: Callable[[LayoutName], Sample | None]) -> dict[str, int]:
+    def machines(sample: Callable[[Division], Sample | None]) -> dict[str, int]:
         with closing(Store(tmp_path / "state")) as store:
             layout = lay_out(store, graph_of(flow), LayoutName.OPERATOR_SET, 5, 2, sample)
             tables = [layout.bucket_table(store, layout.graph.by_name[n]) for n in ("slow", "fast")]

@@ -90,13 +90,18 @@ class BucketMap:
         since, until = self.received(machine)
         return np.flatnonzero((since < TIME_MAX) | (until > TIME_MIN))
 
+    @cached_property
+    def owner_array(self) -> NDArray[np.int64]:
+        """The owners as an array: converting many takes longer than most uses of it."""
+        return np.asarray(self.owners, np.int64)
+
     # ------------------------------------------------------------------ two owners
 
     @cached_property
     def shares(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Event times at which owners change, and the owner of each bucket between them."""
         switches = sorted({move.times[0] for move in self.under_way})
-        owners = np.tile(np.asarray(self.owners, np.int64), (len(switches) + 1, 1))
+        owners = np.tile(self.owner_array, (len(switches) + 1, 1))
         for move in self.under_way:
             owners[: switches.index(move.times[0]) + 1, move.bucket] = move.old
         return np.asarray(switches, np.int64), owners
@@ -123,7 +128,7 @@ class BucketMap:
     def received(self, machine: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which tuples of each bucket a machine gets: from a time on, and before another."""
         switch, end, old = self._moving
-        since = np.where(np.asarray(self.owners) == machine, switch, TIME_MAX)
+        since = np.where(self.owner_array == machine, switch, TIME_MAX)
         return since, np.where(old == machine, end, TIME_MIN)
 
     def also_received(

@@ -41,7 +41,9 @@ class StateFile:
 
 def bucket_mask(buckets: NDArray[np.int64] | NDArray[np.int32]) -> int:
     """Return buckets as a bit mask."""
-    return sum(1 << bucket for bucket in np.unique(buckets).tolist())
+    bits = np.zeros(int(buckets.max(initial=-1)) + 1, np.uint8)
+    bits[buckets] = 1
+    return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
 
 
 def write_state(

@@ -19,8 +19,7 @@ from roost.dataflow.groups import encode
 from roost.dataflow.partials import PANE, Partials, compacted
 from roost.dataflow.schema import Node
 from roost.model.arrays import as_arrow
-from roost.stages.flow_routing import unpacked
-from roost.stages.routing import Packed
+from roost.stages.flow_routing import PackedTuples, unpacked
 
 ROWS_AT_ONCE = 1 << 16
 ROWS_TESTED = 1 << 12  # by which a task decides whether to aggregate
@@ -96,22 +95,23 @@ class Received:
     pane: int = 1  # length of their panes
 
     @classmethod
-    def with_partials(cls, blocks: Sequence[Packed], node: Node) -> Received:
+    def with_partials(cls, blocks: Sequence[PackedTuples], node: Node) -> Received:
         """Tell blocks of tuples from blocks of partial results.
 
         Partial results are in the order of their bytes, which does not depend on when they arrived.
         """
-        rows = []
+        rows, sets = [], []
         # Merging costs per set of partial results: those that are stored alike are one set.
-        alike: dict[bytes, list[pa.Table]] = {}
-        for block in sorted(blocks, key=lambda block: block.data):
-            table = unpacked([block])
+        alike: dict[bytes, list[PackedTuples]] = {}
+        for block in sorted(blocks):
+            alike.setdefault(block.schema, []).append(block)
+        for same in alike.values():
+            table = unpacked(same)
             assert table is not None
             if PANE in table.column_names:
-                alike.setdefault(table.schema.serialize().to_pybytes(), []).append(table)
+                sets.append(table.combine_chunks())
             else:
                 rows.append(table)
-        sets = [pa.concat_tables(tables).combine_chunks() for tables in alike.values()]
         found = [Partials.stored(table, node.keys[0]) for table in sets]
         return cls(unpacked(rows), found, sets, pane_length(node))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from roost.dataflow.local import Target, targets
 from roost.dataflow.schema import FlowGraph, Node
 from roost.errors import StateError
 from roost.model.arrays import as_arrow, sort_small
-from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, View
 
@@ -58,24 +57,68 @@ def inputs_of(graph: FlowGraph, node: str) -> tuple[str, ...]:
     return tuple(port for found in ports for target, port in found if target.node == node)
 
 
-def packed(table: pa.Table) -> Packed:
-    """Serialize a block."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return Packed(table.num_rows, sink.getvalue().to_pybytes())
+class PackedTuples(NamedTuple):
+    """A block of tuples on its way through an exchange.
+
+    The schema is apart from the record batches, so that a machine parses it once for all blocks
+    that it receives: there is one from each machine that sends.
+    """
+
+    num_rows: int
+    schema: bytes  # empty if the data is a whole Arrow stream
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return len(self.schema) + len(self.data)
 
 
-def unpacked(blocks: Sequence[Packed | pa.Table]) -> pa.Table | None:
+class Packer:
+    """Serializes parts of a block."""
+
+    def __init__(self, block: pa.Table) -> None:
+        self._block = block.combine_chunks()
+        batches = self._block.to_batches()
+        # Only a stream can have dictionaries, or several batches.
+        whole = len(batches) != 1 or any(_has_dictionary(field.type) for field in block.schema)
+        self._batch = None if whole else batches[0]
+        self._schema = b"" if whole else block.schema.serialize().to_pybytes()
+
+    def rows(self, start: int, stop: int) -> PackedTuples:
+        """Serialize some rows."""
+        count = stop - start
+        if self._batch is not None:
+            data = self._batch.slice(start, count).serialize()
+        else:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self._block.schema) as writer:
+                writer.write_table(self._block.slice(start, count))
+            data = sink.getvalue()
+        return PackedTuples(count, self._schema, data.to_pybytes())
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    nested = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, nested))
+
+
+def unpacked(blocks: Sequence[PackedTuples | pa.Table]) -> pa.Table | None:
     """Join blocks, of which those from an exchange are packed; None without any."""
-    if not blocks:
-        return None
-    return pa.concat_tables(
-        [
-            pa.ipc.open_stream(pa.py_buffer(b.data)).read_all() if isinstance(b, Packed) else b
-            for b in blocks
-        ]
-    )
+    tables = []
+    alike: dict[bytes, list[bytes]] = {}
+    for block in blocks:
+        if isinstance(block, pa.Table):
+            tables.append(block)
+        elif not block.schema:
+            tables.append(pa.ipc.open_stream(pa.py_buffer(block.data)).read_all())
+        else:
+            alike.setdefault(block.schema, []).append(block.data)
+    for text, parts in alike.items():
+        schema = pa.ipc.read_schema(pa.py_buffer(text))
+        read = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for data in parts]
+        tables.append(pa.Table.from_batches(read, schema))
+    return pa.concat_tables(tables) if tables else None
 
 
 def with_buckets(block: pa.Table, keys: Sequence[str], buckets: int) -> pa.Table:
@@ -111,7 +154,9 @@ class KeyRouting:
         """Number of machines."""
         return self.map.machines
 
-    def split(self, port: str, block: pa.Table, cache: WorkerCache) -> Iterator[tuple[int, Packed]]:
+    def split(
+        self, port: str, block: pa.Table, cache: WorkerCache
+    ) -> Iterator[tuple[int, PackedTuples]]:
         """Divide tuples by machine; each gets its bucket."""
         side, keys = self.keys[port]
         columns = [block[key] for key in keys]
@@ -123,9 +168,10 @@ class KeyRouting:
         order = sort_small(machines, self.machines)
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
         block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(rows[order]))
+        packer = Packer(block)
         for number, (start, stop) in enumerate(pairwise(borders)):
             if start < stop:
-                yield number, packed(block.slice(start, stop - start))
+                yield number, packer.rows(start, stop)
 
     def _receivers(
         self, block: pa.Table, buckets: NDArray[np.int32]
@@ -133,7 +179,7 @@ class KeyRouting:
         """Return rows and their machines; a tuple of a moving bucket may go to both owners."""
         rows = np.arange(block.num_rows)
         if not self.map.under_way:
-            return rows, np.asarray(self.map.owners, np.int64)[buckets]
+            return rows, self.map.owner_array[buckets]
         times = times_of(block)
         also, old = self.map.also_received(buckets, times)
         machines = self.map.owners_of(buckets, times)
@@ -141,7 +187,7 @@ class KeyRouting:
 
     def _split_grid(
         self, side: int, block: pa.Table, columns: list[pa.ChunkedArray]
-    ) -> Iterator[tuple[int, Packed]]:
+    ) -> Iterator[tuple[int, PackedTuples]]:
         assert self.grid is not None
         hashes = hash_rows(columns, block.num_rows)
         buckets = (hashes % np.uint64(self.grid[side])).astype(np.int32)
@@ -151,7 +197,7 @@ class KeyRouting:
             since, until = received_by_side(self.map, self.grid, machine, side)
             kept = (times >= since[buckets]) | (times < until[buckets])
             if kept.any():
-                yield machine, packed(block.filter(pa.array(kept)))
+                yield machine, Packer(block.filter(pa.array(kept))).rows(0, int(kept.sum()))
 
 
 def received_by_side(

@@ -68,8 +68,10 @@ class MachineShare:
 
     def buckets(self) -> dict[str, NDArray[np.int64]]:
         """Return the buckets that the machine needs, by table of the state."""
+        if self.grid is None:
+            return dict.fromkeys(TABLES, self.map.owned(self.machine))
         found = {}
-        for label in TABLES if self.grid is None else SIDES:
+        for label in SIDES:
             since, until = self.received(label)
             found[label] = np.flatnonzero((since < TIME_MAX) | (until > TIME_MIN))
         return found

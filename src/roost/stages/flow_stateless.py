@@ -38,8 +38,15 @@ from roost.stages.flow import (
     flow_files,
     flow_metrics,
 )
-from roost.stages.flow_routing import inputs_of, maps_of, packed, ports_of, stage_of, unpacked
-from roost.stages.routing import Packed
+from roost.stages.flow_routing import (
+    PackedTuples,
+    Packer,
+    inputs_of,
+    maps_of,
+    ports_of,
+    stage_of,
+    unpacked,
+)
 from roost.storage.cache import WorkerCache
 from roost.storage.store import View
 
@@ -53,17 +60,19 @@ class EvenRouting:
 
     local = False
 
-    def split(self, port: str, block: pa.Table, cache: WorkerCache) -> Iterator[tuple[int, Packed]]:
+    def split(
+        self, port: str, block: pa.Table, cache: WorkerCache
+    ) -> Iterator[tuple[int, PackedTuples]]:
         """Divide tuples by machine."""
         columns = [ORDER] if ORDER in block.column_names else _hashed(block.schema)
         hashed = [block[TIME], *(block[name] for name in columns)]
         machines = bucket_of(hashed, block.num_rows, self.machines)
         order = np.argsort(machines, kind="stable")
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
-        block = block.take(as_arrow(order))
+        packer = Packer(block.take(as_arrow(order)))
         for number, (start, stop) in enumerate(pairwise(borders)):
             if start < stop:
-                yield number, packed(block.slice(start, stop - start))
+                yield number, packer.rows(start, stop)
 
 
 def _hashed(schema: pa.Schema) -> list[str]:
@@ -107,7 +116,7 @@ class StatelessWork(Work):
         self._emitter = Emitter(task.batch, task.node, machine)
         self._receiving = 0.0
 
-    def process(self, port: str, block: Packed) -> Iterator[Output]:
+    def process(self, port: str, block: PackedTuples) -> Iterator[Output]:
         """Yield what the operator makes of a block."""
         started = time.process_time()
         table = unpacked([block])

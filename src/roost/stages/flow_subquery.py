@@ -51,6 +51,7 @@ from roost.stages.flow_routing import (
     FLOW,
     BucketTable,
     KeyRouting,
+    PackedTuples,
     inputs_of,
     maps_of,
     node_of,
@@ -60,7 +61,6 @@ from roost.stages.flow_routing import (
     with_buckets,
 )
 from roost.stages.flow_share import MachineShare
-from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, View
@@ -104,7 +104,7 @@ class SubqueryWork(Work):
         self._machine = machine
         self._cache = cache
         self._node = task.batch.graph.by_name[task.node]
-        self._inputs: list[list[Packed | pa.Table]] = [[] for _ in self._node.inputs]
+        self._inputs: list[list[PackedTuples | pa.Table]] = [[] for _ in self._node.inputs]
         self._emitter = Emitter(task.batch, task.node, machine)
         self._state: StateFile | None = None
         self._seen: int | None = None
@@ -112,10 +112,10 @@ class SubqueryWork(Work):
         self._share = MachineShare(self._node, task.buckets, task.grid, machine)
         self._counts: dict[str, float] = {"read_bytes": 0.0, "sent_twice": 0.0, RECEIVING: 0.0}
 
-    def process(self, port: str, block: Packed | pa.Table) -> tuple[()]:
+    def process(self, port: str, block: PackedTuples | pa.Table) -> tuple[()]:
         """Collect tuples: windows and pairs need all of them."""
         side = int(port.rpartition(".")[2])
-        if not isinstance(block, Packed):  # no exchange brought it
+        if not isinstance(block, PackedTuples):  # no exchange brought it
             keys = self._task.batch.graph.stages.shared[self._task.node].keys[side]
             block = with_buckets(block, keys, self._task.buckets.buckets)
         self._inputs[side].append(block)
