@@ -30,7 +30,7 @@ from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
-from roost.runtime.flow_layout import Sample, lay_out, shares
+from roost.runtime.flow_layout import Sample, StageCosts, lay_out, shares
 from roost.runtime.flow_sample import sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
@@ -407,6 +407,43 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
     first = machines(lambda layout: found)
     assert sum(first.values()) == 10 and first["slow"] >= 6
     assert machines(lambda layout: pytest.fail("sampled again")) == first
+
+
+@pytest.mark.parametrize(("fixed", "shared"), [(0.0, ["b"]), (0.5, [])])
+def test_auto_shares_tasks_unless_every_machine_pays_too_much_for_it(
+    fixed: float, shared: list[str], tmp_path: Path
+) -> None:
+    """An exchange costs a second, and an operator some time on every machine that has it."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    summed(summed(stream, ["k"], "a"), ["k"], "b").sink("out")
+
+    def sample(division: Division) -> Sample:
+        seconds = {
+            "s": 1.0,
+            "a": 9.0 if division.shared else 9.5,
+            "b": 1.0 if division.shared else 1.5,
+        }
+        return Sample(seconds, fixed={"a": fixed, "b": fixed}, rows=100)
+
+    def chosen(sample: Callable[[Division], Sample | None], machines: int = 12) -> list[str]:
+        with closing(Store(tmp_path / f"state {machines}")) as store:
+            graph = graph_of(flow)
+            found = lay_out(store, graph, LayoutName.AUTO, machines, 2, sample, rate=100)
+            assert set(found.machines) == {"a", "b"} - set(found.graph.stages.shared)
+            return sorted(found.graph.stages.shared)
+
+    assert chosen(sample) == shared
+    assert chosen(lambda division: pytest.fail("sampled again")) == shared
+    # With a task for each core, sharing costs no more.
+    assert chosen(lambda division: pytest.fail("sampled"), 2) == ["b"]
+
+
+def test_a_sample_tells_what_does_not_depend_on_rows() -> None:
+    found = Sample({"a": 3.0}, fixed={"a": 1.0}, rows=100).scaled(1_000)
+    assert found.seconds == {"a": 21.0} and found.fixed == {"a": 1.0}
+    costs = StageCosts.of(found, [["a", "b"]])
+    assert costs.machines([10]) == [3.0]
 
 
 def test_points_and_streams_cannot_be_sampled() -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cluster import EmulatedExecutor, PartTime
-from roost.dataflow.colocation import divide
+from roost.dataflow.colocation import divide, divisions
 from roost.dataflow.compiler import cheapest, split_machines
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Source
@@ -30,7 +30,7 @@ from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor, SliceInputs
 from roost.runtime.flow import flow_stages
-from roost.runtime.flow_layout import FlowLayout
+from roost.runtime.flow_layout import FlowLayout, StageCosts, exchanged, members_of
 from roost.runtime.flow_sample import sample_flow
 from roost.runtime.loop import BatchLoop
 from roost.stages.decode import ROW
@@ -91,35 +91,31 @@ class MachineTime(NamedTuple):
 def machines_of(
     flow: Dataflow, layout: LayoutName, machines: int, rows: pa.Table, rate: float
 ) -> tuple[FlowLayout, int, LayoutName]:
-    """Place a dataflow on machines by a sample run; returns readers and the layout that runs."""
+    """Place a dataflow on machines by sample runs; returns readers and the layout that runs.
+
+    ``auto`` chooses the division whose busiest machine has least to do.
+    """
     graph = resolve(flow.name, flow.operators)
     if layout is LayoutName.AUTO:
         chosen = cheapest(graph, machines, measure_exchange(graph, rate))
         layout = chosen if chosen is LayoutName.OPERATOR_CLOUD else layout
-    graph = replace(graph, division=divide(graph, layout))
-    stages = _stages(graph)
     if layout is LayoutName.QUERY_CLOUD:
-        return FlowLayout(graph, dict.fromkeys(stages, machines)), machines, layout
-    sample = sample_flow(flow, slices_of(graph, rows), layout)
-    assert sample is not None
-    division = graph.stages
-    costs = dict.fromkeys(["", *stages], 0.0)
-    for name, seconds in sample.seconds.items():
-        root = division.root(name)
-        costs[root if root in costs else ""] += seconds  # sources are the prefix
-    readers, *split = split_machines(machines, costs.values())
-    return FlowLayout(graph, dict(zip(stages, split, strict=True))), readers, layout
-
-
-def _stages(graph: FlowGraph) -> list[str]:
-    """Return the stages that an exchange precedes."""
-    return [
-        node.name
-        for node in graph.nodes
-        if node.name in graph.stages.starts
-        and not isinstance(node.operator, Source)
-        and node.name not in graph.stages.shared
-    ]
+        graph = replace(graph, division=divide(graph, layout))
+        return FlowLayout(graph, dict.fromkeys(exchanged(graph), machines)), machines, layout
+    choices: list[tuple[float, FlowLayout, int]] = []
+    for division in divisions(graph, layout):
+        sample = sample_flow(flow, slices_of(graph, rows), division)
+        assert sample is not None
+        divided = replace(graph, division=division)
+        stages = exchanged(divided)
+        members = [members_of(divided, stage) for stage in stages]
+        reading = set(sample.seconds).difference(*members)  # sources are the prefix
+        costs = StageCosts.of(sample.scaled(rate), [reading, *members])
+        split = split_machines(machines, costs.seconds)
+        placed = FlowLayout(divided, dict(zip(stages, split[1:], strict=True)))
+        choices.append((max(costs.machines(split)), placed, split[0]))
+    _, placed, readers = min(choices, key=lambda choice: choice[0])
+    return placed, readers, layout
 
 
 def slices_of(graph: FlowGraph, rows: pa.Table, first: int = 0) -> dict[str, list[Slice]]:

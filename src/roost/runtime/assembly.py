@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from roost.balance import initial_plan
 from roost.balance.planner import GlobalPlanner
 from roost.balance.strategies import sampled_costs
+from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
 from roost.errors import ConfigError
-from roost.model.choices import LayoutName, Strategy
+from roost.model.choices import Strategy
 from roost.model.columns import convert
 from roost.model.records import TIME_MIN
 from roost.model.schemas import id_type_of
@@ -83,8 +84,8 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
-    # Runs a sample of a dataflow in a layout.
-    sample: Callable[[LayoutName], Sample | None] = lambda layout: None
+    # Runs a sample of a dataflow, divided into stages.
+    sample: Callable[[Division], Sample | None] = lambda division: None
 
     def receives(self, config: RunConfig, kind: str) -> bool:
         """Return whether anything receives results of a kind: else they are only counted."""

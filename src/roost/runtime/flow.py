@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Aggregate, Map, Operator, Sink, Source, SourceKind
 from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import DataflowError
-from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor
 from roost.runtime.flow_balancing import balancing_policies
@@ -40,7 +40,7 @@ def flow_stages(
     own: Mapping[SourceKind, StreamSchema],
     clock: Callable[[], float],
     json_column: str | None = None,
-    sample: Callable[[LayoutName], Sample | None] = lambda layout: None,
+    sample: Callable[[Division], Sample | None] = lambda division: None,
     layout: FlowLayout | None = None,
     received: Callable[[str], bool] = lambda sink: True,
 ) -> list[Stage]:
@@ -62,8 +62,10 @@ def flow_stages(
     settings = config.dataflow
     if layout is None:
         machines = settings.machines or config.engine.machines or executor.slots
-        model = partial(measure_exchange, rate=config.engine.batch_rows)
-        layout = lay_out(store, graph, settings.layout, machines, executor.slots, sample, model)
+        rate = config.engine.batch_rows
+        model = partial(measure_exchange, rate=rate)
+        slots = executor.slots
+        layout = lay_out(store, graph, settings.layout, machines, slots, sample, model, rate)
     graph = layout.graph
     shared = FlowSettings(
         settings.lateness,

@@ -1,18 +1,20 @@
 """Chooses the layout of a dataflow: its stages, their machines, and the grids of Products.
 
-The choice is recorded when a state directory is made, so a restart repeats it. Machines of
-``operator_set`` and ``operator_cloud`` are divided by the costs of a sample run, at least one each.
+The choice is recorded when a state directory is made, so a restart repeats it. Machines are divided
+by the costs of a sample run, at least one for each stage. By these costs, ``auto`` also decides
+whether operators share tasks where there are more machines than cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from roost.dataflow.buckets import BUCKETS, BucketMap
-from roost.dataflow.colocation import divide
+from roost.dataflow.colocation import divide, divisions
 from roost.dataflow.compiler import CostModel, cheapest, fewest_channels, split_machines
-from roost.dataflow.division import Shared
+from roost.dataflow.division import Division, Shared
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.operators import Product, Source
 from roost.dataflow.schema import FlowGraph, Node
@@ -22,13 +24,53 @@ from roost.stages.flow_routing import FLOW, LAYOUT, BucketTable, maps_of, stage_
 from roost.stages.flow_stateless import EvenTable
 from roost.storage.store import Fact, Store
 
+SAMPLED = 20_000  # rows of each source that a sample reads
+
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sample run measured: processor seconds by stage, tuples by input of Products."""
+    """What a sample run measured: processor seconds by stage, tuples by input of Products.
+
+    ``fixed`` is the part of the seconds that a machine pays whatever the number of rows.
+    """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     tuples: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0
+
+    def scaled(self, rows: float) -> Sample:
+        """Return what a batch with another number of rows would cost."""
+        if not self.rows:
+            return self
+        least = {name: self.fixed.get(name, 0.0) for name in self.seconds}
+        seconds = {
+            name: least[name] + (seconds - least[name]) * rows / self.rows
+            for name, seconds in self.seconds.items()
+        }
+        return replace(self, seconds=seconds, rows=round(rows))
+
+
+class StageCosts(NamedTuple):
+    """What stages cost in a batch, in the same order: all, and what every machine pays of it."""
+
+    seconds: Sequence[float]
+    fixed: Sequence[float]
+
+    @classmethod
+    def of(cls, sample: Sample, members: Iterable[Iterable[str]]) -> StageCosts:
+        """Add up the costs of the operators of each stage."""
+        groups = [list(names) for names in members]
+        sums = [
+            [sum(cost.get(name, 0.0) for name in names) for names in groups]
+            for cost in (sample.seconds, sample.fixed)
+        ]
+        return cls(*sums)
+
+    def machines(self, split: Sequence[int]) -> list[float]:
+        """Return the seconds of a machine of each stage."""
+        parts = zip(self.seconds, self.fixed, split, strict=True)
+        return [fixed + (seconds - fixed) / count for seconds, fixed, count in parts]
 
 
 @dataclass(frozen=True)
@@ -80,27 +122,37 @@ def lay_out(
     layout: LayoutName,
     machines: int,
     slots: int,
-    sample: Callable[[LayoutName], Sample | None] = lambda layout: None,
+    sample: Callable[[Division], Sample | None] = lambda division: None,
     model: Callable[[FlowGraph], CostModel] | None = None,
+    rate: float = SAMPLED,
 ) -> FlowLayout:
     """Choose or repeat the layout of a dataflow.
 
     ``machines`` is the number of machines for each stateful operator, on average. Tasks run on
-    ``slots`` cores, one level of stages after the other. ``sample`` runs a sample, if its result
-    matters. ``model`` measures what exchanges cost; without it, fewest hops are cheapest.
+    ``slots`` cores, one level of stages after the other. ``sample`` runs a sample of a division, if
+    its result matters; a batch has ``rate`` rows. ``model`` measures what exchanges cost; without
+    it, fewest hops are cheapest.
     """
     known = store.get(FLOW, LAYOUT)
     if known is None:
-        found = None
         apart = layout is LayoutName.AUTO and _apart(graph, machines, model)
-        if layout.divides or machines > slots or any(map(_is_product, graph.nodes)):
-            found = sample(layout)
-        found = found or Sample()
-        shared = {} if apart else divide(graph, layout).shared
+        runs = LayoutName.OPERATOR_CLOUD if apart else layout
+        measured = layout.divides or machines > slots or any(map(_is_product, graph.nodes))
+        choices: list[tuple[float, Division, Sample]] = []
+        # Without more machines than cores, tasks that are shared cost no more.
+        for division in divisions(graph, runs)[: 2 if machines > slots else 1]:
+            found = (sample(division) if measured else None) or Sample()
+            found = found.scaled(rate)
+            divided = replace(graph, division=division)
+            split = shares(divided, runs, machines, slots, found.seconds)
+            costs = StageCosts.of(found, (members_of(divided, stage) for stage in split))
+            busiest = max(costs.machines(list(split.values())), default=0.0)
+            choices.append((busiest, division, found))
+        _, division, found = min(choices, key=lambda choice: choice[0])
         known = {
-            "shared": {name: [one.root, one.keys] for name, one in shared.items()},
+            "shared": {name: [one.root, one.keys] for name, one in division.shared.items()},
             "apart": apart,
-            "seconds": {layout.value: dict(found.seconds)},
+            "seconds": {runs.value: dict(found.seconds)},
             "tuples": dict(found.tuples),
         }
         store.record(Fact(FLOW, LAYOUT, known))
@@ -151,27 +203,31 @@ def shares(
     them; else they are divided by the ``seconds`` of the stages. As levels run one after the other,
     a stage with fewer machines than cores would leave some idle: ``auto`` avoids that.
     """
+    stages = exchanged(graph)
+    stateful = sum(node.operator.stateful for node in graph.nodes)
+    total = max(machines * stateful, 1)
+    if layout is LayoutName.QUERY_CLOUD:
+        return dict.fromkeys(stages, total)
+    if layout is LayoutName.AUTO and machines <= slots:
+        total = max(machines * len(stages), 1)
+    costs = StageCosts.of(Sample(seconds), (members_of(graph, stage) for stage in stages))
+    least = min(machines, slots) if layout is LayoutName.AUTO else 1
+    return dict(zip(stages, split_machines(total, costs.seconds, least), strict=True))
+
+
+def exchanged(graph: FlowGraph) -> list[str]:
+    """Return the stages that an exchange precedes."""
     division = graph.stages
-    stages = [
+    return [
         node.name
         for node in graph.nodes
         if node.name in division.starts
         and not isinstance(node.operator, Source)
         and node.name not in division.shared
     ]
-    stateful = sum(node.operator.stateful for node in graph.nodes)
-    total = max(machines * stateful, 1)
-    if layout is LayoutName.QUERY_CLOUD:
-        return dict.fromkeys(stages, total)
-    if layout is LayoutName.AUTO:
-        total = max(machines * len(stages), 1)
-    members = {stage: _members(graph, stage) for stage in stages}
-    costs = [sum(seconds.get(name, 0.0) for name in members[stage]) for stage in stages]
-    least = min(machines, slots) if layout is LayoutName.AUTO else 1
-    return dict(zip(stages, split_machines(total, costs, least), strict=True))
 
 
-def _members(graph: FlowGraph, stage: str) -> set[str]:
+def members_of(graph: FlowGraph, stage: str) -> set[str]:
     """Return the operators that run in the tasks of a stage."""
     found = {stage}
     division = graph.stages

@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Source as FlowSource
 from roost.dataflow.operators import SourceKind
 from roost.errors import ConfigError, DataflowError, SourceError
-from roost.model.choices import LayoutName, Strategy
+from roost.model.choices import Strategy
 from roost.model.records import Request, request_record
 from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Space
@@ -234,13 +235,13 @@ class BasePipeline(ABC):
             sources[stage_of(source.name)] = opened
         return sources
 
-    def _sample(self, sources: Mapping[str, Source], layout: LayoutName) -> Sample | None:
+    def _sample(self, sources: Mapping[str, Source], division: Division) -> Sample | None:
         """Run some rows of the dataflow's sources."""
         from roost.runtime.flow_sample import first_rows, sample_flow
 
         assert self.flow is not None
         slices = {stage: first_rows(source) for stage, source in sources.items()}
-        return sample_flow(self.flow, slices, layout, self._hooks.wall_clock)
+        return sample_flow(self.flow, slices, division, self._hooks.wall_clock)
 
     def _take_lock(self) -> None:
         """Take the run lock before anything is written."""
