@@ -98,6 +98,19 @@ class Packer:
         return PackedTuples(count, self._schema, data.to_pybytes())
 
 
+def pieces(
+    block: pa.Table, rows: NDArray[np.int64], borders: Sequence[int]
+) -> Iterator[tuple[int, PackedTuples]]:
+    """Serialize rows of a block for each machine, of which some get none.
+
+    Machine ``m`` gets ``rows[borders[m]:borders[m + 1]]``.
+    """
+    packer = Packer(block.take(as_arrow(rows)))
+    for machine, (start, stop) in enumerate(pairwise(borders)):
+        if start < stop:
+            yield machine, packer.rows(start, stop)
+
+
 def _has_dictionary(kind: pa.DataType) -> bool:
     nested = (kind.field(number).type for number in range(kind.num_fields))
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, nested))
@@ -167,11 +180,8 @@ class KeyRouting:
         rows, machines = self._receivers(block, buckets)
         order = sort_small(machines, self.machines)
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
-        block = block.append_column(BUCKET, as_arrow(buckets)).take(as_arrow(rows[order]))
-        packer = Packer(block)
-        for number, (start, stop) in enumerate(pairwise(borders)):
-            if start < stop:
-                yield number, packer.rows(start, stop)
+        block = block.append_column(BUCKET, as_arrow(buckets))
+        yield from pieces(block, rows[order], borders)
 
     def _receivers(
         self, block: pa.Table, buckets: NDArray[np.int32]
@@ -193,11 +203,18 @@ class KeyRouting:
         buckets = (hashes % np.uint64(self.grid[side])).astype(np.int32)
         times = times_of(block)
         block = block.append_column(BUCKET, as_arrow(buckets))
-        for machine in range(self.machines):
-            since, until = received_by_side(self.map, self.grid, machine, side)
-            kept = (times >= since[buckets]) | (times < until[buckets])
-            if kept.any():
-                yield machine, Packer(block.filter(pa.array(kept))).rows(0, int(kept.sum()))
+        if self.map.under_way:
+            received = (
+                received_by_side(self.map, self.grid, m, side) for m in range(self.machines)
+            )
+            kept = [(times >= a[buckets]) | (times < b[buckets]) for a, b in received]
+        else:
+            owns = np.zeros((self.machines, self.grid[side]), bool)
+            owns[self.map.owner_array.reshape(self.grid), np.indices(self.grid)[side]] = True
+            kept = [mine[buckets] for mine in owns]
+        rows = [np.flatnonzero(mine) for mine in kept]
+        borders = np.cumsum([0, *(mine.size for mine in rows)]).tolist()
+        yield from pieces(block, np.concatenate(rows), borders)
 
 
 def received_by_side(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from roost.dataflow.blocks import ORDER, TIME
 from roost.dataflow.buckets import bucket_of
 from roost.dataflow.schema import FlowGraph, Node
 from roost.errors import StateError
-from roost.model.arrays import as_arrow
 from roost.model.schemas import is_text
 from roost.stages.contract import (
     Batch,
@@ -40,9 +38,9 @@ from roost.stages.flow import (
 )
 from roost.stages.flow_routing import (
     PackedTuples,
-    Packer,
     inputs_of,
     maps_of,
+    pieces,
     ports_of,
     stage_of,
     unpacked,
@@ -69,10 +67,7 @@ class EvenRouting:
         machines = bucket_of(hashed, block.num_rows, self.machines)
         order = np.argsort(machines, kind="stable")
         borders = np.searchsorted(machines[order], np.arange(self.machines + 1)).tolist()
-        packer = Packer(block.take(as_arrow(order)))
-        for number, (start, stop) in enumerate(pairwise(borders)):
-            if start < stop:
-                yield number, packer.rows(start, stop)
+        yield from pieces(block, order, borders)
 
 
 def _hashed(schema: pa.Schema) -> list[str]:
