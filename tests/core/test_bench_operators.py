@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from roost.bench import operators
+from roost.bench import growth, operators
 from roost.bench.call_contest import UnequalResults, check_equal
 from roost.bench.calls import PAIR, TYPES, CallCase, write_calls
+from roost.bench.growth import AFTER, BEFORE, Half, by_executor, row_of, stateful_tasks
 from roost.bench.operator_scaling import COVERED_S, OPERATORS, emulated, scale
+from roost.engine.local_cluster import TaskTime
 
 CASES = operators.cases(quick=True)
+GROWTH = growth.case_of(quick=True)
 BY_NAME = {operator.name: operator for operator in OPERATORS}
 
 
@@ -104,3 +108,50 @@ def test_operators_run_on_emulated_machines(name: str) -> None:
     for few, many in pairwise(rows):
         assert few["machines"] != many["machines"] or few["offered_per_s"] < many["offered_per_s"]
     assert emulated(BY_NAME[name], 2, 300) > 0
+
+
+# --------------------------------------------------------------------------- a growing cluster
+
+
+def test_the_hottest_caller_fits_on_a_machine_and_no_hash_balances_the_rest(
+    tmp_path: Path,
+) -> None:
+    folder = write_calls(replace(GROWTH, rows=GROWTH.batch_rows), tmp_path)
+    callers = pq.read_table(folder)["src"].value_counts().to_pylist()
+    shares = sorted((caller["counts"] / GROWTH.batch_rows for caller in callers), reverse=True)
+    assert 1 / AFTER > shares[0] > 0.15
+    assert len(shares) > 100
+
+
+def test_each_half_is_longer_than_what_is_measured_and_closes_windows() -> None:
+    for case in (GROWTH, growth.case_of(quick=False)):
+        batches = case.rows // case.batch_rows
+        assert batches // 2 - case.settled >= 2, "growing and moving buckets is not measured"
+        rate = float(case.calls.split(",")[0].removeprefix("rate="))
+        assert case.rows / 2 / rate > 1.5 * case.size_s
+
+
+def test_medians_interpolate() -> None:
+    assert growth.Median().whole(pa.array([4.0, 1.0, 2.0, 8.0])) == 3.0
+
+
+def test_the_busiest_task_and_executor_of_settled_batches() -> None:
+    def task(job: int, stage: int, executor: str, seconds: float) -> TaskTime:
+        return TaskTime(job, stage, executor, 2 * seconds, seconds)
+
+    times = [task(1, 1, "a", 9.0), task(1, 2, "a", 3.0), task(1, 2, "b", 1.0), task(2, 4, "b", 4.0)]
+    assert stateful_tasks(times) == [[3.0, 1.0], [4.0]]
+    assert by_executor(times) == {"a": 24.0, "b": 10.0}
+    before = Half([9.0, 2.0, 2.0], 2, [[4.0], [4.0]], {"a": 1.0})
+    after = Half([9.0, 1.0, 1.0], 2, [[1.0, 1.0, 2.0], [2.0, 1.0, 1.0]], {"a": 1.0, "b": 3.0})
+    row = row_of(GROWTH, "roost", before, after)
+    assert row["ratio"] == 2.0 and row["per_s"] == GROWTH.batch_rows
+    assert row["before"]["busiest_task_share"] == BEFORE
+    assert operators.summarise([row])["growth"] == {
+        "roost": {
+            "rows_per_s_after_over_before": 2.0,
+            "busiest_task_s_after_over_before": 0.5,
+            "busiest_task_share": 0.5,
+            "busiest_executor_share": 0.75,
+        }
+    }

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from cases import read_folder
 from crash_driver import Spec
 from test_crash import DEADLINE_S, Chain
 
 from roost.engine.encryption import REQUIRED
+from roost.engine.local_cluster import spark_home
 
 pytestmark = pytest.mark.spark
 
@@ -96,15 +96,6 @@ def check_windows(out: Path, expected: Numbers) -> None:
         assert starts == Counter(counts.keys()), sink
     rows = read_folder(out / "counts")
     assert {(int(r["query_id"][1:]), r["event_time"] // WINDOW): r["n"] for r in rows} == counts
-
-
-def spark_home(folder: Path) -> Path:
-    """Return a copy of Spark's home in which its workers may write."""
-    folder.mkdir()
-    for path in Path(pyspark.__file__).parent.iterdir():
-        if path.name != "work":
-            (folder / path.name).symlink_to(path)
-    return folder
 
 
 def test_an_executor_is_killed_during_a_batch(tmp_path: Path, full: bool) -> None:

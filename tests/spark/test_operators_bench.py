@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from roost.bench import operators
+from roost.bench import growth, operators
 from roost.bench.call_contest import (
     UnequalResults,
     check_equal,
@@ -62,3 +62,17 @@ def test_another_window_is_found_out(spark: SparkSession, tmp_path: Path) -> Non
     wrong = run_roost(spark, replace(case, size_s=20), calls, tmp_path / "wrong")
     with pytest.raises(UnequalResults):
         check_equal(case, results(case, right.out), results(case, wrong.out), "the other")
+
+
+def test_both_continue_when_the_cluster_has_grown(spark: SparkSession, tmp_path: Path) -> None:
+    calls = "rate=100,callers=20,skew=zipf:1.5"
+    case = growth.GrowthCase("g", "", calls, 6_000, 1_000, "src", 10, 10, settled=2)
+    sizes: list[int] = []
+    rows = growth.measure(spark, case, tmp_path, sizes.append)
+    assert sizes == [growth.BEFORE, growth.AFTER]
+    assert all(row["results"] > 30 for row in rows), "windows of both halves are closed"
+    shares = {row["system"]: row["after"]["busiest_task_share"] for row in rows}
+    assert shares["spark"] == 1.0, "its first batch fixed one partition"
+    assert all(1 / 3 <= shares[name] < 1.0 for name in ("roost", "spark_foreseen"))
+    for half in (row[when] for row in rows for when in ("before", "after")):
+        assert half["rows_per_s"] > 0 and half["busiest_task_s"] > 0

@@ -3,7 +3,8 @@
 Against Spark's windowed aggregation and stream-stream join (:mod:`roost.bench.call_contest`), each
 metric is the worst of its cases. Spark has no stream-stream join without an equality, so the
 Product runs alone. Map, Aggregate, Join and Product run on 1 to 40 emulated machines against the
-offered load, and on one and two real cores beside them (:mod:`roost.bench.operator_scaling`).
+offered load, and on one and two real cores beside them (:mod:`roost.bench.operator_scaling`). A
+skewed stream runs on a cluster that grows, against Spark (:mod:`roost.bench.growth`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from roost.bench.call_contest import DRIVER_MEMORY, compare, start_session, worst
 from roost.bench.calls import HEAVY_S, CallCase
 from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.growth import case_of, grow, summary_of
 from roost.bench.operator_scaling import BUCKETS, OPERATORS, best, on_cores, scale
 from roost.engine.session import make_session
 
@@ -72,6 +74,7 @@ def run(quick: bool) -> Measured:
     for operator in OPERATORS:
         rows += scale(operator, shares[operator.name], machines, loads)
     rows += real_cores(shares)
+    rows += grow(case_of(quick))
     summary = summarise(rows)
     return Measured(
         rows,
@@ -85,6 +88,7 @@ def run(quick: bool) -> Measured:
             "per second": ("per_s", ",.0f"),
             "Spark": ("spark_per_s", ",.0f"),
             "ratio": ("ratio", ".2f"),
+            "busiest task": ("busiest_task_share", ".0%"),
         },
         table_rows=[_shown(row) for row in rows],
         more={"setup": {"buckets": BUCKETS, "cores": CORES, "targets": TARGETS}},
@@ -124,6 +128,7 @@ def summarise(rows: Sequence[Row]) -> Row:
         if few is not None and many is not None:
             scaling[operator.name] = many / few
     summary: Row = {key: worst(rows, key) for key in (AGGREGATE, SLIDING, JOIN)}
+    summary["growth"] = summary_of(rows)
     summary["comparisons_per_s"] = best(rows, "product", 1)
     summary["scaling_20_to_40"] = min(scaling.values(), default=None)
     missed = [

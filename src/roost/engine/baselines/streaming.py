@@ -33,6 +33,8 @@ class StreamRun:
     seconds: float  # from the first batch's beginning to the last one's end
     batches: int
     rows: int
+    # Beginning (seconds since 1970) and duration of each batch with rows.
+    times: tuple[tuple[float, float], ...] = ()
 
 
 def session_of(spark: SparkSession, store: str, cores: int) -> SparkSession:
@@ -63,9 +65,15 @@ def read_files(spark: SparkSession, folder: Path, columns: Sequence[str]) -> Dat
 
 
 def aggregated(
-    calls: DataFrame, by: str, size_s: int, advance_s: int, lateness_s: int, least_s: int | None
+    calls: DataFrame,
+    by: str,
+    size_s: int,
+    advance_s: int,
+    lateness_s: int,
+    least_s: int | None,
+    mean: str = "avg(duration)",
 ) -> DataFrame:
-    """Return number and average duration of calls by window and key."""
+    """Return number and average duration of calls by window and key; ``mean`` is the average."""
     duration = (F.unix_micros("end") - F.unix_micros("start")) / F.lit(1e6)
     window = F.window("start", f"{size_s} seconds", f"{advance_s} seconds")
     if advance_s == size_s:
@@ -74,7 +82,7 @@ def aggregated(
         calls.withWatermark("start", f"{lateness_s} seconds")
         .select(by, "start", duration.alias("duration"))
         .groupBy(window.alias("window"), by)
-        .agg(F.count("*").alias("calls"), F.avg("duration").alias("mean"))
+        .agg(F.count("*").alias("calls"), F.expr(mean).alias("mean"))
         .select(F.col("window.start").alias("start"), by, "calls", "mean")
     )
     return found if least_s is None else found.where(F.col("mean") > least_s)
@@ -118,4 +126,7 @@ def measured(query: StreamingQuery) -> StreamRun:
     steps = [progress for progress in query.recentProgress if progress["durationMs"]]
     times = [datetime.fromisoformat(step["timestamp"]).timestamp() for step in steps]
     end = max(t + step["batchDuration"] / 1e3 for t, step in zip(times, steps, strict=True))
-    return StreamRun(end - min(times), len(steps), sum(step["numInputRows"] for step in steps))
+    rows = [int(step["numInputRows"]) for step in steps]
+    lasted = [step["batchDuration"] / 1e3 for step in steps]
+    with_rows = tuple((t, s) for t, s, n in zip(times, lasted, rows, strict=True) if n)
+    return StreamRun(end - min(times), len(steps), sum(rows), with_rows)
