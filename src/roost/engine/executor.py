@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Thread, local
 from typing import Any, TypeVar, cast
@@ -38,20 +38,24 @@ INDETERMINATE = "indeterminate"
 
 @dataclass(frozen=True)
 class FrameInputs:
-    """The rows of a micro-batch of a streaming DataFrame."""
+    """The rows of a micro-batch of a streaming DataFrame, and what other stages read."""
 
     frame: DataFrame
-    stage: str = ReadingStage.name  # that reads them
+    stage: str  # that reads them
+    beside: SliceInputs
 
     def dealt(
         self, machines: int | None, number: int, executor: Executor
     ) -> tuple[FrameInputs, Mapping[str, Sequence[int]]]:
         """Use one reader per partition of the DataFrame, or per machine of a replicated plan."""
-        if machines is not None:
-            dealt = replace(self, frame=self.frame.repartition(machines))
-            return dealt, {self.stage: range(machines)}
-        partitions = self.frame._jdf.queryExecution().toRdd().getNumPartitions()
-        return self, {self.stage: range(partitions)}
+        beside, readers = self.beside.dealt(machines, number, executor)
+        frame = self.frame
+        if machines is not None and self.stage == ReadingStage.name:
+            frame = frame.repartition(machines)
+        else:
+            machines = frame._jdf.queryExecution().toRdd().getNumPartitions()
+        dealt = FrameInputs(frame, self.stage, beside)
+        return dealt, {**readers, self.stage: range(machines)}
 
 
 class SparkExecutor:
@@ -126,19 +130,26 @@ class SparkExecutor:
             return collected(chain, self._run(inputs, chain, tasks))
 
     def _run(self, inputs: Any, chain: Chain, tasks: Mapping[str, Task]) -> list[Report]:
-        if isinstance(inputs, SliceInputs):
-            groups = [inputs.groups[part] for part in chain.parts[0]]
+        slices = inputs if isinstance(inputs, SliceInputs) else inputs.beside
+        parts = [part for part in chain.parts[0] if part in slices.groups]
+        groups = [slices.groups[part] for part in parts]
+        if slices is inputs and chain.levels == 1:
             read = self._context.parallelize(groups, len(groups))
-            if chain.levels == 1:
-                return read.mapPartitionsWithIndex(
-                    partial(worker.read_last, chain, tasks)
-                ).collect()
-            pairs = self._pairs(read, partial(worker.run_slices, chain, tasks))
-        else:
-            pairs = self._frame_pairs(inputs.frame, partial(worker.run_rows, chain, tasks))
+            return read.mapPartitionsWithIndex(partial(worker.read_last, chain, tasks)).collect()
+        pairs = None
+        if groups:
+            read = self._context.parallelize(groups, len(groups))
+            numbers = [chain.numbers[part] for part in parts]
+            pairs = self._pairs(read, partial(worker.run_slices, chain, tasks, numbers))
+        if slices is not inputs:
+            numbers = [chain.numbers[part] for part in chain.parts[0] if part not in slices.groups]
+            run = partial(worker.run_rows, chain, tasks, numbers)
+            rows = self._frame_pairs(inputs.frame, run)
+            pairs = rows if pairs is None else rows.union(pairs)
+        assert pairs is not None
         for level in range(1, chain.levels):
-            parts = len(chain.parts[level])
-            items = self._items(pairs.partitionBy(self._jvm.PythonPartitioner(parts, 0)))
+            count = len(chain.parts[level])
+            items = self._items(pairs.partitionBy(self._jvm.PythonPartitioner(count, 0)))
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
                 return items.mapPartitionsWithIndex(last).collect()

@@ -6,7 +6,6 @@ DataFrame (:meth:`Pipeline.start`), and runs snapshot queries on the window.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,30 +15,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from roost.balance.strategies import default_strategy
-from roost.dataflow.operators import Source
-from roost.engine.executor import FrameInputs, SparkExecutor
+from roost.engine.executor import SparkExecutor
 from roost.engine.kafka import VALUE, Topic
 from roost.engine.request_stream import append_batch
 from roost.engine.session import check_session, make_session
 from roost.engine.sinks import ConsoleSink, KafkaSink
 from roost.engine.snapshot import Snapshots
+from roost.engine.streams import Streams
 from roost.errors import DataflowError, SourceError
 from roost.model.choices import Strategy
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
 from roost.queries.log import QueryLog, kafka_address, open_log
-from roost.runtime.loop import BatchLoop, Sink
+from roost.runtime.loop import Sink
 from roost.runtime.pipeline import BasePipeline
+from roost.stages.decode import PointSchema
 from roost.stages.flow_routing import stage_of
+from roost.stages.flow_source import SourceStage
 from roost.stages.reading import ReadingStage
 from roost.stages.schema import message_schema, point_schema
 from roost.storage.private import CHECKPOINTS, private_folder
 from roost.window import parse_aggregates
 from roost.window.snapshot import SnapshotQuery
 
-
-class _StoppedError(Exception):
-    """Rejects a batch that Spark starts after the pipeline was stopped."""
+KAFKA = "kafka:"  # begins the path of a topic
+POINTS = "points"
 
 
 class Pipeline(BasePipeline):
@@ -65,15 +65,19 @@ class Pipeline(BasePipeline):
             check_session(spark)
         self._spark = spark
         self._executor: SparkExecutor | None = None
-        self._busy = threading.Lock()
-        self._failure: BaseException | None = None
+        self._streams: Streams | None = None
+        self._read_topics: dict[str, Topic] = {}  # by query
         self._snapshots: Snapshots | None = None
         self._request_logs: list[QueryLog] = []
 
     def __exit__(self, *failure: object) -> None:
         """Cancel running jobs and close the state directory; the Spark session stays open."""
+        if self._streams is not None:
+            self.stop()
         if self._executor is not None:
             self._executor.close()
+        if self._streams is not None:
+            self._streams.join()
         if self._snapshots is not None:
             self._snapshots.close()
         for log in self._request_logs:
@@ -85,16 +89,11 @@ class Pipeline(BasePipeline):
         """The Spark session, started when first needed."""
         if self._spark is None:
             engine = self.config.engine
-            kafka = self.config.out.sink == "kafka" or self._reads_kafka
+            kafka = self.config.out.sink == "kafka" or bool(self._topics)
             self._spark = make_session(
                 engine.master, engine.spark, kafka=kafka, encrypt=engine.encrypt
             )
         return self._spark
-
-    @property
-    def _reads_kafka(self) -> bool:
-        paths = [self.config.points.path, *(self._path_of(source) for source in self._records)]
-        return any((path or "").startswith("kafka:") for path in paths)
 
     @property
     def executor(self) -> SparkExecutor:
@@ -140,9 +139,11 @@ class Pipeline(BasePipeline):
 
     def run(self) -> dict[str, Any]:
         """Replay the configured points until they end or :meth:`stop`; returns the report."""
-        if not self._reads_kafka:
+        if not self._topics:
             return super().run()
-        self._run_kafka()
+        self._take_lock()
+        self._start_topics()
+        self.wait()
         return self.report()
 
     def start(
@@ -151,76 +152,110 @@ class Pipeline(BasePipeline):
         """Run on a streaming DataFrame; returns Spark's handle of the query.
 
         The DataFrame has the x, y, time and id columns that the settings name. With a ``source`` it
-        has the records of that source of the dataflow, with the columns of its schema; the run then
-        has no other source and no points. ``json_column`` has each point or record as JSON text.
+        has the records of that source of the dataflow, with the columns of its schema.
+        ``json_column`` has each point or record as JSON text. Sources with a path, and points with
+        one, are read beside it; each source without a path needs a stream of its own. The stream
+        of points is the first one.
         """
-        if source is not None:
-            return self._start_records(frame, source, json_column)
-        return self._start(frame, json_column, None)
+        return self._start(frame, source, json_column, None)
 
-    def _start_records(
-        self, frame: DataFrame, name: str, json_column: str | None
+    def wait(self) -> None:
+        """Wait until all streams and other sources have ended, or :meth:`stop`; raises failures."""
+        if self._streams is None:
+            return
+        try:
+            self._streams.wait()
+        except StreamingQueryException as error:
+            failed = [q for q in self._streams.queries.values() if q.exception() is not None]
+            topics = [self._read_topics[q.id] for q in failed if q.id in self._read_topics]
+            if topics:
+                raise topics[0].unreadable(error) from error
+            raise
+
+    def _start(
+        self, frame: DataFrame, name: str | None, json_column: str | None, topic: Topic | None
     ) -> StreamingQuery:
-        """Run the dataflow on the records of its only source."""
-        source = self._only_source(name)
-        self._check_no_queries()
-        assert source.schema is not None
-        columns = source.schema.names if json_column is None else [json_column]
+        if name is not None:
+            frame = self._columns_of(frame, name, json_column)
+        stage = ReadingStage.name if name is None else stage_of(name)
+        first = self._streams is None
+        if self._streams is None:
+            self._streams = self._open_streams(frame, name, json_column, topic)
+        streams = self._streams
+        if stage in streams.queries:
+            raise DataflowError(name or POINTS, "has a stream already")
+        if stage not in streams.feed.streams:
+            where = "is read from its path" if name else "must be the first stream of its run"
+            raise DataflowError(name or POINTS, where)
+        checkpoint = "checkpoint"
+        if name is not None:
+            reader = next(one for one in self.stages if one.name == stage)
+            assert isinstance(reader, SourceStage)
+            reader.json_column = json_column
+            checkpoint = f"{CHECKPOINTS}flow-{reader.node.number:03d}"
+        start = partial(self._started, frame, checkpoint=checkpoint)
+        query = streams.add(stage, start)
+        if topic is not None:
+            self._read_topics[query.id] = topic
+        if first:
+            self._start_topics()
+        return query
+
+    def _columns_of(self, frame: DataFrame, name: str, json_column: str | None) -> DataFrame:
+        """Return the columns of a source of the dataflow."""
+        found = [source for source in self._records if source.name == name]
+        if not found:
+            known = ", ".join(source.name for source in self._records) or "none"
+            raise DataflowError(name, f"no such source of records in the dataflow (known: {known})")
+        assert found[0].schema is not None
+        columns = found[0].schema.names if json_column is None else [json_column]
         missing = [column for column in columns if column not in frame.columns]
         if missing:
             known = ", ".join(frame.columns)
             problem = f"the DataFrame has no such column (known: {known})"
             raise DataflowError(name, problem, missing[0])
-        self._take_lock()
-        loop = self._assemble(None, None, json_column)
-        return self._each(frame.select(*columns), loop, stage_of(name))
+        return frame.select(*columns)
 
-    def _only_source(self, name: str) -> Source:
-        """Return a source of the dataflow, if nothing else is read."""
-        found = [source for source in self._records if source.name == name]
-        if not found:
-            known = ", ".join(source.name for source in self._records) or "none"
-            raise DataflowError(name, f"no such source of records in the dataflow (known: {known})")
-        others = [source.name for source in self._records if source.name != name]
-        if self.config.points.path is not None or (self.flow and self.flow.reads_points):
-            others.append("points")
-        if others:
-            problem = f"a stream must be the only source of its run, which also reads {others[0]}"
-            raise DataflowError(name, problem)
-        return found[0]
-
-    def _start(
-        self, frame: DataFrame, json_column: str | None, topic: Topic | None
-    ) -> StreamingQuery:
-        from pyspark.sql.pandas.types import to_arrow_schema  # loads pandas
-
-        if self._records:
-            problem = "a stream of points must be the only source of its run"
-            raise DataflowError(self._records[0].name, problem)
+    def _open_streams(
+        self, frame: DataFrame, name: str | None, json_column: str | None, topic: Topic | None
+    ) -> Streams:
+        """Open what the run reads beside its first stream, and assemble its stages."""
+        config = self.config
+        if name is not None and (config.points.path or "").startswith(KAFKA):
+            raise DataflowError(name, "the stream of points must be the first of its run")
+        if name is not None and config.points.path is None:
+            if self.flow is not None and self.flow.reads_points:
+                problem = "the dataflow reads points: set points.path, or start their stream first"
+                raise DataflowError(name, problem)
+            self._check_no_queries()
         self._take_lock()
         self._load_requests()
+        paths = {source: self._path_of(source) for source in self._records if source.name != name}
+        own = [one for one, path in paths.items() if path and not path.startswith(KAFKA)]
+        sources = self._flow_sources(own)
+        streams = [s for s in (stage_of(one.name) for one in self._records) if s not in sources]
+        if name is None:
+            streams.append(ReadingStage.name)
+            points: PointSchema | None = self._points_of(frame, json_column)
+            loop = self._assemble(points, topic, json_column)
+        else:
+            points = self._open_points(sources)
+            loop = self._assemble(points, self.source, None)
+        feed = self._make_feed(sources, loop, streams)
+        idle = self.flow is not None and config.dataflow.idle is not None
+        return Streams(
+            feed, lambda: self._stopping, available_now=config.engine.available_now, idle=idle
+        )
+
+    def _points_of(self, frame: DataFrame, json_column: str | None) -> PointSchema:
+        """Return the schema of the points of a stream."""
+        from pyspark.sql.pandas.types import to_arrow_schema  # loads pandas
+
         if json_column is None:
             columns = to_arrow_schema(frame.schema, timezone="UTC")
         else:
             columns = message_schema(self.config)
-        points = point_schema(columns, self.config, numbered=False)
-        loop = self._assemble(points, topic, json_column)
-        return self._each(frame, loop, ReadingStage.name)
-
-    def _each(self, frame: DataFrame, loop: BatchLoop, stage: str) -> StreamingQuery:
-        """Start a query whose micro-batches a stage reads."""
-
-        def each(batch: DataFrame, batch_id: int) -> None:
-            with self._busy:
-                if self._stopping:
-                    raise _StoppedError  # after a return, Spark would record the batch as done
-                try:
-                    self._on_batch(loop.run(batch_id, {}, FrameInputs(batch, stage)))
-                except BaseException as error:
-                    self._failure = error
-                    raise
-
-        return self._started(frame, each, "checkpoint")
+        return point_schema(columns, self.config, numbered=False)
 
     def take_requests(self, frame: DataFrame, *, name: str = "requests") -> StreamingQuery:
         """Read requests from a streaming DataFrame; returns Spark's handle of the query.
@@ -251,32 +286,21 @@ class Pipeline(BasePipeline):
             writer = writer.trigger(availableNow=True)
         return writer.start()
 
-    def _run_kafka(self) -> None:
-        path = self.config.points.path
-        if path is not None and path.startswith("kafka:"):
-            self._take_lock()
-            topic = Topic(self.spark, *kafka_address(path, "points.path"))
-            start = partial(self._start, json_column=VALUE, topic=topic)
-        else:
-            paths = {source.name: self._path_of(source) or "" for source in self._records}
-            name = next(name for name in paths if paths[name].startswith("kafka:"))
-            self._only_source(name)
-            self._take_lock()
-            topic = Topic(self.spark, *kafka_address(paths[name], f"dataflow.sources.{name}"))
-            start = partial(self._start_records, name=name, json_column=VALUE)
-        query = start(topic.stream(self.config.engine.batch_rows))
-        try:
-            while not self._stopping and not query.awaitTermination(1):
-                pass
-        except StreamingQueryException as error:
-            if self._failure is not None:
-                raise self._failure from None
-            if not self._stopping:
-                raise topic.unreadable(error) from error
-        finally:
-            with self._busy:
-                pass  # wait for the current batch
-            query.stop()
+    @property
+    def _topics(self) -> dict[str | None, str]:
+        """The topics that the settings name: the points', and those of sources by name."""
+        paths: dict[str | None, str | None] = {None: self.config.points.path}
+        paths |= {source.name: self._path_of(source) for source in self._records}
+        return {name: path for name, path in paths.items() if path and path.startswith(KAFKA)}
+
+    def _start_topics(self) -> None:
+        """Start the streams of the topics that have none yet."""
+        for name, path in self._topics.items():
+            stage = ReadingStage.name if name is None else stage_of(name)
+            if self._streams is None or stage not in self._streams.queries:
+                setting = "points.path" if name is None else f"dataflow.sources.{name}"
+                topic = Topic(self.spark, *kafka_address(path, setting))
+                self._start(topic.stream(self.config.engine.batch_rows), name, VALUE, topic)
 
     def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[Sink]:
         """Return the configured sink, unless it is Parquet, which the batch loop writes."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,19 +50,23 @@ def _framed(items: Iterator[tuple[int, Item]]) -> Iterator[bytes]:
 
 
 def run_slices(
-    chain: Chain, tasks: Mapping[str, Task], part: int, groups: Iterable[Any]
+    chain: Chain, tasks: Mapping[str, Task], parts: Sequence[int], task: int, groups: Iterable[Any]
 ) -> Iterator[bytes]:
-    """Run a part of the first level on groups of slices."""
-    return _framed(_read(chain, tasks, part, groups))
+    """Run one of some parts of the first level on groups of slices."""
+    return _framed(_read(chain, tasks, parts[task], groups))
 
 
 def run_rows(
-    chain: Chain, tasks: Mapping[str, Task], batches: Iterator[pa.RecordBatch]
+    chain: Chain,
+    tasks: Mapping[str, Task],
+    parts: Sequence[int],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Run a part of the first level on the rows of a DataFrame."""
+    """Run one of some parts of the first level on the rows of a DataFrame."""
     context = TaskContext.get()
     assert context is not None
-    for target, item in _read(chain, tasks, context.partitionId(), batches):
+    # Also of a union, because the DataFrame's partitions are the first ones.
+    for target, item in _read(chain, tasks, parts[context.partitionId()], batches):
         columns = [pa.array([target], pa.int64()), pa.array([pickle.dumps(item, 5)], pa.binary())]
         yield pa.RecordBatch.from_arrays(columns, ["part", "item"])
 

@@ -122,12 +122,10 @@ def assemble(
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
     default_strategy: Strategy = Strategy.REPLICATED,
     flow: Dataflow | None = None,
-    json_column: str | None = None,
 ) -> BatchLoop:
     """Build the batch loop of a run; the caller holds the run lock.
 
-    A run has points to match (``shape``), a dataflow, or both. Without points, the stream of a
-    dataflow's source may have each record as JSON text in ``json_column``.
+    A run has points to match (``shape``), a dataflow, or both.
     """
     if shape is not None:
         return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
@@ -139,7 +137,6 @@ def assemble(
         flow,
         {},
         hooks.wall_clock,
-        json_column,
         hooks.sample,
         received=partial(hooks.receives, config),
     )

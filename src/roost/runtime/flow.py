@@ -39,17 +39,15 @@ def flow_stages(
     flow: Dataflow,
     own: Mapping[SourceKind, StreamSchema],
     clock: Callable[[], float],
-    json_column: str | None = None,
     sample: Callable[[Division], Sample | None] = lambda division: None,
     layout: FlowLayout | None = None,
     received: Callable[[str], bool] = lambda sink: True,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
-    ``json_column`` is the column of a stream that has each record as JSON text. ``sample`` runs
-    a sample, by which machines are divided; where it returns None, all subqueries get as many. A
-    ``layout``
-    replaces the one that would be chosen. Sinks that are not ``received`` only count their rows.
+    ``sample`` runs a sample, by which machines are divided; where it returns None, all subqueries
+    get as many. A ``layout`` replaces the one that would be chosen. Sinks that are not ``received``
+    only count their rows.
     """
     graph = resolve(flow.name, flow.operators, own)
     _agree(store, graph)
@@ -75,7 +73,7 @@ def flow_stages(
     )
     sources = [node for node in graph.nodes if isinstance(node.operator, Source)]
     stages: list[Stage] = [ProgressStage(graph, shared, clock)]
-    stages += [SourceStage(graph, node, shared, json_column) for node in sources]
+    stages += [SourceStage(graph, node, shared) for node in sources]
     for node in graph.nodes:
         if node.operator.stateful:
             table = layout.bucket_table(store, node, settings.buckets)

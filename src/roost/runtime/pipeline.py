@@ -25,19 +25,19 @@ from roost.model.space import Space
 from roost.queries.guard_state import GuardState, stamp
 from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
-from roost.runtime.executor import Executor, SliceInputs
+from roost.runtime.executor import Executor
+from roost.runtime.feed import Feed
 from roost.runtime.flow import sinks_of
 from roost.runtime.flow_layout import Sample
 from roost.runtime.loop import BatchLoop, Sink, kind_of
-from roost.runtime.records import Commit, commit_of, last_intent
+from roost.runtime.records import Commit
 from roost.runtime.report import build_report
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
-from roost.stages.flow_routing import FLOW, node_of, stage_of
+from roost.stages.flow_routing import stage_of
 from roost.stages.point_files import read_requests
 from roost.stages.reading import ReadingStage
 from roost.stages.schema import point_schema, space_for
-from roost.stages.slices import Slice
 from roost.stages.sources import Source, open_source
 from roost.storage.agreement import agreed
 from roost.storage.inputs import add_inputs, seen_inputs
@@ -182,15 +182,20 @@ class BasePipeline(ABC):
             self._check_no_queries()
         self._take_lock()
         self._load_requests()
-        sources = self._flow_sources()
+        sources = self._flow_sources(self._records)
         self._hooks = replace(self._hooks, sample=partial(self._sample, dict(sources)))
-        points = None
-        if config.points.path is not None:
-            self.source = self.source or self._open(config.points.path, config.points.time)
-            points = point_schema(self.source.schema, config, numbered=True)
-            sources[ReadingStage.name] = self.source
-        self._replay(sources, self._assemble(points, self.source, None))
+        points = self._open_points(sources)
+        self._replay(self._make_feed(sources, self._assemble(points, self.source, None)))
         return self.report()
+
+    def _open_points(self, sources: dict[str, Source]) -> PointSchema | None:
+        """Add the configured points to the sources, if there are any; returns their schema."""
+        points = self.config.points
+        if points.path is None:
+            return None
+        self.source = self.source or self._open(points.path, points.time)
+        sources[ReadingStage.name] = self.source
+        return point_schema(self.source.schema, self.config, numbered=True)
 
     def _open(self, path: str, time: str, name: str = "") -> Source:
         points = self.config.points
@@ -220,16 +225,16 @@ class BasePipeline(ABC):
     def _path_of(self, source: FlowSource) -> str | None:
         return self.config.dataflow.sources.get(source.name, source.path)
 
-    def _flow_sources(self) -> dict[str, Source]:
-        """Open the sources of records that the dataflow reads, by stage."""
+    def _flow_sources(self, records: Iterable[FlowSource]) -> dict[str, Source]:
+        """Open sources of records that the dataflow reads, by stage."""
         sources = {}
-        for source in self._records:
+        for source in records:
             path = self._path_of(source)
             if path is None:
                 problem = "no path; expected a file, a folder or generate:…, here or in --source"
                 raise DataflowError(source.name, problem)
             if path.startswith("kafka:"):
-                problem = "a topic must be the only source of a run, and needs Spark"
+                problem = "a topic needs Spark"
                 raise DataflowError(source.name, problem)
             opened = self._open(path, source.time or "", source.name)
             sources[stage_of(source.name)] = opened
@@ -270,7 +275,6 @@ class BasePipeline(ABC):
             hooks,
             self.default_strategy,
             self.flow,
-            json_column,
         )
         return self._loop
 
@@ -303,63 +307,21 @@ class BasePipeline(ABC):
             self.log.append(table, tag=tag)
         add_inputs(self.store, [], [tag])
 
-    def _replay(self, sources: Mapping[str, Source], loop: BatchLoop) -> None:
-        number, offsets = self._resume(sources, loop)
-        ended = set((self.store.get(FLOW, "progress") or {}).get("ended", ()))
+    def _make_feed(
+        self, sources: Mapping[str, Source], loop: BatchLoop, streams: Sequence[str] = ()
+    ) -> Feed:
+        engine = self.config.engine
+        final = self.flow is not None and not engine.available_now
+        return Feed(loop, sources, streams, engine.batch_rows, final, self._on_batch)
+
+    def _replay(self, feed: Feed) -> None:
+        grows = any(source.grows for source in feed.sources.values())
         while not self._stopping:
-            limit = self.config.engine.batch_rows
-            slices = {stage: s.take(offsets[stage], limit) for stage, s in sources.items()}
-            stops = {k: offsets[k] + sum(item.rows for item in slices[k]) for k in sources}
-            over = self._ended(sources, stops) - ended
-            if any(slices.values()) or over or any(stage.due() for stage in loop.stages):
-                ended |= over
-                number, offsets = self._run_batch(loop, number, offsets, slices, sorted(over))
-            elif all(s.ended(offsets[k]) and not s.poll() for k, s in sources.items()):
-                if self.config.engine.available_now or not any(s.grows for s in sources.values()):
-                    return
-                time.sleep(POLL_S)
-            else:
+            if feed.step():
+                continue
+            if not feed.exhausted:
                 time.sleep(IDLE_S)
-
-    def _ended(self, sources: Mapping[str, Source], stops: Mapping[str, int]) -> set[str]:
-        """Return the sources of the dataflow that bring no more rows, not even in another run."""
-        if self.flow is None or self.config.engine.available_now:
-            return set()
-        over = {k for k, s in sources.items() if not s.grows and s.ended(stops[k])}
-        of_points = {k.value for k in SourceKind} if ReadingStage.name in over else set()
-        return {node_of(stage) for stage in over - {ReadingStage.name}} | of_points
-
-    def _resume(self, sources: Mapping[str, Source], loop: BatchLoop) -> tuple[int, dict[str, int]]:
-        """Repeat a batch that was begun and not committed; returns the next batch and offsets."""
-        last = last_intent(self.store)
-        if last is None:
-            return 0, dict.fromkeys(sources, 0)
-        starts = {stage: last.rows_of(stage)[0] for stage in sources}
-        stops = {stage: last.rows_of(stage)[1] for stage in sources}
-        if commit_of(self.store, last.batch_id) is not None:
-            return last.batch_id + 1, stops
-        slices = {}
-        for stage, source in sources.items():
-            start, stop = starts[stage], stops[stage]
-            slices[stage] = source.again(start, stop) if stop > start else []
-            found = sum(item.rows for item in slices[stage])
-            if found != stop - start:
-                raise SourceError(
-                    f"batch {last.batch_id} read rows {start} to {stop}, but the points now have "
-                    f"only {start + found}: were files removed?"
-                )
-        return self._run_batch(loop, last.batch_id, starts, slices, last.ended)
-
-    def _run_batch(
-        self,
-        loop: BatchLoop,
-        number: int,
-        starts: Mapping[str, int],
-        slices: Mapping[str, Sequence[Slice]],
-        ended: Sequence[str],
-    ) -> tuple[int, dict[str, int]]:
-        """Run a batch; returns the number and the offsets of the next one."""
-        stops = {k: starts[k] + sum(item.rows for item in mine) for k, mine in slices.items()}
-        offsets = {stage: [starts[stage], stops[stage]] for stage in slices}
-        self._on_batch(loop.run(number, offsets, SliceInputs(slices), ended))
-        return number + 1, stops
+            elif self.config.engine.available_now or not grows:
+                return
+            else:
+                time.sleep(POLL_S)

@@ -214,7 +214,7 @@ class SourceStage(Stage):
     graph: FlowGraph
     node: Node
     shared: FlowSettings
-    json_column: str | None = None
+    json_column: str | None = None  # of its stream, which is known when the stream starts
 
     def __post_init__(self) -> None:
         """Derive names and ports from the graph."""
