@@ -23,7 +23,6 @@ from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.loading import load_flow
 from roost.dataflow.operators import Sink
 from roost.dataflow.schema import resolve
-from roost.errors import DataflowError
 from roost.testing import InProcessPipeline, check_states
 
 pytestmark = pytest.mark.spark
@@ -154,36 +153,6 @@ def test_a_streaming_source(spark: SparkSession, tmp_path: Path, as_json: bool) 
     expected = {sink: counted(mine) for sink, mine in oracle.results.items()}
     assert all(expected.values())
     assert results(tmp_path / "out", flow) == expected
-
-
-def test_a_stream_must_be_the_only_source(spark: SparkSession, tmp_path: Path) -> None:
-    frame = spark.readStream.format("rate").load()
-    two = streamed()
-    two.source("other", {"a": "int64"}).sink("others")
-    own = streamed()
-    own.points().sink("others")
-    out = {"dir": tmp_path / "out"}
-    cases: list[tuple[Dataflow, dict[str, Any], str | None, str]] = [
-        (streamed(), {}, "call", "no such source of records in the dataflow .known: calls"),
-        (two, {}, "calls", "must be the only source of its run, which also reads other"),
-        (own, {}, "calls", "which also reads points"),
-        (streamed(), {"path": "generate:rows=1"}, "calls", "which also reads points"),
-        (streamed(), {}, "calls", "'calls', column 'k': the DataFrame has no such column"),
-        (streamed(), {}, None, "'calls': a stream of points must be the only source"),
-    ]
-    for flow, points, source, message in cases:
-        with (
-            Pipeline(RunConfig(out=out, points=points), spark=spark, flow=flow) as pipeline,
-            pytest.raises(DataflowError, match=message),
-        ):
-            pipeline.start(frame, source=source)
-    config = RunConfig(out=out, dataflow={"sources": {"calls": "kafka://localhost:1/calls"}})
-    with (
-        Pipeline(config, spark=spark, flow=two) as pipeline,
-        pytest.raises(DataflowError, match="which also reads other"),
-    ):
-        pipeline.run()
-    assert not (tmp_path / "out").exists()
 
 
 def matched() -> Dataflow:
