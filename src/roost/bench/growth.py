@@ -60,7 +60,7 @@ class GrowthCase(CallCase):
 def case_of(quick: bool) -> GrowthCase:
     """Return the case: the busiest of 1,000 callers makes a fifth of the calls."""
     batch = 10_000 if quick else 100_000
-    batches = 10 if quick else 16
+    batches = 10 if quick else 24
     calls = f"rate={batch / 10},callers=1000,skew=zipf:1.25"
     return GrowthCase(
         "median duration by caller", "", calls, batch * batches, batch, "src", 30, 30,
