@@ -351,7 +351,9 @@ def path_of_nine() -> FlowGraph:
 
 def laid_out(layout: str, machines: int, slots: int, seconds: dict[str, float]) -> dict[str, int]:
     graph, name = path_of_nine(), LayoutName(layout)
-    return shares(replace(graph, division=divide(graph, name)), name, machines, slots, seconds)
+    return shares(
+        replace(graph, division=divide(graph, name)), name, machines, slots, Sample(seconds)
+    )
 
 
 def test_operator_cloud_has_a_stage_for_each_operator() -> None:

@@ -238,6 +238,7 @@ def test_the_model_learns_from_measured_times(
 # --------------------------------------------------------------------------- changes of strategy
 
 
+@pytest.mark.full
 def test_every_strategy_continues_a_state_of_another(
     spark: SparkSession, tmp_path: Path, scenario: Scenario, truth: Truth
 ) -> None:

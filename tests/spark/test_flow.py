@@ -76,7 +76,15 @@ def records(seed: int, rows: int = 120) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("layout", ["auto", "operator_set", "query_cloud", "operator_cloud"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "auto",
+        "operator_cloud",
+        pytest.param("operator_set", marks=pytest.mark.full),
+        pytest.param("query_cloud", marks=pytest.mark.full),
+    ],
+)
 def test_all_operators_over_files(layout: str, spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "operators_on_spark.py"
     path.write_text(FLOW)

@@ -43,7 +43,7 @@ from roost.runtime.records import Commit
 
 pytestmark = pytest.mark.spark
 
-PART = ((Strategy.REPLICATED, 7), (Strategy.UNIFORM, 1), (Strategy.GLOBAL, 7))
+PART = ((Strategy.UNIFORM, 1), (Strategy.GLOBAL, 7))
 PLACEMENTS = [
     pytest.param(
         *placement,

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from roost.bench.cluster import EmulatedExecutor, PartTime
 from roost.dataflow.colocation import divide, divisions
-from roost.dataflow.compiler import cheapest, split_machines
+from roost.dataflow.compiler import cheapest
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Source
 from roost.dataflow.schema import FlowGraph, resolve
@@ -111,7 +111,7 @@ def machines_of(
         members = [members_of(divided, stage) for stage in stages]
         reading = set(sample.seconds).difference(*members)  # sources are the prefix
         costs = StageCosts.of(sample.scaled(rate), [reading, *members])
-        split = split_machines(machines, costs.seconds)
+        split = costs.split(machines)
         placed = FlowLayout(divided, dict(zip(stages, split[1:], strict=True)))
         choices.append((max(costs.machines(split)), placed, split[0]))
     _, placed, readers = min(choices, key=lambda choice: choice[0])

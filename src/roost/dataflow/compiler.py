@@ -195,10 +195,13 @@ def fewest_channels(graph: FlowGraph, machines: int) -> LayoutName:
     return cheapest(graph, machines, CostModel(1.0, 0.0))
 
 
-def split_machines(machines: int, costs: Iterable[float], least: int = 1) -> tuple[int, ...]:
+def split_machines(
+    machines: int, costs: Iterable[float], least: int = 1, fixed: Iterable[float] | None = None
+) -> tuple[int, ...]:
     """Divide machines by cost, some at least for each: another one goes where most is left to do.
 
-    This minimises the load of the busiest machine. Without any cost, all are alike.
+    This minimises the load of the busiest machine. ``fixed`` is the part of each cost that every
+    machine pays. Without any cost, all are alike.
 
     Examples
     --------
@@ -207,9 +210,11 @@ def split_machines(machines: int, costs: Iterable[float], least: int = 1) -> tup
     """
     given = list(costs)
     given = given if any(given) else [1.0] * len(given)
+    same = [0.0] * len(given) if fixed is None else list(fixed)
     found = [least] * len(given)
     for _ in range(machines - sum(found) if given else 0):
-        busiest = max(range(len(given)), key=lambda k: (given[k] / found[k], -k))
+        load = [s + (cost - s) / n for s, cost, n in zip(same, given, found, strict=True)]
+        busiest = max(range(len(given)), key=lambda k: (load[k], -k))
         found[busiest] += 1
     return tuple(found)
 

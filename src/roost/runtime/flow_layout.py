@@ -67,6 +67,10 @@ class StageCosts(NamedTuple):
         ]
         return cls(*sums)
 
+    def split(self, machines: int, least: int = 1) -> tuple[int, ...]:
+        """Divide machines among the stages."""
+        return split_machines(machines, self.seconds, least, self.fixed)
+
     def machines(self, split: Sequence[int]) -> list[float]:
         """Return the seconds of a machine of each stage."""
         parts = zip(self.seconds, self.fixed, split, strict=True)
@@ -144,7 +148,7 @@ def lay_out(
             found = (sample(division) if measured else None) or Sample()
             found = found.scaled(rate)
             divided = replace(graph, division=division)
-            split = shares(divided, runs, machines, slots, found.seconds)
+            split = shares(divided, runs, machines, slots, found)
             costs = StageCosts.of(found, (members_of(divided, stage) for stage in split))
             busiest = max(costs.machines(list(split.values())), default=0.0)
             choices.append((busiest, division, found))
@@ -153,6 +157,7 @@ def lay_out(
             "shared": {name: [one.root, one.keys] for name, one in division.shared.items()},
             "apart": apart,
             "seconds": {runs.value: dict(found.seconds)},
+            "fixed": dict(found.fixed),
             "tuples": dict(found.tuples),
         }
         store.record(Fact(FLOW, LAYOUT, known))
@@ -170,7 +175,8 @@ def lay_out(
         )
         raise DataflowError(name, problem)
     graph = replace(graph, division=divide(graph, layout, shared))
-    split = shares(graph, layout, machines, slots, known["seconds"].get(layout.value, {}))
+    recorded = Sample(known["seconds"].get(layout.value, {}), fixed=known.get("fixed", {}))
+    split = shares(graph, layout, machines, slots, recorded)
     tuples = {name: (left, right) for name, (left, right) in known["tuples"].items()}
     return FlowLayout(graph, split, tuples)
 
@@ -195,13 +201,13 @@ def shares(
     layout: LayoutName,
     machines: int,
     slots: int,
-    seconds: Mapping[str, float],
+    sample: Sample,
 ) -> dict[str, int]:
     """Return the machines of each stage that an exchange precedes.
 
     There are ``machines`` for each stateful operator. In ``query_cloud`` every stage has all of
-    them; else they are divided by the ``seconds`` of the stages. As levels run one after the other,
-    a stage with fewer machines than cores would leave some idle: ``auto`` avoids that.
+    them; else they are divided by what the stages cost in a sample. As levels run one after the
+    other, a stage with fewer machines than cores would leave some idle: ``auto`` avoids that.
     """
     stages = exchanged(graph)
     stateful = sum(node.operator.stateful for node in graph.nodes)
@@ -210,9 +216,9 @@ def shares(
         return dict.fromkeys(stages, total)
     if layout is LayoutName.AUTO and machines <= slots:
         total = max(machines * len(stages), 1)
-    costs = StageCosts.of(Sample(seconds), (members_of(graph, stage) for stage in stages))
+    costs = StageCosts.of(sample, (members_of(graph, stage) for stage in stages))
     least = min(machines, slots) if layout is LayoutName.AUTO else 1
-    return dict(zip(stages, split_machines(total, costs.seconds, least), strict=True))
+    return dict(zip(stages, costs.split(total, least), strict=True))
 
 
 def exchanged(graph: FlowGraph) -> list[str]:

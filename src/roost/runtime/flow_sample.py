@@ -28,7 +28,7 @@ from roost.stages.sources import Source as RowSource
 from roost.storage.store import Store
 
 RUNS = 3  # the first one includes loading code
-PARTS = 8  # a run over one of so many parts tells what does not depend on the rows
+BATCHES = 3  # the last one meets the state of the others, as most batches of a run do
 
 
 def first_rows(source: RowSource) -> Sequence[Slice]:
@@ -46,10 +46,9 @@ def sample_flow(
 ) -> Sample | None:
     """Run a dataflow over some rows of each source, by stage; None if that is not possible.
 
-    Every stage of the division, by default every operator, has one machine, in this process. There
-    are two batches: the first writes state, and in the second, which reads it, sources end, so that
-    all windows close. Together they stand for one batch of a run, which does all of this. Points
-    and matches of a run cannot be sampled.
+    Every stage of the division, by default every operator, has one machine, in this process. The
+    last of some batches counts: it reads and writes state, and sources end in it, so that windows
+    close. Points and matches of a run cannot be sampled.
     """
     sources = [o for o in flow.operators if isinstance(o, Source)]
     if any(source.kind is not SourceKind.RECORDS for source in sources):
@@ -60,20 +59,17 @@ def sample_flow(
     division = divide(graph, LayoutName.OPERATOR_CLOUD) if division is None else division
     graph = replace(graph, division=division)
     layout = FlowLayout(graph, dict.fromkeys(exchanged(graph), 1))
-    part = {stage: cut(mine, PARTS)[0] for stage, mine in slices.items()}
-    few, rows = (sum(s.rows for mine in of.values() for s in mine) for of in (part, slices))
     runs = [_run(flow, slices, layout, clock) for _ in range(RUNS)]
     products = {o.name for o in flow.operators if isinstance(o, Product)}
     tuples = {
         name: (_count(runs[-1], name, "left"), _count(runs[-1], name, "right")) for name in products
     }
-    seconds, fixed = _least(runs), {}
-    if few:
-        for name, least in _least([_run(flow, part, layout, clock) for _ in range(RUNS)]).items():
-            # Where the line through both measurements meets no rows.
-            begin = (least * rows - seconds[name] * few) / (rows - few)
-            fixed[name] = min(max(begin, 0.0), seconds[name])
-    return Sample(seconds, tuples, fixed, rows)
+    seconds = _least(runs)
+    # A batch of one row costs what every machine pays.
+    few = {stage: [_head(item) for item in mine[:1]] for stage, mine in slices.items()}
+    fixed = _least([_run(flow, few, layout, clock) for _ in range(RUNS)])
+    fixed = {name: min(least, seconds[name]) for name, least in fixed.items()}
+    return Sample(seconds, tuples, fixed, sum(_rows(slices)) // BATCHES)
 
 
 def _count(reports: Sequence[Report], name: str, key: str) -> int:
@@ -111,10 +107,22 @@ def _run(
         with closing(Store(folder / "state")) as store:
             stages = flow_stages(config, store, executor, flow, {}, clock, layout=layout)
             loop = BatchLoop(store, None, None, stages, executor, folder)
-            first, last = ({k: cut(mine, 2)[n] for k, mine in slices.items()} for n in range(2))
-            rows = [{k: sum(item.rows for item in mine) for k, mine in first.items()}]
-            rows.append({k: sum(item.rows for item in mine) for k, mine in slices.items()})
-            loop.run(0, {k: [0, stop] for k, stop in rows[0].items()}, SliceInputs(first))
-            offsets = {k: [start, rows[1][k]] for k, start in rows[0].items()}
-            loop.run(1, offsets, SliceInputs(last), ended)
+            read = dict.fromkeys(slices, 0)
+            for number in range(BATCHES):
+                reports.clear()
+                part = {k: cut(mine, BATCHES)[number] for k, mine in slices.items()}
+                stops = {k: read[k] + rows for k, rows in zip(part, _rows(part), strict=True)}
+                offsets = {k: [read[k], stop] for k, stop in stops.items()}
+                loop.run(number, offsets, SliceInputs(part), ended if number + 1 == BATCHES else ())
+                read = stops
     return reports
+
+
+def _head(part: Slice) -> Slice:
+    """Return one row for each batch."""
+    return replace(part, stop=min(part.start + BATCHES, part.stop))
+
+
+def _rows(slices: Mapping[str, Sequence[Slice]]) -> list[int]:
+    """Return the rows of each source."""
+    return [sum(item.rows for item in mine) for mine in slices.values()]
