@@ -188,14 +188,14 @@ def measure(quick: bool) -> Moves:
         "doubled": sum(run.doubled for run in runs.values()),
     }
     lines = {
-        label: {
-            protocol.value: sorted(
+        f"{machines} to {machines + 1} machines: {key}": {
+            protocol.value: [
                 (float(run.row["windows_moved"]), float(run.row[key]))
-                for run in runs.values()
-                if run.row["protocol"] == protocol.value
-            )
+                for run in (runs[machines, size, protocol.value] for size in WINDOWS_S)
+            ]
             for protocol in Recreation
         }
-        for label, key in (("seconds", "seconds"), ("bytes", "bytes"))
+        for key in ("seconds", "bytes")
+        for machines in MACHINES
     }
     return Moves([run.row for run in runs.values()], summary, lines)

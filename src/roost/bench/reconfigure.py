@@ -29,7 +29,7 @@ def run(quick: bool) -> Measured:
     title += f"{flow_balance.MACHINES} machines, {flow_balance.KEYS:,} keys"
     plots = {
         "": Plot(title, {"one round for each batch": balanced.lines}),
-        "-moves": Plot("A machine joins: cost of the move over windows moved", moves.lines, 2),
+        "-moves": Plot("A machine joins: cost of the move over windows moved", moves.lines, 3),
     }
     summary = balanced.summary | moves.summary
     for key in ("lost", "doubled"):
