@@ -166,12 +166,13 @@ def roost_run(spark: Any, case: GrowthCase, calls: Path, out: Path) -> Run:
             pipeline.run()
             busy = busy_machines(pipeline.store)
         assert len(times.commits) == batches, "a batch is a file"
-        settled = [commit.batch_id for commit in times.commits[-case.settled :]]
+        # A batch in which the bucket map changed has no load by the new map.
+        tasks = [busy[commit.batch_id] for commit in times.commits if commit.batch_id in busy]
         since = times.steps[-case.settled]["intent"]
         return Half(
             times.between("intent", "end"),
             case.settled,
-            [busy[number] for number in settled],
+            tasks[-case.settled :],
             by_executor(task_times(spark, since)),
         )
 
