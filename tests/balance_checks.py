@@ -663,7 +663,7 @@ def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> N
     rect = (found.column0, found.row0, found.column1, found.row1)
     accuracy = reference.accuracy[found.partition_id]
     total = found.total()
-    assert total.q == approx(reference.q(rect))
+    assert total.q == approx(reference.q(rect), rel=1e-12)
     least = 1e-6 if accuracy.total else 0.5 * accuracy.doubt + 1e-6
     assert abs(total.n - reference.n(rect)) <= least
     for vertical, exact in ((True, accuracy.columns), (False, accuracy.rows)):
@@ -673,7 +673,7 @@ def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> N
         for at, first, second in halves(rect, vertical):
             for side, trio in zip((first, second), found.split(vertical, at), strict=True):
                 # A partition cut in mid-round has shares of the open round's queries: rounding.
-                assert trio.q == approx(reference.q(side))
+                assert trio.q == approx(reference.q(side), rel=1e-12)
                 if exact:
                     assert trio.n == approx(reference.n(side))
                     done["exact"] += 1

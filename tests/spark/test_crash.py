@@ -281,7 +281,7 @@ def sweep(
 
 
 def test_killed_while_tasks_run_and_around_the_commit(spark: SparkSession, tmp_path: Path) -> None:
-    kills = [(0, "run+staged"), (2, "commit")]
+    kills = [(0, "run+staged"), (2, "commit"), (3, "publish")]
     sweep(spark, tmp_path, "uniform", kills, streaming=False)
 
 
