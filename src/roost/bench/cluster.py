@@ -99,7 +99,6 @@ class EmulatedExecutor(InProcessExecutor):
         self._passes = PASSES if work is None else 1
         self.seconds = 0.0
         self.parts: dict[tuple[str, int], PartTime] = {}
-        self._pickling: dict[tuple[str, int], float] = defaultdict(float)
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
@@ -107,9 +106,8 @@ class EmulatedExecutor(InProcessExecutor):
         """Run the batch; returns the reports of the first pass with the minimum times."""
         passes, pickled = [], []
         for _ in range(self._passes):
-            self._pickling.clear()
             passes.append(super().run(inputs, chain, tasks, placement))
-            pickled.append(dict(self._pickling))
+            pickled.append(dict(self.pickling))
         first, *others = passes
         found = {
             name: [_least(mine) for mine in zip(reports, *(o[name] for o in others), strict=True)]
@@ -139,23 +137,6 @@ class EmulatedExecutor(InProcessExecutor):
             for (_, root, machine), seconds in parts.items()
         }
         return found
-
-    def run_level(
-        self, chain: Chain, tasks: Mapping[str, Task], level: int, items: Sequence[Sequence[Item]]
-    ) -> list[list[Item]]:
-        """Run one level; times what workers spend on pickling blocks."""
-        count = 1 if level + 1 == chain.levels else len(chain.parts[level + 1])
-        following: list[list[Item]] = [[] for _ in range(count)]
-        for part, mine in enumerate(items):
-            for target, item in run_part(chain, tasks, level, part, mine, self.cache):
-                started = time.process_time()
-                data = pickle.dumps(item, 5)
-                sent = time.process_time()
-                following[target].append(pickle.loads(data))
-                if isinstance(item, Parcel):
-                    self._pickling[chain.parts[level][part]] += sent - started
-                    self._pickling[item.stage, item.machine] += time.process_time() - sent
-        return following
 
 
 class PartTime(NamedTuple):

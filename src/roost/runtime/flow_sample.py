@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from roost.dataflow.colocation import divide
 from roost.dataflow.division import Division
@@ -28,6 +29,7 @@ from roost.stages.sources import Source as RowSource
 from roost.storage.store import Store
 
 RUNS = 3  # the first one includes loading code
+MACHINES = 4  # of each stage
 BATCHES = 3  # the last one meets the state of the others, as most batches of a run do
 
 
@@ -46,9 +48,10 @@ def sample_flow(
 ) -> Sample | None:
     """Run a dataflow over some rows of each source, by stage; None if that is not possible.
 
-    Every stage of the division, by default every operator, has one machine, in this process. The
-    last of some batches counts: it reads and writes state, and sources end in it, so that windows
-    close. Points and matches of a run cannot be sampled.
+    Every stage of the division, by default every operator, has some machines, in this process, so
+    that blocks are divided, packed and pickled as on a cluster. The last of some batches counts: it
+    reads and writes state, and sources end in it, so that windows close. Points and matches of a
+    run cannot be sampled.
     """
     sources = [o for o in flow.operators if isinstance(o, Source)]
     if any(source.kind is not SourceKind.RECORDS for source in sources):
@@ -58,9 +61,11 @@ def sample_flow(
     graph = resolve(flow.name, flow.operators)
     division = divide(graph, LayoutName.OPERATOR_CLOUD) if division is None else division
     graph = replace(graph, division=division)
-    layout = FlowLayout(graph, dict.fromkeys(exchanged(graph), 1))
-    runs = [_run(flow, slices, layout, clock) for _ in range(RUNS)]
     products = {o.name for o in flow.operators if isinstance(o, Product)}
+    # The machines of a Product share tuples; only one has each of them once.
+    machines = {stage: 1 if stage in products else MACHINES for stage in exchanged(graph)}
+    layout = FlowLayout(graph, machines)
+    runs = [_run(flow, slices, layout, clock) for _ in range(RUNS)]
     tuples = {
         name: (_count(runs[-1], name, "left"), _count(runs[-1], name, "right")) for name in products
     }
@@ -68,23 +73,27 @@ def sample_flow(
     # A batch of one row costs what every machine pays.
     few = {stage: [_head(item) for item in mine[:1]] for stage, mine in slices.items()}
     fixed = _least([_run(flow, few, layout, clock) for _ in range(RUNS)])
-    fixed = {name: min(least, seconds[name]) for name, least in fixed.items()}
+    for name, count in Counter(node_of(report.stage) for report in runs[-1].reports).items():
+        fixed[name] = min(fixed[name], seconds[name]) / count
+        seconds[name] -= (count - 1) * fixed[name]
     return Sample(seconds, tuples, fixed, sum(_rows(slices)) // BATCHES)
 
 
-def _count(reports: Sequence[Report], name: str, key: str) -> int:
+class _Measured(NamedTuple):
+    """Reports of a batch, and processor seconds of all machines by operator."""
+
+    reports: Sequence[Report]
+    seconds: Mapping[str, float]
+
+
+def _count(run: _Measured, name: str, key: str) -> int:
     """Return a count of a stage."""
-    return sum(int(report.counts[key]) for report in reports if node_of(report.stage) == name)
+    return sum(int(report.counts[key]) for report in run.reports if node_of(report.stage) == name)
 
 
-def _least(runs: Sequence[Sequence[Report]]) -> dict[str, float]:
+def _least(runs: Sequence[_Measured]) -> dict[str, float]:
     """Return the least processor seconds of each stage."""
-    sums: list[dict[str, float]] = []
-    for reports in runs:
-        sums.append(defaultdict(float))
-        for report in reports:
-            sums[-1][node_of(report.stage)] += report.seconds
-    return {name: min(found[name] for found in sums) for name in sums[0]}
+    return {name: min(run.seconds[name] for run in runs) for name in runs[0].seconds}
 
 
 def _run(
@@ -92,7 +101,7 @@ def _run(
     slices: Mapping[str, Sequence[Slice]],
     layout: FlowLayout,
     clock: Callable[[], float],
-) -> list[Report]:
+) -> _Measured:
     reports: list[Report] = []
 
     def collect(report: Report) -> Report:
@@ -115,7 +124,12 @@ def _run(
                 offsets = {k: [read[k], stop] for k, stop in stops.items()}
                 loop.run(number, offsets, SliceInputs(part), ended if number + 1 == BATCHES else ())
                 read = stops
-    return reports
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        seconds[node_of(report.stage)] += report.seconds
+    for (stage, _), spent in executor.pickling.items():
+        seconds[node_of(stage)] += spent
+    return _Measured(reports, seconds)
 
 
 def _head(part: Slice) -> Slice:
