@@ -473,24 +473,28 @@ FLOW = """
 from roost import Dataflow
 
 flow = Dataflow("sums")
-rides = flow.source("rides", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
-rides.aggregate({"v": "sum(v)"}, by="k", size=10, name="by_key").sink("sums")
+schema = {"k": "int64", "v": "int64", "t": "int64"}
+rides, trips = (flow.source(name, schema, time="t") for name in ("rides", "trips"))
+flow.union(rides, trips).aggregate({"v": "sum(v)"}, by="k", size=10, name="by_key").sink("sums")
 """
 
 
-def test_a_dataflow_reads_a_topic_and_writes_another(
+def test_a_dataflow_reads_two_topics_and_writes_another(
     broker: KafkaBroker, lasting: Driver, topic: str, tmp_path: Path
 ) -> None:
     """The second run continues where the first one ended; a run of what is there ends no window."""
     chance = random.Random(5)
     (tmp_path / "sums.py").write_text(FLOW)
-    rides = [{"k": chance.randrange(5), "v": chance.randrange(100), "t": t} for t in range(250)]
-    for name in ("rides", "sums"):
+    rides, trips = (
+        [{"k": chance.randrange(5), "v": chance.randrange(100), "t": t} for t in range(250)]
+        for _ in range(2)
+    )
+    for name in ("rides", "trips", "sums"):
         broker.create_topic(f"{topic}-{name}")
     url = f"kafka://{broker.bootstrap}/{topic}"
     settings = {
         "dataflow.flow": f"{tmp_path / 'sums.py'}:flow",
-        "dataflow.sources": {"rides": f"{url}-rides"},
+        "dataflow.sources": {name: f"{url}-{name}" for name in ("rides", "trips")},
         "out.dir": str(tmp_path / "out"),
         "out.sink": "kafka",
         "out.topic": f"{url}-sums",
@@ -498,13 +502,14 @@ def test_a_dataflow_reads_a_topic_and_writes_another(
         "engine.available_now": True,
         "engine.batch_rows": 100,
     }
-    for part in (rides[:130], rides[130:]):
-        produce(broker, f"{topic}-rides", *as_json([*part, {"k": 1}]))
+    for part in (slice(0, 130), slice(130, None)):
+        produce(broker, f"{topic}-rides", *as_json([*rides[part], {"k": 1}]))
+        produce(broker, f"{topic}-trips", *as_json(trips[part]))
         lasting.run(settings)
         report = lasting.receive()
         assert report.get("error") is None
     sums: Counter[tuple[int, int]] = Counter()
-    for ride in rides:
+    for ride in (*rides, *trips):
         sums[ride["t"] // 10, ride["k"]] += ride["v"]
     found = read_all(broker, f"{topic}-sums")
     rows = [json.loads(value) for _, value in found]

@@ -13,6 +13,10 @@ import pyspark.worker  # noqa: F401  (loaded for the workers that are forked fro
 from pyspark import daemon
 
 import roost.engine.worker
+import roost.stages.flow_early
+import roost.stages.flow_source
+import roost.stages.flow_stateless
+import roost.stages.flow_subquery
 import roost.stages.matching
 import roost.stages.statistics
 import roost.stages.window  # noqa: F401

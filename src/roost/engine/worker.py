@@ -10,9 +10,11 @@ part and the pickled item.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +33,8 @@ ROUTED = "part long, item binary"
 def _run(
     chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
 ) -> Iterator[tuple[int, Item]]:
+    # Spark's workers collect garbage after every task; what a task imported stays, like the daemon's.
+    CACHE.get("frozen", len(sys.modules), gc.freeze)
     executor = f"{os.uname().nodename}:{os.getppid()}"  # the daemon that forked this worker
     return run_part(chain, tasks, level, part, items, CACHE, executor)
 
