@@ -10,7 +10,6 @@ statistics, intents and commits are the engine's.
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import tempfile
 import time
@@ -37,7 +36,6 @@ from roost.queries.log import SqliteQueryLog
 from roost.runtime.assembly import Hooks, StreamShape, assemble
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, InProcessExecutor
-from roost.runtime.part import Item, Parcel, run_part
 from roost.runtime.records import last_round, plan_of
 from roost.stages.contract import Report, Task
 from roost.stages.decode import PointSchema

@@ -33,7 +33,7 @@ ROUTED = "part long, item binary"
 def _run(
     chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
 ) -> Iterator[tuple[int, Item]]:
-    # Spark's workers collect garbage after every task; what a task imported stays, like the daemon's.
+    # Workers collect garbage after every task; what tasks imported stays, as in the daemon.
     CACHE.get("frozen", len(sys.modules), gc.freeze)
     executor = f"{os.uname().nodename}:{os.getppid()}"  # the daemon that forked this worker
     return run_part(chain, tasks, level, part, items, CACHE, executor)
