@@ -22,8 +22,11 @@ def test_the_query_has_nine_operators_of_which_three_are_stateful() -> None:
     assert divide(graph, LayoutName.AUTO).partial == {"aggregate", "aggregate 2"}
 
 
-@pytest.mark.parametrize("even", [False, True])
-def test_layouts_on_emulated_machines_have_equal_results(even: bool) -> None:
+@pytest.mark.parametrize("even", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_layouts_on_emulated_machines_have_equal_results(
+    even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategies, "BATCHES", 3)
     rows = [emulated(layout, 12, 20_000, even=even) for layout in LayoutName]
     assert len({row["results"] for row in rows}) == 1 and rows[0]["results"]
     for row in rows:

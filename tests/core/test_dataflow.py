@@ -29,7 +29,7 @@ COVERED = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(range(10), 4, 2000)
+@pytest.mark.sweep(range(6), 3, 2000)
 def test_random_dataflows_equal_the_interpreter(seed: int, tmp_path: Path) -> None:
     """Drivers restart with other numbers of machines, and stages are repeated alone."""
     case, chance = usable(seed), random.Random(seed)

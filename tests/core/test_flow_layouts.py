@@ -382,7 +382,7 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
         columns, type = ("v",), pa.int64()
 
         def partial(self, values: pa.Array) -> int:
-            return sum(hash(str(value)) % 2 for value in range(20_000))
+            return sum(hash(str(value)) % 2 for value in range(60_000))
 
         def merge(self, states: list[int]) -> int:
             return sum(states)

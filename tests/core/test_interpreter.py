@@ -899,7 +899,7 @@ def ended(case: Case) -> list[Batch]:
     return [*others, Batch(last.rows, last.clock, sources)]
 
 
-@pytest.mark.sweep(range(20), 10, 400)
+@pytest.mark.sweep(range(8), 4, 400)
 def test_rows_of_a_batch_may_come_in_any_order(seed: int) -> None:
     """Rows with equal event times stay in order: their row numbers break ties."""
     case = make_case(seed)
@@ -914,7 +914,7 @@ def test_rows_of_a_batch_may_come_in_any_order(seed: int) -> None:
     assert contents(run(case, batches, case.idle)) == contents(run(case, None, case.idle))
 
 
-@pytest.mark.sweep(range(20), 10, 400)
+@pytest.mark.sweep(range(8), 4, 400)
 def test_unordered_functions_do_not_depend_on_row_numbers(seed: int) -> None:
     case = make_case(seed)
     if any(node.ordered for node in case.graph.nodes):
@@ -927,7 +927,7 @@ def test_unordered_functions_do_not_depend_on_row_numbers(seed: int) -> None:
     assert contents(run(case, batches, case.idle)) == contents(run(case, None, case.idle))
 
 
-@pytest.mark.sweep(range(20), 10, 400)
+@pytest.mark.sweep(range(8), 4, 400)
 def test_results_do_not_depend_on_batches_if_nothing_is_late(seed: int) -> None:
     case = make_case(seed, idle=False, late=False)
     if "clock" in case.features:
@@ -952,7 +952,7 @@ def test_results_do_not_depend_on_batches_if_nothing_is_late(seed: int) -> None:
         assert contents(run(case, merged)) == contents(expected)
 
 
-@pytest.mark.sweep(range(20), 10, 400)
+@pytest.mark.sweep(range(8), 4, 400)
 def test_idle_sources_change_only_what_is_late(seed: int) -> None:
     case = make_case(seed)
     batches = ended(case)
@@ -963,7 +963,7 @@ def test_idle_sources_change_only_what_is_late(seed: int) -> None:
         assert contents(busy) == contents(idle)
 
 
-@pytest.mark.sweep(range(20), 10, 400)
+@pytest.mark.sweep(range(8), 4, 400)
 def test_a_batch_without_rows_changes_nothing(seed: int) -> None:
     case = make_case(seed)
     batches = [part for batch in case.batches for part in (batch, Batch({}, batch.clock))]
