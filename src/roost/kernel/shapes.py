@@ -100,7 +100,7 @@ def in_circle(x: float, y: float, cx: float, cy: float, radius: float, lonlat: b
 
 
 @njit(cache=True, nogil=True)  # pragma: no cover - compiled
-def _circle_holds_cell(
+def circle_holds_cell(
     cell: tuple[float, float, float, float], circle: Floats, lonlat: bool
 ) -> bool:
     """Return whether a cell is certainly inside a circle."""
@@ -199,7 +199,7 @@ def _cut_circle(
             if 0 < column < last and 0 < row < last:
                 x0, x1 = edges_x[column << level], edges_x[(column + 1) << level]
                 y0, y1 = edges_y[row << level], edges_y[(row + 1) << level]
-                if _circle_holds_cell((x0, y0, x1, y1), circle, lonlat):
+                if circle_holds_cell((x0, y0, x1, y1), circle, lonlat):
                     mark = INSIDE
             marks[row - span[1], column - span[0]] = mark
 

@@ -149,11 +149,12 @@ def shape_bounds(shape: Box | Circle | Polygon, space: Space) -> list[Bounds]:
     if isinstance(shape, Circle):
         images = circle_images(shape.cx, shape.cy, shape.radius, space)
         return [(x0, y0, x1, y1) for x0, y0, x1, y1 in images]
-    return [_polygon(shape.text).bounds]
+    return [polygon_of(shape.text).bounds]
 
 
 @lru_cache(maxsize=CACHED)
-def _polygon(text: str) -> shapely.Geometry:
+def polygon_of(text: str) -> shapely.Geometry:
+    """Return the prepared geometry of a polygon; raises `RequestError` if it is none."""
     try:
         read = shapely.from_geojson if text.lstrip().startswith("{") else shapely.from_wkt
         geometry = shapely.force_2d(read(text))
@@ -190,7 +191,7 @@ def _rows_in_shape(
     if isinstance(shape, Box) or not rows.size:
         return rows
     if isinstance(shape, Polygon):
-        inside = shapely.intersects_xy(_polygon(shape.text), segment.x[rows], segment.y[rows])
+        inside = shapely.intersects_xy(polygon_of(shape.text), segment.x[rows], segment.y[rows])
         kept: Rows = rows[np.asarray(inside, bool)]
         return kept
     circle = (float(shape.cx), float(shape.cy), float(shape.radius))

@@ -1,0 +1,55 @@
+"""Synopsis: a sketch of a stream of points that returns statistics with bounds.
+
+`build` makes a synopsis from a table, `merge` adds synopses, `Synopsis.save` and `Synopsis.open`
+store them. Queries take a synopsis and a `Scope` and return a `SynopsisResult`: a value, bounds, and
+what the bounds promise. `docs/synopsis.md` describes both.
+"""
+
+from __future__ import annotations
+
+from roost.synopsis.bins import BinLearner, Bins, learn_bins
+from roost.synopsis.bounds import BoundKind, SynopsisResult
+from roost.synopsis.density import density, probability, quantiles, silverman
+from roost.synopsis.part import record_batches, select
+from roost.synopsis.planes import fit_memory
+from roost.synopsis.scope import Scope
+from roost.synopsis.spec import BinRule, Feature, SynopsisSpec
+from roost.synopsis.statistics import (
+    Outliers,
+    contrast,
+    correlation,
+    count,
+    mean,
+    outliers,
+    stddev,
+)
+from roost.synopsis.synopsis import Synopsis, build, merge
+
+__all__ = [
+    "BinLearner",
+    "BinRule",
+    "Bins",
+    "BoundKind",
+    "Feature",
+    "Outliers",
+    "Scope",
+    "Synopsis",
+    "SynopsisResult",
+    "SynopsisSpec",
+    "build",
+    "contrast",
+    "correlation",
+    "count",
+    "density",
+    "fit_memory",
+    "learn_bins",
+    "mean",
+    "merge",
+    "outliers",
+    "probability",
+    "quantiles",
+    "record_batches",
+    "select",
+    "silverman",
+    "stddev",
+]

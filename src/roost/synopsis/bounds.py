@@ -1,0 +1,139 @@
+"""Results and the arithmetic of their bounds.
+
+A guaranteed bound holds for every table that the synopsis could have been built from: each row
+lies between the extremes of its bin, rows of leaves on the border of the query may or may not
+count, and rounding is included. A probable bound would hold with its confidence; no result of this
+module is of that kind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from roost.model.arrays import Floats
+
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+class BoundKind(StrEnum):
+    """What a bound promises."""
+
+    GUARANTEED = "guaranteed"
+    PROBABLE = "probable"
+
+
+@dataclass(frozen=True, slots=True)
+class SynopsisResult:
+    """An estimate with its bounds.
+
+    ``value`` is None if there is nothing to estimate, such as the mean of no rows; then ``low`` and
+    ``high`` are None, too, unless rows may exist. ``records`` counts the group records, leaves and
+    rows that were used.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    records: int
+    kind: BoundKind = BoundKind.GUARANTEED
+    confidence: float = 1.0
+
+    def minus(self, other: SynopsisResult) -> SynopsisResult:
+        """Return the difference of two results."""
+        records = self.records + other.records
+        pairs = ((self.value, other.value), (self.low, other.high), (self.high, other.low))
+        parts = [None if a is None or b is None else a - b for a, b in pairs]
+        return SynopsisResult(*parts, records)
+
+
+class ValueCounts(NamedTuple):
+    """Rows by value: each entry has extremes and mean of its values, and three counts of rows."""
+
+    lows: Floats
+    highs: Floats
+    means: Floats
+    sure: Floats  # certainly in the scope
+    most: Floats  # possibly in the scope
+    expected: Floats
+
+    @property
+    def optional(self) -> Floats:
+        """Rows that may be in the scope and may not."""
+        return self.most - self.sure
+
+
+class Interval(NamedTuple):
+    """A closed interval."""
+
+    low: float
+    high: float
+
+    def widened(self, margin: float) -> Interval:
+        """Return the interval with a margin for rounding."""
+        return Interval(self.low - margin, self.high + margin)
+
+    def squared(self) -> Interval:
+        """Return the interval of the squares."""
+        ends = self.low * self.low, self.high * self.high
+        return Interval(0.0 if self.low <= 0.0 <= self.high else min(ends), max(ends))
+
+    def times(self, other: Interval) -> Interval:
+        """Return the interval of the products."""
+        ends = [a * b for a in self for b in other]
+        return Interval(min(ends), max(ends))
+
+    def minus(self, other: Interval) -> Interval:
+        """Return the interval of the differences."""
+        return Interval(self.low - other.high, self.high - other.low)
+
+
+def rounding(rows: float, size: float) -> float:
+    """Return more than the rounding error of a mean of so many numbers of at most this size."""
+    return 4.0 * (rows + 16.0) * EPSILON * size
+
+
+@njit(cache=True, nogil=True)
+def greatest_mean(
+    total: float, rows: float, values: Floats, counts: Floats
+) -> float:  # pragma: no cover - compiled
+    """Return the greatest mean of some rows and any selection of further ones.
+
+    ``counts[k]`` further rows have the value ``values[k]``. Adding rows in descending order raises
+    the mean as long as the value exceeds it. The result is -inf if there are no rows at all.
+    """
+    best = total / rows if rows > 0.0 else -np.inf
+    for k in np.argsort(-values):
+        if counts[k] > 0.0:
+            if rows > 0.0 and values[k] <= best:
+                break
+            total += values[k] * counts[k]
+            rows += counts[k]
+            best = total / rows
+    return best
+
+
+def mean_interval(
+    sure: Interval, rows: float, lows: Floats, highs: Floats, more: Floats
+) -> Interval:
+    """Return the bounds of the mean of rows with a known sum, and any selection of ``more``."""
+    if rows > 0.0 and not more.any():
+        return Interval(sure.low / rows, sure.high / rows)
+    high = greatest_mean(sure.high, rows, highs, more)
+    return Interval(-greatest_mean(-sure.low, rows, -lows, more), high)
+
+
+def square_bounds(lows: Floats, highs: Floats) -> tuple[Floats, Floats]:
+    """Return the least and greatest squares of values between two bounds."""
+    a, b = lows * lows, highs * highs
+    return np.where((lows <= 0.0) & (highs >= 0.0), 0.0, np.minimum(a, b)), np.maximum(a, b)
+
+
+def root(value: float) -> float:
+    """Return the square root, 0 of a negative number."""
+    return math.sqrt(value) if value > 0.0 else 0.0

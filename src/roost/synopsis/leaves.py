@@ -1,0 +1,252 @@
+"""Leaves in packed form: runs of small integers with as few bits as a run needs.
+
+A leaf is one path: place, step, and one bin of each feature, with the number of rows that took it.
+The leaves of one group and place form a *run*, sorted by step and path. Inside a run each field is
+a column of numbers of equal width: differences of steps, counts minus one, marks of leaves that
+may not belong to a part (see :mod:`roost.synopsis.part`), and codes minus the lowest of the run. A
+place has similar weather for weeks, so most codes take 3 to 5 bits instead of 7, and counts none.
+
+Codes refer to bins that all machines share, so packing loses nothing: merging unpacks, sorts,
+combines equal paths and packs again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.model.arrays import Ints, frozen
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+Naturals = NDArray[np.uint32]
+
+STEP, COUNT, UNSURE, CODES = 0, 1, 2, 3
+HAS_NULL = 128  # in the width of a code: packed value 0 is null
+
+
+class Leaves(NamedTuple):
+    """Packed leaves; run ``r`` has ``sizes[r]`` leaves from word ``starts[r]`` on."""
+
+    places: Naturals  # position of the place in the synopsis' list of places
+    firsts: Naturals  # step of the first leaf
+    sizes: Naturals
+    starts: Naturals
+    lows: Bytes  # lowest code by run and feature
+    widths: Bytes  # bits by run and field
+    words: Words
+
+
+class Paths(NamedTuple):
+    """Unpacked leaves, sorted by run and step; run ``r`` begins at ``starts[r]``."""
+
+    run_keys: Ints
+    starts: Ints
+    steps: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    unsure: Bytes
+    codes: Bytes  # by leaf and feature
+
+
+def empty_paths(run_keys: Ints, starts: Ints, total: int, features: int) -> Paths:
+    """Allocate paths."""
+    return Paths(
+        run_keys,
+        starts,
+        np.empty(total, np.int32),
+        np.empty(total, np.int32),
+        np.empty(total, np.uint8),
+        np.empty((total, features), np.uint8),
+    )
+
+
+@njit(cache=True, nogil=True)
+def bits_of(value: int) -> int:  # pragma: no cover - compiled
+    """Return how many bits a number needs."""
+    bits = 0
+    while value > 0:
+        bits += 1
+        value >>= 1
+    return bits
+
+
+@njit(cache=True, nogil=True)
+def read_bits(words: Words, bit: int, width: int) -> int:  # pragma: no cover - compiled
+    """Return the number of at most 32 bits at a bit position."""
+    word = bit >> 6
+    offset = np.uint64(bit & 63)
+    value = words[word] >> offset
+    if (bit & 63) + width > 64:
+        value |= words[word + 1] << (np.uint64(64) - offset)
+    return np.int64(value & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+
+
+@njit(cache=True, nogil=True)
+def _write_bits(words: Words, bit: int, width: int, value: int) -> None:  # pragma: no cover
+    word = bit >> 6
+    offset = np.uint64(bit & 63)
+    words[word] |= np.uint64(value) << offset
+    if (bit & 63) + width > 64:
+        words[word + 1] |= np.uint64(value) >> (np.uint64(64) - offset)
+
+
+@njit(cache=True, nogil=True)
+def measure_runs(paths: Paths, lows: Bytes, widths: Bytes) -> None:  # pragma: no cover - compiled
+    """Fill the lowest code of each run and feature, and the bits of each field."""
+    features = paths.codes.shape[1]
+    for run in range(paths.starts.size - 1):
+        begin, end = paths.starts[run], paths.starts[run + 1]
+        gap = 0
+        count = 1
+        unsure = 0
+        for k in range(begin, end):
+            if k > begin:
+                gap = max(gap, paths.steps[k] - paths.steps[k - 1])
+            count = max(count, paths.counts[k])
+            unsure |= paths.unsure[k]
+        widths[run, STEP] = bits_of(gap)
+        widths[run, COUNT] = bits_of(count - 1)
+        widths[run, UNSURE] = unsure
+        for f in range(features):
+            low = 255
+            high = 0
+            nulls = 0
+            for k in range(begin, end):
+                code = paths.codes[k, f]
+                if code == 0:
+                    nulls = 1
+                else:
+                    low = min(low, code)
+                    high = max(high, code)
+            if high == 0:
+                low, nulls = 0, 0  # only nulls: no bits
+            lows[run, f] = low
+            widths[run, CODES + f] = bits_of(high - low + nulls) + HAS_NULL * nulls
+
+
+@njit(cache=True, nogil=True)
+def _fill_words(paths: Paths, leaves: Leaves) -> None:  # pragma: no cover - compiled
+    words = leaves.words
+    features = leaves.lows.shape[1]
+    for run in range(leaves.sizes.size):
+        begin = paths.starts[run]
+        size = np.int64(leaves.sizes[run])
+        bit = np.int64(leaves.starts[run]) * 64
+        for field in range(CODES + features):
+            width = np.int64(leaves.widths[run, field] & 127)
+            if width == 0:
+                continue
+            low = np.int64(0)
+            if field >= CODES:
+                low = np.int64(leaves.lows[run, field - CODES])
+                low -= leaves.widths[run, field] >> 7
+            for k in range(begin, begin + size):
+                value = np.int64(0)
+                if field == STEP:
+                    if k > begin:
+                        value = paths.steps[k] - paths.steps[k - 1]
+                elif field == COUNT:
+                    value = paths.counts[k] - 1
+                elif field == UNSURE:
+                    value = np.int64(paths.unsure[k])
+                elif paths.codes[k, field - CODES] > 0:
+                    value = paths.codes[k, field - CODES] - low
+                _write_bits(words, bit, width, value)
+                bit += width
+
+
+@njit(cache=True, nogil=True)
+def field_start(leaves: Leaves, run: int, field: int) -> int:  # pragma: no cover - compiled
+    """Return the bit position of a field of a run."""
+    bits = np.int64(0)
+    for k in range(field):
+        bits += leaves.widths[run, k] & 127
+    return np.int64(leaves.starts[run]) * 64 + bits * np.int64(leaves.sizes[run])
+
+
+@njit(cache=True, nogil=True)
+def read_steps(
+    leaves: Leaves, run: int, steps: NDArray[Any]
+) -> None:  # pragma: no cover - compiled
+    """Fill the steps of a run."""
+    width = np.int64(leaves.widths[run, STEP] & 127)
+    bit = np.int64(leaves.starts[run]) * 64
+    step = np.int64(leaves.firsts[run])
+    for k in range(np.int64(leaves.sizes[run])):
+        if width:
+            step += read_bits(leaves.words, bit, width)
+            bit += width
+        steps[k] = step
+
+
+@njit(cache=True, nogil=True)
+def read_field(leaves: Leaves, run: int, field: int, out: NDArray[Any]) -> None:  # pragma: no cover
+    """Fill the counts, the marks or the codes of a run."""
+    size = np.int64(leaves.sizes[run])
+    width = np.int64(leaves.widths[run, field] & 127)
+    nulls = np.int64(leaves.widths[run, field] >> 7)
+    low = np.int64(0)
+    if field == COUNT:
+        low = np.int64(1)
+    elif field >= CODES:
+        low = np.int64(leaves.lows[run, field - CODES])
+    if width == 0:
+        for k in range(size):
+            out[k] = low
+        return
+    bit = field_start(leaves, run, field)
+    for k in range(size):
+        value = read_bits(leaves.words, bit, width)
+        out[k] = 0 if nulls and value == 0 else value + low - nulls
+        bit += width
+
+
+@njit(cache=True, nogil=True)
+def fill_paths(
+    leaves: Leaves, runs: Ints, begins: Ints, paths: Paths
+) -> None:  # pragma: no cover - compiled
+    """Unpack some runs, each to its own position."""
+    for j in range(runs.size):
+        run = runs[j]
+        size = np.int64(leaves.sizes[run])
+        begin = begins[j]
+        read_steps(leaves, run, paths.steps[begin : begin + size])
+        read_field(leaves, run, COUNT, paths.counts[begin : begin + size])
+        read_field(leaves, run, UNSURE, paths.unsure[begin : begin + size])
+        for f in range(leaves.lows.shape[1]):
+            read_field(leaves, run, CODES + f, paths.codes[begin : begin + size, f])
+
+
+def pack(paths: Paths, places: Naturals) -> Leaves:
+    """Pack sorted, combined paths; ``places`` has the position of each run's place."""
+    runs, features = paths.starts.size - 1, paths.codes.shape[1]
+    lows = np.empty((runs, features), np.uint8)
+    widths = np.empty((runs, CODES + features), np.uint8)
+    measure_runs(paths, lows, widths)
+    sizes = np.diff(paths.starts)
+    words = (sizes * (widths & 127).sum(axis=1, dtype=np.int64) + 63) // 64
+    starts = np.concatenate([[0], np.cumsum(words)])
+    # One word more, so that no read has to check for the end.
+    leaves = Leaves(
+        places,
+        paths.steps[paths.starts[:-1]].astype(np.uint32),
+        sizes.astype(np.uint32),
+        starts[:-1].astype(np.uint32),
+        lows,
+        widths,
+        np.zeros(int(starts[-1]) + 1, np.uint64),
+    )
+    _fill_words(paths, leaves)
+    # As in mapped files: numba compiles the loops of queries once.
+    return Leaves(*map(frozen, leaves))
+
+
+def unpack(leaves: Leaves, runs: Ints, run_keys: Ints) -> Paths:
+    """Unpack some runs; ``run_keys`` has their keys."""
+    starts = np.concatenate([[0], np.cumsum(leaves.sizes[runs], dtype=np.int64)])
+    paths = empty_paths(run_keys, starts, int(starts[-1]), leaves.lows.shape[1])
+    fill_paths(leaves, runs, starts[:-1], paths)
+    return paths

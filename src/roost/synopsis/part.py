@@ -1,0 +1,199 @@
+"""Relational queries: the part of a synopsis in a scope, itself a synopsis.
+
+Leaves inside the scope are copied, leaves on its border are marked: in results of the part they
+count as possible rows. Whole groups keep their records. A group of which leaves are missing loses
+its exact sums, and results use its leaves instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
+from roost.model.arrays import Floats, Ints
+from roost.model.schemas import TIMESTAMP
+from roost.synopsis.leaves import Bytes, Leaves, Paths
+from roost.synopsis.records import GroupRecords, merge_groups
+from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch
+from roost.synopsis.scope import Scope, compile_scope, row_columns
+from roost.synopsis.spec import KeyLayout, split_group_keys
+from roost.synopsis.synopsis import (
+    PlaceBounds,
+    SmallRows,
+    Synopsis,
+    assemble,
+    from_rows,
+    join,
+)
+
+BATCH_LEAVES = 1 << 16
+
+
+@njit(cache=True, nogil=True)
+def _judge_leaves(
+    leaves: Leaves, groups: GroupList, layout: KeyLayout, leaf_filter: LeafFilter, out: Bytes
+) -> None:  # pragma: no cover - compiled
+    """Fill the state of every leaf of the listed groups, in order."""
+    scratch = make_scratch(leaves, groups, leaf_filter.program.size)
+    at = 0
+    for g in range(groups.slots.size):
+        for run in range(groups.first_runs[g], groups.last_runs[g]):
+            size = np.int64(leaves.sizes[run])
+            start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
+            some = judge_run(leaves, run, start, slot, timed, layout, leaf_filter, scratch)
+            for k in range(size):
+                out[at + k] = scratch.states[0, k] if some else OUTSIDE
+            at += size
+
+
+def select(synopsis: Synopsis, scope: Scope) -> Synopsis:
+    """Return the part of a synopsis in a scope."""
+    compiled = compile_scope(synopsis, scope)
+    listed = compiled.listed
+    whole_runs = _runs(synopsis.run_starts, compiled.whole)
+    cut = np.searchsorted(synopsis.run_starts, listed.first_runs)
+    cut_runs = _runs(synopsis.run_starts, cut)
+    paths = synopsis.paths(cut_runs)
+    states = np.empty(paths.steps.size, np.uint8)
+    _judge_leaves(synopsis.leaves, listed, synopsis.spec.layout, compiled.leaf_filter, states)
+    kept = _filter(paths, states)
+    whole = synopsis.paths(whole_runs)
+    joined = _concatenate(whole, kept)
+    spec = synopsis.spec
+    records = _records(synopsis, compiled.whole, cut, kept)
+    at = np.unique(synopsis.leaves.places[np.concatenate([whole_runs, cut_runs])])
+    places = PlaceBounds(synopsis.places.cells[at], synopsis.places.bounds[at])
+    rows = synopsis.rows.take(compiled.rows == INSIDE)
+    part = assemble(spec, synopsis.bins, records, joined, places, synopsis.bin_records, rows)
+    possible = synopsis.rows.take(compiled.rows == BORDER)
+    return part if not possible.x.size else join([part, _marked(possible, synopsis)], rows)
+
+
+def _records(synopsis: Synopsis, whole: Ints, cut: Ints, kept: Paths) -> GroupRecords:
+    """Return the records of whole groups, and those of cut ones without their sums."""
+    groups = synopsis.groups
+    keys = np.repeat(kept.run_keys >> synopsis.spec.rest_bits, np.diff(kept.starts))
+    remaining, at = np.unique(keys, return_inverse=True)
+    some = groups.take(cut[np.isin(groups.keys[cut], remaining)])
+    _, features, codes = groups.marginals.shape
+    partial = GroupRecords.empty(remaining.size, features, codes)._replace(
+        keys=some.keys,
+        counts=np.bincount(at, kept.counts, remaining.size).astype(np.int64),
+        bounds=some.bounds,
+        times=some.times,
+        exact=np.zeros(remaining.size, np.bool_),
+    )
+    return merge_groups([groups.take(whole), partial])
+
+
+def _marked(rows: SmallRows, like: Synopsis) -> Synopsis:
+    """Return rows that may be in the scope as marked leaves."""
+    found = from_rows(rows, like.spec, like.bins, small=False)
+    paths = found.paths()
+    marked = paths._replace(unsure=np.ones_like(paths.unsure))
+    groups = found.groups._replace(exact=np.zeros_like(found.groups.exact))
+    rest = (found.places, found.bin_records, found.rows)
+    return assemble(like.spec, like.bins, groups, marked, *rest)
+
+
+def _runs(run_starts: Ints, groups: Ints) -> Ints:
+    ranges = [np.arange(run_starts[g], run_starts[g + 1]) for g in groups]
+    return np.concatenate([np.empty(0, np.int64), *ranges])
+
+
+def _filter(paths: Paths, states: Bytes) -> Paths:
+    """Drop the leaves outside, mark those on the border."""
+    kept = np.flatnonzero(states)
+    runs = np.repeat(np.arange(paths.run_keys.size), np.diff(paths.starts))[kept]
+    counts = np.bincount(runs, minlength=paths.run_keys.size)
+    present = counts > 0
+    starts = np.concatenate([[0], np.cumsum(counts[present])])
+    marks = np.maximum(paths.unsure[kept], states[kept] != INSIDE).astype(np.uint8)
+    columns = (paths.steps[kept], paths.counts[kept], marks, paths.codes[kept])
+    return Paths(paths.run_keys[present], starts, *columns)
+
+
+def _concatenate(a: Paths, b: Paths) -> Paths:
+    """Join paths of different groups, sorted by run."""
+    keys = np.concatenate([a.run_keys, b.run_keys])
+    sizes = np.concatenate([np.diff(a.starts), np.diff(b.starts)])
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    by_key = np.argsort(keys)
+    starts = np.concatenate([[0], np.cumsum(sizes[by_key])])
+    inner = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes[by_key])
+    order = np.repeat(begins[:-1][by_key], sizes[by_key]) + inner
+    columns = (np.concatenate([x, y])[order] for x, y in zip(a[2:], b[2:], strict=True))
+    return Paths(keys[by_key], starts, *columns)
+
+
+def record_batches(synopsis: Synopsis) -> Iterator[pa.RecordBatch]:
+    """Yield the leaves, and the rows of small groups, as Arrow record batches.
+
+    Columns: bounds ``x0, y0, x1, y1`` of the place, ``time_from`` and ``time_until`` of the step,
+    ``rows``, ``rows_sure``, and for each feature its least, greatest and mean value, null where it
+    is null; of a category its value.
+    """
+    sizes = synopsis.leaves.sizes.astype(np.int64)
+    runs, ends = np.arange(sizes.size), np.cumsum(sizes)
+    part = (ends - 1) // BATCH_LEAVES
+    for number in np.unique(part):
+        yield _leaf_batch(synopsis, runs[part == number])
+    if synopsis.rows.x.size:
+        yield _row_batch(synopsis)
+
+
+def _leaf_batch(synopsis: Synopsis, runs: Ints) -> pa.RecordBatch:
+    spec, layout = synopsis.spec, synopsis.spec.layout
+    paths = synopsis.paths(runs)
+    sizes = np.diff(paths.starts)
+    _, buckets, slots = split_group_keys(np.repeat(paths.run_keys >> spec.rest_bits, sizes))
+    day, step = np.divmod(paths.steps.astype(np.int64), layout.steps_per_slot)
+    begin = buckets * layout.bucket_us + day * 86_400_000_000
+    begin = begin + slots * layout.slot_us + step * layout.step_us
+    bounds = np.repeat(synopsis.places.bounds[synopsis.leaves.places[runs]], sizes, axis=0)
+    columns = _common(bounds, begin, begin + layout.step_us, paths.counts, paths.unsure)
+    table = synopsis.plane_table
+    for k, feature in enumerate(spec.features):
+        codes = paths.codes[:, k]
+        null = codes == 0
+        names = synopsis.bins.categories[k]
+        if names is not None:
+            texts = pa.array([None, *names, None], feature.type)
+            # A plane of merged categories does not tell which one it was.
+            merged = synopsis.bins.halvings[k] > 0
+            at = np.zeros_like(codes) if merged else codes
+            columns[feature.name] = texts.take(pa.array(at))
+            continue
+        for suffix, values in zip(("low", "high", "mean"), table, strict=True):
+            columns[f"{feature.name}_{suffix}"] = pa.array(values[k, codes], mask=null)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _row_batch(synopsis: Synopsis) -> pa.RecordBatch:
+    rows = synopsis.rows
+    bounds = np.stack([rows.x, rows.y, rows.x, rows.y], axis=1)
+    ones, marks = np.ones(rows.x.size, np.int64), np.zeros(rows.x.size, np.uint8)
+    columns = _common(bounds, rows.time, rows.time + 1, ones, marks)
+    for feature, values in zip(synopsis.spec.features, row_columns(synopsis).values(), strict=True):
+        if feature.categorical:
+            columns[feature.name] = values
+        else:
+            numbers = values.cast(pa.float64())
+            columns |= {f"{feature.name}_{suffix}": numbers for suffix in ("low", "high", "mean")}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _common(
+    bounds: Floats, begin: Ints, end: Ints, counts: Ints, unsure: Bytes
+) -> dict[str, pa.Array]:
+    columns = dict(zip(("x0", "y0", "x1", "y1"), map(pa.array, bounds.T.copy()), strict=True))
+    columns |= {"time_from": pa.array(begin, TIMESTAMP), "time_until": pa.array(end, TIMESTAMP)}
+    sure = np.where(unsure > 0, 0, counts)
+    return columns | {
+        "rows": pa.array(counts, pa.int64()),
+        "rows_sure": pa.array(sure, pa.int64()),
+    }

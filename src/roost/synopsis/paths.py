@@ -1,0 +1,207 @@
+"""Sorting and combining of paths, for building and for merging.
+
+Rows and unpacked leaves are sorted by run and step with two counting sorts, then equal paths of a
+step are combined. The result does not depend on the order of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+
+from roost.model.arrays import Ints
+from roost.synopsis.leaves import Leaves, Paths, empty_paths, fill_paths
+
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True, nogil=True)
+def _number(keys: Ints, slots: Ints, ids: Ints, found: Ints) -> int:  # pragma: no cover
+    """Fill the number of each key in order of appearance, by open addressing."""
+    mask = slots.size - 1
+    count = 0
+    last_key = np.int64(-1)
+    last_id = np.int64(-1)
+    for i in range(keys.size):
+        key = keys[i]
+        if key != last_key:
+            slot = np.int64((np.uint64(key) * HASH_FACTOR) >> np.uint64(20)) & mask
+            while slots[slot] >= 0 and found[slots[slot]] != key:
+                slot = (slot + 1) & mask
+            if slots[slot] < 0:
+                if 2 * count >= slots.size:
+                    return -1
+                slots[slot] = count
+                found[count] = key
+                count += 1
+            last_key = key
+            last_id = slots[slot]
+        ids[i] = last_id
+    return count
+
+
+def rank_keys(keys: Ints) -> tuple[Ints, Ints]:
+    """Return the sorted distinct keys, and the rank of each key among them."""
+    size = 1 << 12
+    while True:
+        ids, found = np.empty(keys.size, np.int64), np.empty(size // 2 + 1, np.int64)
+        count = _number(keys, np.full(size, -1), ids, found)
+        if count >= 0:
+            break
+        size *= 8
+    order = np.argsort(found[:count])
+    ranks = np.empty(count, np.int64)
+    ranks[order] = np.arange(count)
+    return found[:count][order], ranks[ids]
+
+
+@njit(cache=True, nogil=True)
+def sort_rows(
+    ranks: Ints, runs: int, steps: Ints, span: int
+) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
+    """Return the order of rows by rank and step, and where each rank begins."""
+    n = ranks.size
+    sorted_already = True
+    for i in range(1, n):
+        if steps[i] < steps[i - 1]:
+            sorted_already = False
+            break
+    first = np.empty(n, np.int64)
+    if sorted_already:
+        for i in range(n):
+            first[i] = i
+    else:
+        at = np.zeros(span + 1, np.int64)
+        for i in range(n):
+            at[steps[i] + 1] += 1
+        for k in range(span):
+            at[k + 1] += at[k]
+        for i in range(n):
+            first[at[steps[i]]] = i
+            at[steps[i]] += 1
+    starts = np.zeros(runs + 1, np.int64)
+    for i in range(n):
+        starts[ranks[i] + 1] += 1
+    for k in range(runs):
+        starts[k + 1] += starts[k]
+    place = starts[:-1].copy()
+    order = np.empty(n, np.int64)
+    for k in range(n):
+        i = first[k]
+        order[place[ranks[i]]] = i
+        place[ranks[i]] += 1
+    return order, starts
+
+
+@njit(cache=True, nogil=True)
+def _compare(paths: Paths, a: int, b: int) -> int:  # pragma: no cover - compiled
+    for f in range(paths.codes.shape[1]):
+        if paths.codes[a, f] != paths.codes[b, f]:
+            return np.int64(paths.codes[a, f]) - np.int64(paths.codes[b, f])
+    return np.int64(paths.unsure[a]) - np.int64(paths.unsure[b])
+
+
+@njit(cache=True, nogil=True)
+def _sort_step(paths: Paths, order: Ints, begin: int, end: int) -> None:  # pragma: no cover
+    """Sort the leaves of one step by path (Shell sort: most steps have few leaves)."""
+    gap = 1
+    while gap < (end - begin) // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for k in range(begin + gap, end):
+            item = order[k]
+            j = k
+            while j >= begin + gap and _compare(paths, order[j - gap], item) > 0:
+                order[j] = order[j - gap]
+                j -= gap
+            order[j] = item
+        gap //= 3
+
+
+@njit(cache=True, nogil=True)
+def _combine_run(paths: Paths, begin: int, end: int, at: int) -> int:  # pragma: no cover
+    """Sort and combine the leaves of one run, move them to a position, return the next one."""
+    features = paths.codes.shape[1]
+    order = begin + np.argsort(paths.steps[begin:end], kind="mergesort")
+    left = 0
+    while left < order.size:
+        right = left + 1
+        while right < order.size and paths.steps[order[right]] == paths.steps[order[left]]:
+            right += 1
+        _sort_step(paths, order, left, right)
+        left = right
+    steps, counts = paths.steps[order], paths.counts[order]
+    marks, codes = paths.unsure[order], paths.codes[order]
+    for k in range(order.size):
+        same = k > 0 and steps[k] == steps[k - 1] and marks[k] == marks[k - 1]
+        for f in range(features):
+            same = same and codes[k, f] == codes[k - 1, f]
+        if same:
+            paths.counts[at - 1] += counts[k]
+            continue
+        paths.steps[at] = steps[k]
+        paths.counts[at] = counts[k]
+        paths.unsure[at] = marks[k]
+        for f in range(features):
+            paths.codes[at, f] = codes[k, f]
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _combine(paths: Paths) -> int:  # pragma: no cover - compiled
+    """Combine all runs in place; returns how many leaves remain."""
+    features = paths.codes.shape[1]
+    at = 0
+    for run in range(paths.starts.size - 1):
+        begin, end = paths.starts[run], paths.starts[run + 1]
+        paths.starts[run] = at
+        ascending = True
+        for k in range(begin + 1, end):
+            ascending &= paths.steps[k] > paths.steps[k - 1]
+        if not ascending:
+            at = _combine_run(paths, begin, end, at)
+            continue
+        if at < begin:
+            for k in range(begin, end):
+                to = at + k - begin
+                paths.steps[to] = paths.steps[k]
+                paths.counts[to] = paths.counts[k]
+                paths.unsure[to] = paths.unsure[k]
+                for f in range(features):
+                    paths.codes[to, f] = paths.codes[k, f]
+        at += end - begin
+    paths.starts[paths.starts.size - 1] = at
+    return at
+
+
+def combine(paths: Paths) -> Paths:
+    """Sort the leaves of each run by step and path, and combine equal ones; reuses the arrays."""
+    size = _combine(paths)
+    return Paths(*paths[:2], *(column[:size] for column in paths[2:]))
+
+
+def join_paths(parts: Sequence[tuple[Leaves, Ints]]) -> Paths:
+    """Merge the leaves of several synopses with equal bins, each with its run keys.
+
+    Runs of the same key are unpacked one after the other, by their first step. Batches follow each
+    other in time, so most of them are sorted then.
+    """
+    keys = np.concatenate([run_keys for _, run_keys in parts])
+    firsts = np.concatenate([leaves.firsts for leaves, _ in parts])
+    sizes = np.concatenate([leaves.sizes for leaves, _ in parts]).astype(np.int64)
+    order = np.lexsort((firsts, keys))
+    ends = np.cumsum(sizes[order])
+    begins = np.empty_like(ends)
+    begins[order] = ends - sizes[order]
+    run_keys, first_pairs = np.unique(keys[order], return_index=True)
+    total = int(ends[-1]) if ends.size else 0
+    starts = np.append((ends - sizes[order])[first_pairs], total)
+    paths = empty_paths(run_keys, starts, total, parts[0][0].lows.shape[1])
+    at = 0
+    for leaves, own in parts:
+        fill_paths(leaves, np.arange(own.size), begins[at : at + own.size], paths)
+        at += own.size
+    return combine(paths)

@@ -1,0 +1,269 @@
+"""Group records: exact sums of every group, stored as columns, merged by addition.
+
+For every pair of features ``a, b`` a record has, over the rows in which neither is null, their
+number, the sum and the sum of squares of ``a``, and the sum of the products: what a mean, a
+variance, a correlation or a regression of two features needs, with nulls left out pair by pair.
+Values are shifted before they are summed (see :mod:`roost.synopsis.bins`), which keeps variances
+accurate. A record also has the extremes of each feature, the bounds of the group in space and
+time, and its marginals: the number of rows by feature and bin.
+
+Next to the records of the groups there is one of the bins: what lies in a bin over all groups. It
+gives a bin its mean and its extremes, which are narrower than its edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.model.arrays import Floats, Ints
+from roost.synopsis.bins import Coding
+from roost.synopsis.leaves import Bytes, Words
+
+PATTERNS_MAX = 4096
+
+
+class GroupRecords(NamedTuple):
+    """Columns by group, sorted by key; matrices are by feature ``a``, then ``b``."""
+
+    keys: Ints
+    counts: Ints
+    present: Ints  # rows in which neither a nor b is null
+    sums: Floats  # of a, over those rows
+    squares: Floats
+    products: Floats  # by pair a < b, see `pair_index`
+    lows: Floats
+    highs: Floats
+    bounds: Floats  # x0, y0, x1, y1
+    times: Ints  # first, last
+    marginals: Ints  # by feature and code
+    exact: NDArray[np.bool_]  # False where leaves left the group: sums are not those of its leaves
+
+    @classmethod
+    def empty(cls, groups: int, features: int, codes: int) -> GroupRecords:
+        """Return records without rows."""
+        pairs = (groups, features, features)
+        products = np.zeros((groups, features * (features - 1) // 2))
+        bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (groups, 1))
+        limits = np.iinfo(np.int64)
+        return cls(
+            *(np.zeros(groups, np.int64), np.zeros(groups, np.int64), np.zeros(pairs, np.int64)),
+            *(np.zeros(pairs), np.zeros(pairs), products),
+            *(np.full((groups, features), np.inf), np.full((groups, features), -np.inf)),
+            *(bounds, np.tile([limits.max, limits.min], (groups, 1))),
+            np.zeros((groups, features, codes), np.int64),
+            np.ones(groups, np.bool_),
+        )
+
+    def take(self, groups: Any) -> GroupRecords:
+        """Return some of the records."""
+        return GroupRecords(*(column[groups] for column in self))
+
+    def narrowed(self) -> GroupRecords:
+        """Return the same records with counts in the narrowest types, as they are stored."""
+        counts = (narrow(self.counts), narrow(self.present), narrow(self.marginals))
+        return self._replace(counts=counts[0], present=counts[1], marginals=counts[2])
+
+
+@njit(cache=True, nogil=True)
+def pair_index(a: int, b: int, features: int) -> int:  # pragma: no cover - compiled
+    """Return the position of the pair of features ``a < b`` among the products."""
+    return a * (2 * features - a - 1) // 2 + b - a - 1
+
+
+class BinRecords(NamedTuple):
+    """Number, sums and extremes of the values, by feature and code; null is code 0."""
+
+    counts: Ints
+    sums: Floats  # of shifted values
+    squares: Floats
+    lows: Floats
+    highs: Floats
+
+    @classmethod
+    def empty(cls, features: int, codes: int) -> BinRecords:
+        """Return records of no values."""
+        shape = (features, codes)
+        sums = np.zeros(shape), np.zeros(shape)
+        extremes = np.full(shape, np.inf), np.full(shape, -np.inf)
+        return cls(np.zeros(shape, np.int64), *sums, *extremes)
+
+
+def narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Return whole numbers from 0 up in the narrowest type that holds them."""
+    top = int(values.max(initial=0))
+    return values.astype(np.min_scalar_type(top))
+
+
+def merge_groups(parts: Sequence[GroupRecords]) -> GroupRecords:
+    """Add records of equal keys."""
+    keys = np.unique(np.concatenate([part.keys for part in parts]))
+    _, features, codes = parts[0].marginals.shape
+    out = GroupRecords.empty(keys.size, features, codes)._replace(keys=keys)
+    for part in parts:
+        at = np.searchsorted(keys, part.keys)
+        # Keys are distinct within a part, so adding by index loses nothing.
+        for name in ("counts", "present", "sums", "squares", "products", "marginals"):
+            getattr(out, name)[at] += getattr(part, name)
+        for name in ("lows", "highs"):
+            column, pick = getattr(out, name), np.minimum if name == "lows" else np.maximum
+            column[at] = pick(column[at], getattr(part, name))
+        out.bounds[at] = join_bounds(out.bounds[at], part.bounds)
+        out.times[at, 0] = np.minimum(out.times[at, 0], part.times[:, 0])
+        out.times[at, 1] = np.maximum(out.times[at, 1], part.times[:, 1])
+        out.exact[at] &= part.exact
+    return out
+
+
+def join_bounds(a: Floats, b: Floats) -> Floats:
+    """Return the smallest boxes that contain both boxes of a row."""
+    return np.hstack([np.minimum(a[:, :2], b[:, :2]), np.maximum(a[:, 2:], b[:, 2:])])
+
+
+def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:
+    """Add the records of the bins."""
+    return BinRecords(
+        *(np.sum([part[k] for part in parts], axis=0) for k in range(3)),
+        np.min([part.lows for part in parts], axis=0),
+        np.max([part.highs for part in parts], axis=0),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _spread_pattern(
+    group: int, mask: np.uint64, count: int, row: Floats, records: GroupRecords
+) -> None:  # pragma: no cover - compiled
+    """Add the sums of the rows with one pattern of nulls to all pairs that are not null."""
+    features = records.sums.shape[1]
+    one = np.uint64(1)
+    for a in range(features):
+        if mask >> np.uint64(a) & one:
+            for b in range(features):
+                if mask >> np.uint64(b) & one:
+                    records.present[group, a, b] += count
+                    records.sums[group, a, b] += row[2 * a]
+                    records.squares[group, a, b] += row[2 * a + 1]
+
+
+@njit(cache=True, nogil=True)
+def _code_feature(
+    f: int,
+    rows: Ints,
+    values: Floats,
+    coding: Coding,
+    group: int,
+    records: GroupRecords,
+    bins: BinRecords,
+    codes: Bytes,
+    shifted: Floats,
+    masks: Words,
+) -> None:  # pragma: no cover - compiled
+    """Add one feature of a group's rows to the counts, fill its codes and shifted values."""
+    edges, starts, plane = coding.edges[f], coding.starts[f], coding.planes[f]
+    shift, low, scale = coding.shifts[f], coding.lows[f], coding.scales[f]
+    last = float(starts.size - 1)
+    sums, squares, lows, highs = bins.sums[f], bins.squares[f], bins.lows[f], bins.highs[f]
+    marginals = records.marginals[group, f]
+    bit = np.uint64(1) << np.uint64(f)
+    least, most = np.inf, -np.inf
+    for k in range(rows.size):
+        value = values[rows[k], f]
+        if not np.isfinite(value):
+            marginals[0] += 1
+            codes[k, f] = 0
+            shifted[k, f] = 0.0
+            continue
+        code = np.int64(starts[int(min(max((value - low) * scale, 0.0), last))])
+        while edges[code] <= value:
+            code += 1
+        code += 1
+        v = value - shift
+        masks[k] |= bit
+        shifted[k, f] = v
+        codes[k, f] = plane[code]
+        marginals[code] += 1
+        sums[code] += v
+        squares[code] += v * v
+        lows[code] = min(lows[code], value)
+        highs[code] = max(highs[code], value)
+        least, most = min(least, value), max(most, value)
+    records.lows[group, f] = least
+    records.highs[group, f] = most
+
+
+@njit(cache=True, nogil=True)
+def digest_rows(
+    values: Floats,
+    order: Ints,
+    group_starts: Ints,
+    coding: Coding,
+    records: GroupRecords,
+    bins: BinRecords,
+    codes: Bytes,
+) -> None:  # pragma: no cover - compiled
+    """Add rows, listed in order of groups, to the records; fill the codes of the leaves."""
+    features = values.shape[1]
+    longest = 0
+    for group in range(group_starts.size - 1):
+        longest = max(longest, group_starts[group + 1] - group_starts[group])
+    shifted = np.empty((longest, features))
+    masks = np.empty(longest, np.uint64)
+    patterns = np.zeros(PATTERNS_MAX, np.uint64)
+    totals = np.zeros((PATTERNS_MAX, 2 * features))
+    sizes = np.zeros(PATTERNS_MAX, np.int64)
+    for group in range(group_starts.size - 1):
+        begin, end = group_starts[group], group_starts[group + 1]
+        rows = order[begin:end]
+        masks[: end - begin] = np.uint64(0)
+        for f in range(features):
+            own = codes[begin:end]
+            _code_feature(f, rows, values, coding, group, records, bins, own, shifted, masks)
+        known = 0
+        at = 0
+        products = records.products[group]
+        for k in range(end - begin):
+            if known == 0 or patterns[at] != masks[k]:
+                at = 0
+                while at < known and patterns[at] != masks[k]:
+                    at += 1
+                if at == known:
+                    if known == PATTERNS_MAX:
+                        at = known - 1
+                        _spread_pattern(group, patterns[at], sizes[at], totals[at], records)
+                    else:
+                        known += 1
+                    patterns[at] = masks[k]
+                    sizes[at] = 0
+                    totals[at, :] = 0.0
+            sizes[at] += 1
+            # Nulls are zeros here: they add nothing to sums and products.
+            pair = 0
+            for a in range(features):
+                v = shifted[k, a]
+                totals[at, 2 * a] += v
+                totals[at, 2 * a + 1] += v * v
+                for b in range(a + 1, features):
+                    products[pair] += v * shifted[k, b]
+                    pair += 1
+        for at in range(known):
+            _spread_pattern(group, patterns[at], sizes[at], totals[at], records)
+        for f in range(features):
+            for code in range(records.marginals.shape[2]):
+                bins.counts[f, code] += records.marginals[group, f, code]
+
+
+@njit(cache=True, nogil=True)
+def bound_rows(
+    x: Floats, y: Floats, order: Ints, owners: Ints, bounds: Floats
+) -> None:  # pragma: no cover - compiled
+    """Widen the bounds of each row's owner to contain the row; owners are by position in order."""
+    for k in range(order.size):
+        i, at = order[k], owners[k]
+        bounds[at, 0] = min(bounds[at, 0], x[i])
+        bounds[at, 1] = min(bounds[at, 1], y[i])
+        bounds[at, 2] = max(bounds[at, 2], x[i])
+        bounds[at, 3] = max(bounds[at, 3], y[i])

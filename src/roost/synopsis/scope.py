@@ -1,0 +1,380 @@
+"""The scope of a query: shape, time range, hours of the day and predicate.
+
+`compile_scope` evaluates a scope once for each place, group, step of the day and bin. Compiled
+loops then only look up states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import shapely
+from numba import njit
+from numpy.typing import NDArray
+
+from roost.errors import ConfigError, PredicateError, RequestError
+from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
+from roost.model.arrays import Floats, Ints, frozen
+from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
+from roost.predicate import Expression, check, parse
+from roost.predicate.ast import LIST_OPERATORS, Comparison, Condition
+from roost.predicate.axis import axis_of
+from roost.predicate.columns import Block
+from roost.predicate.evaluate import compile_expression
+from roost.synopsis.leaves import Bytes
+from roost.synopsis.scan import AND, OR, GroupList, LeafFilter
+from roost.synopsis.spec import DAY_S, SECOND_US, SynopsisSpec, split_group_keys
+from roost.synopsis.synopsis import Synopsis
+from roost.window.evaluate import polygon_of, shape_bounds, time_of
+
+CACHED = 64
+HOURS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which rows a query is about; without restrictions, all of them.
+
+    Event times are in ``[since, until)``. ``hours`` is a range of hours of the day in UTC, such as
+    ``(14, 16)``; ``(22, 2)`` passes midnight. ``docs/queries.md`` describes predicates; here their
+    attributes are the features.
+    """
+
+    shape: Box | Circle | Polygon | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+    hours: tuple[int, int] | None = None
+    predicate: str | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        if isinstance(shape, Box) and not (shape.x0 <= shape.x1 and shape.y0 <= shape.y1):
+            raise RequestError(Reason.INVERTED_BOX, f"shape {shape}: x0 <= x1 and y0 <= y1")
+        if isinstance(shape, Circle) and not shape.radius >= 0.0:
+            raise RequestError(Reason.BAD_RADIUS, f"shape {shape}: a radius from 0 up")
+        if self.hours is not None:
+            start, stop = self.hours
+            if not (0 <= start < HOURS and 0 < stop <= HOURS and start != stop):
+                expected = "start from 0 to 23, stop from 1 to 24, not the same"
+                raise ConfigError("hours", self.hours, expected)
+        since, until = self.time_range
+        if since >= until:
+            raise ConfigError("since, until", (self.since, self.until), "since before until")
+
+    @property
+    def time_range(self) -> tuple[int, int]:
+        """First microsecond of the range, and the first after it."""
+        since = TIME_MIN if self.since is None else time_of(self.since)
+        return since, TIME_MAX if self.until is None else time_of(self.until)
+
+    def and_predicate(self, predicate: str) -> Scope:
+        """Return the scope restricted by a further predicate."""
+        both = predicate if self.predicate is None else f"({self.predicate}) and ({predicate})"
+        return replace(self, predicate=both)
+
+
+EVERYTHING = Scope()
+
+
+class CompiledScope(NamedTuple):
+    """A scope, evaluated for a synopsis."""
+
+    leaf_filter: LeafFilter
+    whole: Ints  # groups whose records apply
+    listed: GroupList  # groups whose leaves are read
+    rows: Bytes  # state of each row of the small groups
+
+
+def compile_scope(synopsis: Synopsis, scope: Scope) -> CompiledScope:
+    """Evaluate a scope for the places, groups, bins and small rows of a synopsis."""
+    spec, groups = synopsis.spec, synopsis.groups
+    since, until = scope.time_range
+    program = compile_predicate(synopsis, scope.predicate)
+    places = judge_boxes(scope.shape, synopsis.places.bounds, spec)
+    day, day_shares = _judge_day(scope.hours, spec.step_s)
+    leaf_filter = LeafFilter(since, until, day, day_shares, places, *program)
+    _, buckets, slots = split_group_keys(groups.keys)
+    steps = day.reshape(spec.slots, -1)
+    slot_states = np.where(steps.min(1) == steps.max(1), steps[:, 0], BORDER)
+    first, last = groups.times[:, 0], groups.times[:, 1]
+    inside = (first >= since) & (last < until)
+    timed = np.where(inside, INSIDE, BORDER)
+    timed[(last < since) | (first >= until)] = OUTSIDE
+    timed = np.minimum(timed, slot_states[slots])
+    states = timed
+    if scope.shape is not None:
+        states = np.minimum(timed, judge_boxes(scope.shape, groups.bounds, spec))
+    direct = (states == INSIDE) & groups.exact
+    if scope.predicate is not None:
+        direct = np.zeros_like(direct)
+    scanned = np.flatnonzero((states > OUTSIDE) & ~direct)
+    listed = GroupList(
+        synopsis.run_starts[scanned],
+        synopsis.run_starts[scanned + 1],
+        buckets[scanned] * spec.layout.bucket_us,
+        slots[scanned],
+        (timed[scanned] != INSIDE).astype(np.uint8),
+    )
+    return CompiledScope(leaf_filter, np.flatnonzero(direct), listed, _judge_rows(synopsis, scope))
+
+
+def _judge_day(hours: tuple[int, int] | None, step_s: int) -> tuple[Bytes, Floats]:
+    """Return state and share of each step of the day."""
+    steps = DAY_S // step_s
+    if hours is None:
+        return np.full(steps, INSIDE, np.uint8), np.ones(steps)
+    begins = np.arange(steps) * step_s
+    start, stop = hours[0] * 3600, hours[1] * 3600
+    ranges = [(start, stop)] if start < stop else [(start, DAY_S), (0, stop)]
+    shares = np.zeros(steps)
+    for low, high in ranges:
+        shares += np.clip(np.minimum(begins + step_s, high) - np.maximum(begins, low), 0, None)
+    shares /= step_s
+    states = np.where(shares >= 1.0, INSIDE, np.where(shares > 0.0, BORDER, OUTSIDE))
+    return states.astype(np.uint8), shares
+
+
+@njit(cache=True, nogil=True)
+def _judge_simple(
+    boxes: Floats, images: Floats, circle: Floats, lonlat: bool, out: Bytes
+) -> None:  # pragma: no cover - compiled
+    """Fill the state of each box in a box, or in a circle if its radius is not negative."""
+    for k in range(boxes.shape[0]):
+        x0, y0, x1, y1 = boxes[k, 0], boxes[k, 1], boxes[k, 2], boxes[k, 3]
+        out[k] = OUTSIDE
+        for j in range(images.shape[0]):
+            if x1 < images[j, 0] or x0 > images[j, 2] or y1 < images[j, 1] or y0 > images[j, 3]:
+                continue
+            out[k] = BORDER
+            within = images[j, 0] <= x0 and x1 <= images[j, 2]
+            if circle[2] < 0.0 and within and images[j, 1] <= y0 and y1 <= images[j, 3]:
+                out[k] = INSIDE
+        if circle[2] < 0.0 or out[k] == OUTSIDE:
+            continue
+        if x0 == x1 and y0 == y1:
+            held = in_circle(x0, y0, circle[0], circle[1], circle[2], lonlat)
+            out[k] = INSIDE if held else OUTSIDE
+            continue
+        for turn in range(-1, 2):
+            moved = circle.copy()
+            moved[0] += 360.0 * turn
+            if (turn == 0 or lonlat) and circle_holds_cell((x0, y0, x1, y1), moved, lonlat):
+                out[k] = INSIDE
+
+
+def judge_boxes(shape: Box | Circle | Polygon | None, boxes: Floats, spec: SynopsisSpec) -> Bytes:
+    """Return the state of each box: outside the shape, on its border or inside."""
+    states = np.full(boxes.shape[0], INSIDE, np.uint8)
+    if shape is None or not boxes.shape[0]:
+        return states
+    images = np.array(shape_bounds(shape, spec.space), np.float64)
+    circle = np.array([0.0, 0.0, -1.0])
+    if isinstance(shape, Circle):
+        circle = np.array([shape.cx, shape.cy, shape.radius], np.float64)
+    _judge_simple(frozen(boxes), images, circle, spec.lonlat, states)
+    if isinstance(shape, Polygon):
+        polygon = polygon_of(shape.text)
+        near = np.flatnonzero(states)
+        x0, y0, x1, y1 = boxes[near].T
+        points = (x0 == x1) & (y0 == y1)
+        cells = np.where(points, shapely.points(x0, y0), shapely.box(x0, y0, x1, y1))
+        found = np.where(shapely.covers(polygon, cells), INSIDE, BORDER)
+        found[~shapely.intersects(polygon, cells)] = OUTSIDE
+        on_edge = points & (found == BORDER)
+        found[on_edge] = np.where(shapely.intersects_xy(polygon, x0, y0)[on_edge], INSIDE, OUTSIDE)
+        states[near] = found
+    return states
+
+
+def _judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
+    """Return the state of the rows of small groups, by their values."""
+    spec, rows = synopsis.spec, synopsis.rows
+    since, until = scope.time_range
+    inside: NDArray[np.bool_] = (rows.time >= since) & (rows.time < until)
+    if not inside.any():
+        return np.zeros(inside.size, np.uint8)
+    boxes = np.stack([rows.x, rows.y, rows.x, rows.y], axis=1)
+    inside &= judge_boxes(scope.shape, boxes, spec) == INSIDE
+    if scope.hours is not None:
+        start, stop = scope.hours
+        hour = rows.time % (DAY_S * SECOND_US) // (3600 * SECOND_US)
+        after, before = hour >= start, hour < stop
+        inside &= (after & before) if start < stop else (after | before)
+    if scope.predicate is None:
+        return np.where(inside, INSIDE, OUTSIDE).astype(np.uint8)
+    stack: list[Bytes] = []
+    for step in _postfix(_parse(scope.predicate, spec.schema), False):
+        if isinstance(step, int):
+            pick = np.minimum if step == AND else np.maximum
+            stack[-2:] = [pick(*stack[-2:])]
+        else:
+            stack.append(_judge_row_values(synopsis, *step))
+    return np.where(inside, stack[0], OUTSIDE).astype(np.uint8)
+
+
+def _judge_row_values(synopsis: Synopsis, condition: Condition, negated: bool) -> Bytes:
+    """Return the state of the rows of small groups under one condition."""
+    spec = synopsis.spec
+    feature = spec.index(condition.attribute)
+    if spec.features[feature].categorical:
+        values = synopsis.rows.values[:, feature]
+        codes = np.where(np.isfinite(values), values + 1.0, 0.0).astype(np.int64)
+        return _judge_codes(synopsis, feature, condition, negated)[0][codes].astype(np.uint8)
+    holds = _evaluate(condition, negated, spec.schema, row_columns(synopsis))
+    return np.where(holds, INSIDE, OUTSIDE).astype(np.uint8)
+
+
+def _evaluate(
+    condition: Condition, negated: bool, schema: pa.Schema, columns: Mapping[str, pa.Array]
+) -> NDArray[np.bool_]:
+    """Return where a condition, or its negation, is true."""
+    compiled = compile_expression(condition, negated, iter(_slots(condition)), schema)
+    every = np.arange(len(columns[condition.attribute]))
+    return compiled.evaluate(Block(columns, schema, every), every, np.zeros_like(every))
+
+
+def row_columns(synopsis: Synopsis) -> dict[str, pa.Array]:
+    """Return the features of the rows of small groups as Arrow columns."""
+    columns = {}
+    for k, feature in enumerate(synopsis.spec.features):
+        values = synopsis.rows.values[:, k]
+        known = np.isfinite(values)
+        names = synopsis.bins.categories[k]
+        if names is None:
+            numbers = pa.array(np.where(known, values, 0.0), mask=~known)
+            columns[feature.name] = numbers.cast(feature.type)
+        else:
+            texts = [*names, None]
+            picked = [texts[int(v)] if ok else None for v, ok in zip(values, known, strict=True)]
+            columns[feature.name] = pa.array(picked, feature.type)
+    return columns
+
+
+def _slots(condition: Condition) -> list[list[Any]]:
+    """Return the constants of a condition in the form of a group of one predicate."""
+    if condition.operator in LIST_OPERATORS:
+        return [[list(condition.values)]]
+    return [[value] for value in condition.values]
+
+
+@lru_cache(maxsize=CACHED)
+def _parse(text: str, schema: pa.Schema) -> Expression:
+    expression = parse(text)
+    check(expression, schema)
+    for condition in expression.conditions():
+        if isinstance(condition, Comparison):
+            names = ", ".join(sorted(condition.attributes()))
+            problem = "a synopsis compares a feature with constants, not features or arithmetic"
+            raise PredicateError(f"condition on {names}: {problem}")
+    return expression
+
+
+def compile_predicate(synopsis: Synopsis, text: str | None) -> tuple[Ints, Bytes, Floats]:
+    """Return the program of a predicate, and states and shares by condition and code."""
+    codes = synopsis.bins.codes_max
+    if text is None:
+        return np.empty(0, np.int64), np.empty((0, codes), np.uint8), np.empty((0, codes))
+    program: list[int] = []
+    tables: list[tuple[Bytes, Floats]] = []
+    for step in _postfix(_parse(text, synopsis.spec.schema), False):
+        if isinstance(step, int):
+            program.append(step)
+        else:
+            condition, negated = step
+            program.append(synopsis.spec.index(condition.attribute))
+            tables.append(_judge_bins(synopsis, condition, negated))
+    states, shares = (np.array([table[k] for table in tables]) for k in range(2))
+    return np.array(program, np.int64), states, shares
+
+
+def _postfix(expression: Any, negated: bool) -> Iterator[int | tuple[Condition, bool]]:
+    if isinstance(expression, Condition):
+        yield expression, negated
+    elif expression.operator == "not":
+        yield from _postfix(expression.operands[0], not negated)
+    else:
+        for k, operand in enumerate(expression.operands):
+            yield from _postfix(operand, negated)
+            if k:
+                yield AND if (expression.operator == "and") is not negated else OR
+
+
+def _judge_bins(synopsis: Synopsis, condition: Condition, negated: bool) -> tuple[Bytes, Floats]:
+    """Return state and share of each code of the leaves under a condition or its negation."""
+    feature = synopsis.spec.index(condition.attribute)
+    codes = synopsis.bins.codes_max
+    states, shares = _judge_codes(synopsis, feature, condition, negated)
+    planes, counts = synopsis.bins.planes[feature], synopsis.bin_records.counts[feature]
+    known = counts > 0
+    lowest, highest = np.full(codes, INSIDE), np.full(codes, OUTSIDE)
+    np.minimum.at(lowest, planes[known], states[known])
+    np.maximum.at(highest, planes[known], states[known])
+    totals = np.bincount(planes, counts, codes)
+    shares = np.bincount(planes, counts * shares, codes) / np.maximum(totals, 1)
+    merged = np.where(lowest == highest, lowest, BORDER)
+    return np.where(totals > 0, merged, OUTSIDE).astype(np.uint8), np.clip(shares, 0.0, 1.0)
+
+
+def _judge_codes(
+    synopsis: Synopsis, feature: int, condition: Condition, negated: bool
+) -> tuple[Ints, Floats]:
+    """Return state and share of each code of a feature, with all its bins."""
+    if condition.operator == "is null":
+        states = np.where(np.arange(synopsis.bins.codes_max) == 0, INSIDE, OUTSIDE)
+        states = INSIDE - states if negated else states
+        return states, states / INSIDE
+    if synopsis.spec.features[feature].categorical:
+        return _judge_categories(synopsis, feature, condition, negated)
+    return _judge_numbers(synopsis, feature, condition, negated)
+
+
+def _judge_categories(
+    synopsis: Synopsis, feature: int, condition: Condition, negated: bool
+) -> tuple[Ints, Floats]:
+    names = synopsis.bins.categories[feature]
+    assert names is not None
+    schema = synopsis.spec.schema
+    column = pa.array(names, schema.field(feature).type)
+    holds = _evaluate(condition, negated, schema, {condition.attribute: column})
+    # The last bin has the values without a name.
+    other = BORDER
+    if condition.operator in ("=", "!=", "in") and set(condition.values) <= set(names):
+        other = INSIDE if (condition.operator == "!=") is not negated else OUTSIDE
+    states = np.full(synopsis.bins.codes_max, other)
+    states[0] = OUTSIDE
+    states[1 : holds.size + 1] = np.where(holds, INSIDE, OUTSIDE)
+    return states, states / INSIDE
+
+
+def _judge_numbers(
+    synopsis: Synopsis, feature: int, condition: Condition, negated: bool
+) -> tuple[Ints, Floats]:
+    lows, highs = synopsis.bin_records.lows[feature], synopsis.bin_records.highs[feature]
+    axis = axis_of(synopsis.spec.features[feature].type)
+    operator, values = condition.operator, condition.values
+    if operator == "!=":
+        operator, negated = "=", not negated
+    if operator == "in":
+        ranges = [(point, point) for point in axis.points(values)]
+    elif operator == "between":
+        ends = axis.interval(">=", values[0]), axis.interval("<=", values[1])
+        ranges = [(max(ends[0][0], ends[1][0]), min(ends[0][1], ends[1][1]))]
+    else:
+        ranges = [axis.interval(operator, values[0])]
+    states, shares = np.full(lows.size, OUTSIDE), np.zeros(lows.size)
+    spans = np.maximum(highs - lows, np.finfo(np.float64).tiny)
+    for low, high in ((float(low), float(high)) for low, high in ranges if low <= high):
+        inside = (lows >= low) & (highs <= high)
+        touched = (lows <= high) & (highs >= low)
+        states = np.maximum(states, np.where(inside, INSIDE, np.where(touched, BORDER, OUTSIDE)))
+        shares += np.clip(np.minimum(highs, high) - np.maximum(lows, low), 0.0, None) / spans
+    shares = np.where(states == BORDER, np.clip(shares, 0.0, 1.0), states / INSIDE)
+    if negated:
+        states, shares = INSIDE - states, 1.0 - shares
+    states[0], shares[0] = OUTSIDE, 0.0  # a comparison with null is not true
+    return states, shares

@@ -1,0 +1,232 @@
+"""What a synopsis describes, and how rows are divided into groups.
+
+The key of a group is a spatial prefix, a calendar bucket and an hour-of-day slot. The prefix is
+the first bits of a geohash; with plane coordinates the bits divide the bounds of the space. Inside
+a group, leaves also record the *place* (a longer prefix) and the *step* (a short interval of
+time), so a query that cuts a group still finds most of its rows wholly inside or outside.
+
+Prefix, bucket, slot and the rest of the place are packed into one integer, the run key, in this
+order: sorted run keys are sorted by group, and then by place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from roost.errors import ConfigError
+from roost.kernel.cells import spread
+from roost.model.arrays import Floats, Ints
+from roost.model.space import Coordinates, Rect, Space
+from roost.predicate.ast import Kind
+from roost.predicate.kinds import kind_of
+
+DAY_S = 86_400
+SECOND_US = 1_000_000
+PLACE_BITS_MAX = 32
+BINS_MAX = 250  # the code of a bin fits in a byte, with one for null
+BUCKET_BITS = 24
+SLOT_BITS = 5
+# Bucket 0 is the one of 1970; buckets before it must not be negative in a key.
+BUCKET_ZERO = 1 << (BUCKET_BITS - 1)
+WORLD = Rect(-180.0, -90.0, 180.0, 90.0)
+
+
+class BinRule(StrEnum):
+    """How the edges of the bins follow the density of a feature."""
+
+    EQUAL_DENSITY = "equal_density"  # every bin has the same share of the rows
+    CUBE_ROOT = "cube_root"  # bins per unit of value follow the cube root of the density
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A column that the synopsis describes; strings and booleans are categories."""
+
+    name: str
+    type: pa.DataType
+
+    def __post_init__(self) -> None:
+        accepted = pa.types.is_integer(self.type) or pa.types.is_floating(self.type)
+        if not (accepted or self.categorical):
+            expected = "a column of integers, floats, strings or booleans"
+            raise ConfigError(f"synopsis.features: {self.name}", str(self.type), expected)
+
+    @property
+    def categorical(self) -> bool:
+        """Whether values are categories, which have no mean."""
+        return kind_of(self.type) in (Kind.STRING, Kind.BOOLEAN)
+
+
+class KeyLayout(NamedTuple):
+    """The numbers by which compiled loops compute keys and times."""
+
+    x0: float
+    y0: float
+    cells_per_x: float
+    cells_per_y: float
+    axis_cells: int
+    rest_bits: int
+    bucket_us: int
+    slot_us: int
+    step_us: int
+    steps_per_slot: int
+
+
+@dataclass(frozen=True)
+class SynopsisSpec:
+    """Features and resolution of a synopsis; only synopses with equal specs can be merged."""
+
+    features: tuple[Feature, ...]
+    space: Space = Space(WORLD)  # noqa: RUF009 - immutable
+    prefix_bits: int = 6
+    place_bits: int = 24
+    bucket_days: int = 28
+    slots: int = 8
+    step_s: int = 3600
+    bins: int = 96
+    rule: BinRule = BinRule.CUBE_ROOT
+    x: str = "lon"
+    y: str = "lat"
+    time: str = "event_time"
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        if not names or len(set(names)) != len(names) or len(names) > 64:
+            raise ConfigError("synopsis.features", names, "1 to 64 distinct columns")
+        _check_range("place_bits", self.place_bits, 2, PLACE_BITS_MAX)
+        if self.place_bits % 2:
+            raise ConfigError("synopsis.place_bits", self.place_bits, "an even number")
+        _check_range("prefix_bits", self.prefix_bits, 0, self.place_bits)
+        _check_range("bucket_days", self.bucket_days, 1, 10_000)
+        _check_range("bins", self.bins, 2, BINS_MAX)
+        if not 1 <= self.slots <= 24 or DAY_S % self.slots:
+            raise ConfigError("synopsis.slots", self.slots, "a divisor of 24")
+        if self.step_s < 1 or self.slot_s % self.step_s:
+            expected = f"a number of seconds that divides a slot of {self.slot_s}"
+            raise ConfigError("synopsis.step_s", self.step_s, expected)
+
+    @classmethod
+    def of(cls, schema: pa.Schema, features: Sequence[str], **settings: Any) -> SynopsisSpec:
+        """Build the spec of a table's columns."""
+        missing = [name for name in features if name not in schema.names]
+        if missing:
+            raise ConfigError("synopsis.features", missing[0], f"one of {', '.join(schema.names)}")
+        columns = (Feature(name, _value_type(schema.field(name).type)) for name in features)
+        return cls(tuple(columns), **settings)
+
+    @property
+    def slot_s(self) -> int:
+        """Length of an hour-of-day slot."""
+        return DAY_S // self.slots
+
+    @property
+    def rest_bits(self) -> int:
+        """Bits of a place after the prefix."""
+        return self.place_bits - self.prefix_bits
+
+    @property
+    def lonlat(self) -> bool:
+        """Whether positions are degrees."""
+        return self.space.coordinates is Coordinates.LONLAT
+
+    @cached_property
+    def layout(self) -> KeyLayout:
+        """The numbers for compiled loops."""
+        bounds = WORLD if self.lonlat else self.space.bounds
+        side = 1 << (self.place_bits // 2)
+        return KeyLayout(
+            *(bounds.x0, bounds.y0, side / bounds.width, side / bounds.height, side),
+            self.rest_bits,
+            self.bucket_days * DAY_S * SECOND_US,
+            self.slot_s * SECOND_US,
+            self.step_s * SECOND_US,
+            self.slot_s // self.step_s,
+        )
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of the features, for predicates."""
+        return pa.schema([(feature.name, feature.type) for feature in self.features])
+
+    def index(self, name: str, *, numeric: bool = False) -> int:
+        """Return the position of a feature; raises `ConfigError` if there is none."""
+        names = [feature.name for feature in self.features]
+        if name not in names:
+            raise ConfigError("feature", name, f"one of {', '.join(names)}")
+        position = names.index(name)
+        if numeric and self.features[position].categorical:
+            numbers = [feature.name for feature in self.features if not feature.categorical]
+            raise ConfigError("feature", name, f"a number: one of {', '.join(numbers)}")
+        return position
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data for a file."""
+        features = [[feature.name, str(feature.type)] for feature in self.features]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"features": features, "space": self.space.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SynopsisSpec:
+        """Invert :meth:`to_json`."""
+        features = tuple(
+            Feature(name, pa.type_for_alias(alias)) for name, alias in data["features"]
+        )
+        space, rule = Space.from_json(data["space"]), BinRule(data["rule"])
+        return cls(**data | {"features": features, "space": space, "rule": rule})
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"synopsis.{name}", value, f"a number from {low} to {high}")
+
+
+def _value_type(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(type_):
+        return _value_type(type_.value_type)
+    return pa.string() if kind_of(type_) is Kind.STRING else type_
+
+
+@njit(cache=True, nogil=True)
+def run_keys(
+    x: Floats, y: Floats, time: Ints, layout: KeyLayout, keys: Ints, steps: Ints
+) -> None:  # pragma: no cover - compiled
+    """Fill the run key and the step of each row."""
+    last = float(layout.axis_cells - 1)
+    rest_bits = layout.rest_bits
+    day = 86_400_000_000
+    for i in range(x.size):
+        column = int(min(max((x[i] - layout.x0) * layout.cells_per_x, 0.0), last))
+        row = int(min(max((y[i] - layout.y0) * layout.cells_per_y, 0.0), last))
+        place = (spread(column) << 1) | spread(row)
+        bucket = time[i] // layout.bucket_us
+        in_bucket = time[i] - bucket * layout.bucket_us
+        day_of_bucket = in_bucket // day
+        of_day = in_bucket - day_of_bucket * day
+        slot = of_day // layout.slot_us
+        step = (of_day - slot * layout.slot_us) // layout.step_us
+        head = (place >> rest_bits) << BUCKET_BITS | (bucket + BUCKET_ZERO)
+        head = head << SLOT_BITS | slot
+        keys[i] = head << rest_bits | (place & ((1 << rest_bits) - 1))
+        steps[i] = day_of_bucket * layout.steps_per_slot + step
+
+
+def split_group_keys(keys: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return prefix, bucket and slot of group keys."""
+    slots = keys & ((1 << SLOT_BITS) - 1)
+    buckets = (keys >> SLOT_BITS & ((1 << BUCKET_BITS) - 1)) - BUCKET_ZERO
+    return keys >> (SLOT_BITS + BUCKET_BITS), buckets, slots
+
+
+def places_of(run_keys: Ints, spec: SynopsisSpec) -> Ints:
+    """Return the place of each run key: the prefix and the rest."""
+    rest = spec.rest_bits
+    prefix = run_keys >> (rest + SLOT_BITS + BUCKET_BITS)
+    return np.asarray(prefix << rest | run_keys & ((1 << rest) - 1))

@@ -1,0 +1,362 @@
+"""A synopsis: group records, leaves and the rows of small groups; build, merge, save and open.
+
+A group with so few rows that they take fewer bytes than a record is stored as rows, and becomes a
+record when it has grown. Building, merging and the size of the batches do not change results:
+records add up, paths are sorted and combined, and a group is stored as rows or as a record by its
+number of rows alone.
+
+All state is a set of named arrays, in a file that any process can map.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from roost.errors import ConfigError, SourceError, StateError
+from roost.model.arrays import Floats, Ints, frozen
+from roost.model.columns import convert, one_array, times_as_int
+from roost.model.schemas import TIMESTAMP
+from roost.storage.files import map_arrays, write_arrays
+from roost.synopsis.bins import Bins, feature_values, learn_bins
+from roost.synopsis.leaves import Leaves, Paths, pack, unpack
+from roost.synopsis.paths import combine, join_paths, rank_keys, sort_rows
+from roost.synopsis.records import (
+    BinRecords,
+    GroupRecords,
+    bound_rows,
+    digest_rows,
+    join_bounds,
+    merge_bins,
+    merge_groups,
+)
+from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
+
+FORMAT = 1
+
+
+class PlaceBounds(NamedTuple):
+    """Places in ascending order, and the bounds of the rows in each."""
+
+    cells: Ints
+    bounds: Floats
+
+
+class SmallRows(NamedTuple):
+    """Rows of small groups, at full resolution."""
+
+    x: Floats
+    y: Floats
+    time: Ints
+    values: Floats  # by row, then feature
+
+    @classmethod
+    def empty(cls, features: int) -> SmallRows:
+        """Return no rows."""
+        none = np.empty(0)
+        return cls(none, none, np.empty(0, np.int64), np.empty((0, features)))
+
+    def take(self, rows: Any) -> SmallRows:
+        """Return some of the rows."""
+        return SmallRows(*(column[rows] for column in self))
+
+
+class PlaneTable(NamedTuple):
+    """Extremes and mean of the values by feature and code of the leaves."""
+
+    lows: Floats
+    highs: Floats
+    means: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Synopsis:
+    """A sketch of a table of points; immutable.
+
+    Runs ``run_starts[g]`` to ``run_starts[g + 1]`` of the leaves belong to group ``g``.
+    """
+
+    spec: SynopsisSpec
+    bins: Bins
+    groups: GroupRecords
+    run_starts: Ints
+    leaves: Leaves
+    places: PlaceBounds
+    bin_records: BinRecords
+    rows: SmallRows
+
+    @property
+    def count(self) -> int:
+        """Number of rows described."""
+        return int(self.groups.counts.sum(dtype=np.int64)) + self.rows.x.size
+
+    @property
+    def leaf_count(self) -> int:
+        """Number of leaves, without the rows of small groups."""
+        return int(self.leaves.sizes.sum(dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state, as it is stored."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+    @cached_property
+    def run_keys(self) -> Ints:
+        """Key of each run."""
+        groups = np.repeat(self.groups.keys, np.diff(self.run_starts))
+        rest = self.places.cells[self.leaves.places] & ((1 << self.spec.rest_bits) - 1)
+        return np.asarray(groups << self.spec.rest_bits | rest)
+
+    @cached_property
+    def plane_table(self) -> PlaneTable:
+        """What is known of the values of each code of the leaves."""
+        return _plane_table(self.bin_records, self.bins)
+
+    def paths(self, runs: Ints | None = None) -> Paths:
+        """Return the leaves of some runs, or of all."""
+        if runs is None:
+            runs = np.arange(self.leaves.sizes.size)
+        return unpack(self.leaves, runs, self.run_keys[runs])
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the state as named arrays."""
+        head = {"format": FORMAT, "spec": self.spec.to_json(), "bins": self.bins.to_json()}
+        arrays = {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)}
+        arrays["run_starts"] = self.run_starts
+        for name, part in self._parts().items():
+            arrays |= {f"{name}.{key}": value for key, value in part._asdict().items()}
+        return arrays
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _PARTS}
+
+    def save(self, path: Path) -> int:
+        """Write the synopsis to a new file, which any process can map; returns its bytes."""
+        return write_arrays(path, self.arrays())
+
+    @classmethod
+    def open(cls, path: Path) -> Synopsis:
+        """Map a saved synopsis; arrays are read when they are used."""
+        return cls.of(map_arrays(path), str(path))
+
+    @classmethod
+    def of(cls, arrays: dict[str, NDArray[Any]], name: str = "arrays") -> Synopsis:
+        """Invert :meth:`arrays`, without copying."""
+        if "head" not in arrays:
+            raise StateError(f"{name} is not a synopsis")
+        head = json.loads(arrays["head"].tobytes())
+        if head.get("format") != FORMAT:
+            raise StateError(f"{name} has synopsis format {head.get('format')}, expected {FORMAT}")
+        parts = {
+            part: kind(*(frozen(arrays[f"{part}.{key}"]) for key in kind._fields))
+            for part, kind in _PARTS.items()
+        }
+        spec, bins = SynopsisSpec.from_json(head["spec"]), Bins.from_json(head["bins"])
+        return cls(spec, bins, run_starts=arrays["run_starts"], **parts)
+
+
+_PARTS: dict[str, Any] = {
+    "groups": GroupRecords,
+    "leaves": Leaves,
+    "places": PlaceBounds,
+    "bin_records": BinRecords,
+    "rows": SmallRows,
+}
+
+
+def build(table: pa.Table, spec: SynopsisSpec, bins: Bins | None = None) -> Synopsis:
+    """Build the synopsis of a table.
+
+    Without ``bins``, they are learned from the table; synopses are merged only under equal bins.
+    Rows with a null or non-finite position or a null time are refused: decode them first.
+    """
+    check_columns(table, spec)
+    known = learn_bins(table, spec) if bins is None else bins
+    return from_rows(read_rows(table, spec, known), spec, known)
+
+
+def check_columns(table: pa.Table, spec: SynopsisSpec) -> None:
+    """Refuse a table that lacks a column."""
+    for name in (spec.x, spec.y, spec.time, *spec.schema.names):
+        if name not in table.column_names:
+            expected = f"a column of the table: one of {', '.join(table.column_names)}"
+            raise ConfigError("synopsis column", name, expected)
+
+
+def read_rows(table: pa.Table, spec: SynopsisSpec, bins: Bins) -> SmallRows:
+    """Return the columns of a table as arrays."""
+    position = [np.asarray(convert(table[name], pa.float64())[0]) for name in (spec.x, spec.y)]
+    times = one_array(table[spec.time])
+    if not pa.types.is_integer(times.type):
+        times = convert(times, TIMESTAMP)[0]
+    bad = ~np.isfinite(position[0]) | ~np.isfinite(position[1])
+    if times.null_count or bad.any():
+        row = int(np.flatnonzero(bad | np.asarray(times.is_null()))[0])
+        raise SourceError(f"row {row}: a synopsis requires a finite position and a time")
+    values = np.empty((table.num_rows, len(spec.features)))
+    for k, feature in enumerate(spec.features):
+        column = one_array(table[feature.name])
+        values[:, k] = feature_values(column, feature, bins.categories[k])
+    return SmallRows(position[0], position[1], np.asarray(times_as_int(times)), values)
+
+
+def rows_max(spec: SynopsisSpec, bins: Bins) -> int:
+    """Return up to how many rows a group is stored as rows: they take less than a record."""
+    features = len(spec.features)
+    pairs = features * features * (4 + 8 + 8) + features * (features - 1) // 2 * 8
+    record = pairs + features * (16 + 2 * bins.codes_max) + 64
+    return record // (8 * (3 + features))
+
+
+def from_rows(rows: SmallRows, spec: SynopsisSpec, bins: Bins, *, small: bool = True) -> Synopsis:
+    """Build from rows; with ``small``, small groups are stored as rows."""
+    keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
+    run_keys(*map(frozen, rows[:3]), spec.layout, keys, steps)
+    distinct, ranks = rank_keys(keys)
+    kept = SmallRows.empty(len(spec.features))
+    if small:
+        group_of_run = np.unique(distinct >> spec.rest_bits, return_inverse=True)[1]
+        sizes = np.bincount(group_of_run, np.bincount(ranks, minlength=distinct.size))
+        few = (sizes <= rows_max(spec, bins))[group_of_run][ranks]
+        if few.any():
+            kept, rows = rows.take(few), rows.take(~few)
+            keys, steps = keys[~few], steps[~few]
+            distinct, ranks = rank_keys(keys)
+    span = int(steps.max(initial=0)) + 1
+    order, starts = sort_rows(ranks, distinct.size, steps, span)
+    return _digest(rows, spec, bins, distinct, order, starts, steps, kept)
+
+
+def _digest(
+    rows: SmallRows,
+    spec: SynopsisSpec,
+    bins: Bins,
+    distinct: Ints,
+    order: Ints,
+    starts: Ints,
+    steps: Ints,
+    kept: SmallRows,
+) -> Synopsis:
+    features, codes_max, n = len(spec.features), bins.codes_max, order.size
+    group_keys, first_runs = np.unique(distinct >> spec.rest_bits, return_index=True)
+    run_starts = np.append(first_runs, distinct.size).astype(np.int64)
+    group_starts = starts[run_starts]
+    groups = GroupRecords.empty(group_keys.size, features, codes_max)._replace(keys=group_keys)
+    groups.counts[:] = np.diff(group_starts)
+    stats = BinRecords.empty(features, codes_max)
+    codes = np.empty((n, features), np.uint8)
+    digest_rows(frozen(rows.values), order, group_starts, bins.coding, groups, stats, codes)
+    time = rows.time[order]
+    if n:
+        groups.times[:, 0] = np.minimum.reduceat(time, group_starts[:-1])
+        groups.times[:, 1] = np.maximum.reduceat(time, group_starts[:-1])
+    cells, place_of_run = np.unique(places_of(distinct, spec), return_inverse=True)
+    bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (distinct.size, 1))
+    owners = np.repeat(np.arange(distinct.size), np.diff(starts))
+    bound_rows(frozen(rows.x), frozen(rows.y), order, owners, bounds)
+    places = PlaceBounds(cells, _reduce_bounds(bounds, place_of_run, cells.size))
+    group_of_run = np.repeat(np.arange(group_keys.size), np.diff(run_starts))
+    groups.bounds[:] = _reduce_bounds(bounds, group_of_run, group_keys.size)
+    ones, marks = np.ones(n, np.int32), np.zeros(n, np.uint8)
+    # The starts of the runs change when paths are combined.
+    paths = Paths(distinct, starts.copy(), steps[order].astype(np.int32), ones, marks, codes)
+    leaves = pack(combine(paths), place_of_run.astype(np.uint32))
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, kept)
+
+
+def _reduce_bounds(bounds: Floats, owners: Ints, count: int) -> Floats:
+    out = np.tile([np.inf, np.inf, -np.inf, -np.inf], (count, 1))
+    for column, pick in enumerate((np.minimum, np.minimum, np.maximum, np.maximum)):
+        pick.at(out[:, column], owners, bounds[:, column])
+    return out
+
+
+def merge(parts: Sequence[Synopsis]) -> Synopsis:
+    """Merge synopses with equal specs and bins; the order does not matter."""
+    if not parts:
+        raise ConfigError("merge", [], "at least one synopsis")
+    first = parts[0]
+    for part in parts[1:]:
+        if part.spec != first.spec:
+            raise ConfigError("merge", part.spec, f"synopses of one spec: {first.spec}")
+        different = first.bins.difference(part.bins, first.spec.features)
+        if different is not None:
+            raise ConfigError("merge", f"other bins of {different}", "synopses with equal bins")
+    if len(parts) == 1:
+        return first
+    rows, grown = _promote(parts)
+    return join([*parts, *grown], rows)
+
+
+def _promote(parts: Sequence[Synopsis]) -> tuple[SmallRows, list[Synopsis]]:
+    """Return the rows of groups that stay small, and a synopsis of those that have grown."""
+    spec, bins = parts[0].spec, parts[0].bins
+    rows = SmallRows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True)))
+    if not rows.x.size:
+        return rows, []
+    keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
+    run_keys(*map(frozen, rows[:3]), spec.layout, keys, steps)
+    distinct, group, sizes = np.unique(
+        keys >> spec.rest_bits, return_inverse=True, return_counts=True
+    )
+    recorded = np.unique(np.concatenate([part.groups.keys for part in parts]))
+    large = (sizes > rows_max(spec, bins)) | np.isin(distinct, recorded)
+    grown = large[group]
+    if not grown.any():
+        return rows, []
+    return rows.take(~grown), [from_rows(rows.take(grown), spec, bins, small=False)]
+
+
+def join(parts: Sequence[Synopsis], rows: SmallRows) -> Synopsis:
+    """Merge records and leaves; ``rows`` are those of the groups that stay small."""
+    spec, bins = parts[0].spec, parts[0].bins
+    groups = merge_groups([part.groups for part in parts])
+    paths = join_paths([(part.leaves, part.run_keys) for part in parts])
+    cells = np.unique(np.concatenate([part.places.cells for part in parts]))
+    bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (cells.size, 1))
+    for part in parts:
+        at = np.searchsorted(cells, part.places.cells)
+        bounds[at] = join_bounds(bounds[at], part.places.bounds)
+    stats = merge_bins([part.bin_records for part in parts])
+    return assemble(spec, bins, groups, paths, PlaceBounds(cells, bounds), stats, rows)
+
+
+def assemble(
+    spec: SynopsisSpec,
+    bins: Bins,
+    groups: GroupRecords,
+    paths: Paths,
+    places: PlaceBounds,
+    stats: BinRecords,
+    rows: SmallRows,
+) -> Synopsis:
+    """Build a synopsis from its parts; the groups must be those of the paths."""
+    run_groups = paths.run_keys >> spec.rest_bits
+    run_starts = np.append(np.searchsorted(run_groups, groups.keys), run_groups.size)
+    at = np.searchsorted(places.cells, places_of(paths.run_keys, spec)).astype(np.uint32)
+    leaves = pack(paths, at)
+    starts = run_starts.astype(np.int64)
+    return Synopsis(spec, bins, groups.narrowed(), starts, leaves, places, stats, rows)
+
+
+def _plane_table(records: BinRecords, bins: Bins) -> PlaneTable:
+    features, codes = records.counts.shape
+    lows, highs = np.full((features, codes), np.inf), np.full((features, codes), -np.inf)
+    counts, sums = np.zeros((features, codes)), np.zeros((features, codes))
+    for f in range(features):
+        at = bins.planes[f]
+        np.minimum.at(lows[f], at, records.lows[f])
+        np.maximum.at(highs[f], at, records.highs[f])
+        np.add.at(counts[f], at, records.counts[f])
+        np.add.at(sums[f], at, records.sums[f])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = np.clip(bins.shifts[:, None] + sums / counts, lows, highs)
+    return PlaneTable(lows, highs, np.where(lows <= highs, means, 0.0))
