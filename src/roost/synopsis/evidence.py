@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from roost.kernel.shapes import INSIDE
-from roost.model.arrays import Floats
+from roost.model.arrays import Floats, Ints
 from roost.synopsis.bounds import ValueCounts
 from roost.synopsis.records import pair_index
 from roost.synopsis.scan import scan
@@ -43,6 +44,26 @@ class PairEvidence(NamedTuple):
     seconds: ValueCounts
     sizes: tuple[float, float]
     records: int
+
+
+@njit(cache=True, nogil=True)
+def _occurring(out: Floats) -> tuple[Ints, Ints, Floats]:  # pragma: no cover - compiled
+    """Return the combinations of codes without null that occur, and their three counts."""
+    total = 0
+    for i in range(1, out.shape[1]):
+        for j in range(1, out.shape[2]):
+            total += out[0, i, j] + out[1, i, j] > 0.0
+    first, second = np.empty(total, np.int64), np.empty(total, np.int64)
+    counts = np.empty((3, total))
+    at = 0
+    for i in range(1, out.shape[1]):
+        for j in range(1, out.shape[2]):
+            if out[0, i, j] + out[1, i, j] > 0.0:
+                first[at], second[at] = i, j
+                for k in range(3):
+                    counts[k, at] = out[0, i, j] + (out[k, i, j] if k else 0.0)
+                at += 1
+    return first, second, counts
 
 
 def count_rows(synopsis: Synopsis, scope: Scope) -> tuple[float, float, float, int]:
@@ -86,11 +107,10 @@ def gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEvidenc
     """Return what is known of two features, over the rows that have both."""
     compiled = compile_scope(synopsis, scope)
     out, read = _scan(synopsis, compiled, a, b)
-    i, j = np.nonzero(out[1, 1:, 1:])
-    counts = out[:, i + 1, j + 1]
+    i, j, counts = _occurring(out)
     table = synopsis.plane_table
     entries = [
-        ValueCounts(*(column[f, at + 1] for column in table), *counts) for f, at in ((a, i), (b, j))
+        ValueCounts(*(column[f, at] for column in table), *counts) for f, at in ((a, i), (b, j))
     ]
     if compiled.rows.any():
         both = np.isfinite(synopsis.rows.values[:, [a, b]]).all(axis=1)
@@ -113,7 +133,10 @@ def _scan(synopsis: Synopsis, compiled: CompiledScope, a: int, b: int) -> tuple[
     if not compiled.listed.slots.size:
         return out, 0
     layout, leaf_filter = synopsis.spec.layout, compiled.leaf_filter
-    return out, scan(synopsis.leaves, compiled.listed, layout, leaf_filter, a, b, out)
+    read = scan(synopsis.leaves, compiled.listed, layout, leaf_filter, a, b, out)
+    if b < 0:
+        out[1:] += out[0]
+    return out, read
 
 
 def _entries(

@@ -75,13 +75,20 @@ def bits_of(value: int) -> int:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def read_bits(words: Words, bit: int, width: int) -> int:  # pragma: no cover - compiled
-    """Return the number of at most 32 bits at a bit position."""
+    """Return the number of at most 32 bits at a bit position; one word more must follow."""
     word = bit >> 6
     offset = np.uint64(bit & 63)
-    value = words[word] >> offset
-    if (bit & 63) + width > 64:
-        value |= words[word + 1] << (np.uint64(64) - offset)
+    # Two shifts, because a shift by 64 is undefined.
+    rest = (words[word + 1] << np.uint64(1)) << (np.uint64(63) - offset)
+    value = (words[word] >> offset) | rest
     return np.int64(value & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+
+
+@njit(cache=True, nogil=True)
+def read_code(words: Words, bit: int, width: int, low: int, nulls: int) -> int:  # pragma: no cover
+    """Return the code at a bit position; ``nulls`` is 1 if packed value 0 is null."""
+    value = read_bits(words, bit, width)
+    return 0 if nulls & (value == 0) else value + low - nulls
 
 
 @njit(cache=True, nogil=True)
@@ -199,8 +206,7 @@ def read_field(leaves: Leaves, run: int, field: int, out: NDArray[Any]) -> None:
         return
     bit = field_start(leaves, run, field)
     for k in range(size):
-        value = read_bits(leaves.words, bit, width)
-        out[k] = 0 if nulls and value == 0 else value + low - nulls
+        out[k] = read_code(leaves.words, bit, width, low, nulls)
         bit += width
 
 
@@ -229,7 +235,7 @@ def pack(paths: Paths, places: Naturals) -> Leaves:
     sizes = np.diff(paths.starts)
     words = (sizes * (widths & 127).sum(axis=1, dtype=np.int64) + 63) // 64
     starts = np.concatenate([[0], np.cumsum(words)])
-    # One word more, so that no read has to check for the end.
+    # Two words more, so that no read has to check for the end.
     leaves = Leaves(
         places,
         paths.steps[paths.starts[:-1]].astype(np.uint32),
@@ -237,7 +243,7 @@ def pack(paths: Paths, places: Naturals) -> Leaves:
         starts[:-1].astype(np.uint32),
         lows,
         widths,
-        np.zeros(int(starts[-1]) + 1, np.uint64),
+        np.zeros(int(starts[-1]) + 2, np.uint64),
     )
     _fill_words(paths, leaves)
     # As in mapped files: numba compiles the loops of queries once.

@@ -18,7 +18,7 @@ from roost.model.arrays import Floats, Ints
 from roost.model.schemas import TIMESTAMP
 from roost.synopsis.leaves import Bytes, Leaves, Paths
 from roost.synopsis.records import GroupRecords, merge_groups
-from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch
+from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch, near_runs
 from roost.synopsis.scope import Scope, compile_scope, row_columns
 from roost.synopsis.spec import KeyLayout, split_group_keys
 from roost.synopsis.synopsis import (
@@ -35,37 +35,45 @@ BATCH_LEAVES = 1 << 16
 
 @njit(cache=True, nogil=True)
 def _judge_leaves(
-    leaves: Leaves, groups: GroupList, layout: KeyLayout, leaf_filter: LeafFilter, out: Bytes
+    leaves: Leaves,
+    runs: Ints,
+    owners: Ints,
+    groups: GroupList,
+    layout: KeyLayout,
+    leaf_filter: LeafFilter,
+    out: Bytes,
 ) -> None:  # pragma: no cover - compiled
-    """Fill the state of every leaf of the listed groups, in order."""
-    scratch = make_scratch(leaves, groups, leaf_filter.program.size)
+    """Fill the state of every leaf of some runs, in order."""
+    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
     at = 0
-    for g in range(groups.slots.size):
-        for run in range(groups.first_runs[g], groups.last_runs[g]):
-            size = np.int64(leaves.sizes[run])
-            start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-            some = judge_run(leaves, run, start, slot, timed, layout, leaf_filter, scratch)
-            for k in range(size):
-                out[at + k] = scratch.states[0, k] if some else OUTSIDE
-            at += size
+    for k in range(runs.size):
+        run, g = runs[k], owners[k]
+        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
+        begin, end, inside = judge_run(
+            leaves, run, start, slot, timed, layout, leaf_filter, scratch
+        )
+        for j in range(np.int64(leaves.sizes[run])):
+            state = INSIDE if inside else scratch.states[0, j]
+            out[at + j] = state if begin <= j < end else OUTSIDE
+        at += np.int64(leaves.sizes[run])
 
 
 def select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     """Return the part of a synopsis in a scope."""
     compiled = compile_scope(synopsis, scope)
-    listed = compiled.listed
-    whole_runs = _runs(synopsis.run_starts, compiled.whole)
-    cut = np.searchsorted(synopsis.run_starts, listed.first_runs)
-    cut_runs = _runs(synopsis.run_starts, cut)
-    paths = synopsis.paths(cut_runs)
+    spec, leaves, listed = synopsis.spec, synopsis.leaves, compiled.listed
+    runs, owners = near_runs(leaves, listed, compiled.leaf_filter)
+    paths = synopsis.paths(runs)
     states = np.empty(paths.steps.size, np.uint8)
-    _judge_leaves(synopsis.leaves, listed, synopsis.spec.layout, compiled.leaf_filter, states)
+    _judge_leaves(leaves, runs, owners, listed, spec.layout, compiled.leaf_filter, states)
     kept = _filter(paths, states)
-    whole = synopsis.paths(whole_runs)
-    joined = _concatenate(whole, kept)
-    spec = synopsis.spec
+    starts = synopsis.run_starts
+    ranges = [np.arange(starts[g], starts[g + 1]) for g in compiled.whole]
+    whole_runs = np.concatenate([np.empty(0, np.int64), *ranges])
+    joined = _concatenate(synopsis.paths(whole_runs), kept)
+    cut = np.searchsorted(starts, listed.first_runs, side="right") - 1
     records = _records(synopsis, compiled.whole, cut, kept)
-    at = np.unique(synopsis.leaves.places[np.concatenate([whole_runs, cut_runs])])
+    at = np.unique(leaves.places[np.concatenate([whole_runs, runs])])
     places = PlaceBounds(synopsis.places.cells[at], synopsis.places.bounds[at])
     rows = synopsis.rows.take(compiled.rows == INSIDE)
     part = assemble(spec, synopsis.bins, records, joined, places, synopsis.bin_records, rows)
@@ -98,11 +106,6 @@ def _marked(rows: SmallRows, like: Synopsis) -> Synopsis:
     groups = found.groups._replace(exact=np.zeros_like(found.groups.exact))
     rest = (found.places, found.bin_records, found.rows)
     return assemble(like.spec, like.bins, groups, marked, *rest)
-
-
-def _runs(run_starts: Ints, groups: Ints) -> Ints:
-    ranges = [np.arange(run_starts[g], run_starts[g + 1]) for g in groups]
-    return np.concatenate([np.empty(0, np.int64), *ranges])
 
 
 def _filter(paths: Paths, states: Bytes) -> Paths:

@@ -17,9 +17,13 @@ from roost.model.arrays import Floats, Ints
 from roost.synopsis.leaves import (
     CODES,
     COUNT,
+    STEP,
     UNSURE,
     Bytes,
     Leaves,
+    field_start,
+    read_bits,
+    read_code,
     read_field,
     read_steps,
 )
@@ -42,6 +46,7 @@ class LeafFilter(NamedTuple):
     day: Bytes  # state of each step of the day, by the hours of the query
     day_shares: Floats
     places: Bytes  # state of each place
+    near: Ints  # places that are not outside, ascending
     program: Ints
     states: Bytes
     shares: Floats
@@ -66,11 +71,11 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def make_scratch(leaves: Leaves, groups: GroupList, depth: int) -> Scratch:  # pragma: no cover
+def make_scratch(leaves: Leaves, runs: Ints, depth: int) -> Scratch:  # pragma: no cover - compiled
+    """Allocate for the longest of some runs and a predicate of some conditions."""
     longest = 0
-    for g in range(groups.slots.size):
-        for run in range(groups.first_runs[g], groups.last_runs[g]):
-            longest = max(longest, np.int64(leaves.sizes[run]))
+    for run in runs:
+        longest = max(longest, np.int64(leaves.sizes[run]))
     return Scratch(
         np.empty(longest, np.int64),
         np.empty((depth + 1, longest), np.uint8),
@@ -143,6 +148,53 @@ def _judge_predicate(
 
 
 @njit(cache=True, nogil=True)
+def _step_at(time: int, start_us: int, slot: int, layout: KeyLayout) -> int:  # pragma: no cover
+    """Return the first step of a group that does not begin before a time; -1 if one contains it."""
+    # Far times would overflow.
+    time = min(max(time, start_us - DAY_US), start_us + layout.bucket_us + DAY_US)
+    since_slot = time - start_us - slot * layout.slot_us
+    day = since_slot // DAY_US
+    of_day = since_slot - day * DAY_US
+    if of_day >= layout.slot_us:
+        return max((day + 1) * layout.steps_per_slot, 0)
+    if of_day % layout.step_us:
+        return -1
+    return max(day * layout.steps_per_slot + of_day // layout.step_us, 0)
+
+
+@njit(cache=True, nogil=True)
+def step_range(
+    start_us: int, slot: int, layout: KeyLayout, leaf_filter: LeafFilter
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Return the steps of a group inside the scope, from and to; -1, -1 if it cuts a step."""
+    per_slot = layout.steps_per_slot
+    for k in range(slot * per_slot, (slot + 1) * per_slot):
+        if leaf_filter.day[k] != INSIDE:
+            return -1, -1
+    low = _step_at(leaf_filter.since, start_us, slot, layout)
+    high = _step_at(leaf_filter.until, start_us, slot, layout)
+    return (-1, -1) if low < 0 or high < 0 else (low, high)
+
+
+@njit(cache=True, nogil=True)
+def _find_part(
+    leaves: Leaves, run: int, low: int, high: int
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Return the leaves of a run with steps in a range, from and to."""
+    words, size = leaves.words, np.int64(leaves.sizes[run])
+    width = np.int64(leaves.widths[run, STEP])
+    bit, step = np.int64(leaves.starts[run]) * 64, np.int64(leaves.firsts[run])
+    begin = end = 0
+    for k in range(size):
+        step += read_bits(words, bit + k * width, width)
+        if step >= high:
+            break
+        begin += step < low
+        end += 1
+    return begin, end
+
+
+@njit(cache=True, nogil=True)
 def judge_run(
     leaves: Leaves,
     run: int,
@@ -152,12 +204,23 @@ def judge_run(
     layout: KeyLayout,
     leaf_filter: LeafFilter,
     scratch: Scratch,
-) -> bool:  # pragma: no cover - compiled
-    """Fill states and shares of a run's leaves; returns False if all are outside."""
+) -> tuple[int, int, bool]:  # pragma: no cover - compiled
+    """Return which leaves of a run may be inside, from and to, and whether all of them are.
+
+    Otherwise states and shares of all leaves of the run are filled.
+    """
     size = np.int64(leaves.sizes[run])
     place = leaf_filter.places[leaves.places[run]]
     if place == OUTSIDE:
-        return False
+        return 0, 0, True
+    simple = place == INSIDE and leaves.widths[run, UNSURE] == 0
+    if simple and leaf_filter.program.size == 0:
+        if not timed:
+            return 0, size, True
+        low, high = step_range(start_us, slot, layout, leaf_filter)
+        if low >= 0:
+            begin, end = _find_part(leaves, run, low, high)
+            return begin, end, True
     share = 1.0 if place == INSIDE else HALF
     for k in range(size):
         scratch.states[0, k] = place
@@ -172,7 +235,35 @@ def judge_run(
         _judge_time(leaves, run, start_us, slot, layout, leaf_filter, scratch)
     if leaf_filter.program.size:
         _judge_predicate(leaves, run, leaf_filter, scratch)
-    return True
+    return 0, size, False
+
+
+@njit(cache=True, nogil=True)
+def near_runs(
+    leaves: Leaves, groups: GroupList, leaf_filter: LeafFilter
+) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
+    """Return the runs of the listed groups at places that are not outside, and their groups."""
+    near = leaf_filter.near
+    total = 0
+    for g in range(groups.slots.size):
+        total += min(near.size, groups.last_runs[g] - groups.first_runs[g])
+    runs, owners = np.empty(total, np.int64), np.empty(total, np.int64)
+    size = 0
+    for g in range(groups.slots.size):
+        first, last = groups.first_runs[g], groups.last_runs[g]
+        # Runs of a group are sorted by place: a few places are searched for, many are merged.
+        few = near.size * 8 < last - first
+        run = first
+        for place in near:
+            if few:
+                run += np.searchsorted(leaves.places[run:last], np.uint32(place))
+            else:
+                while run < last and leaves.places[run] < place:
+                    run += 1
+            if run < last and leaves.places[run] == place:
+                runs[size], owners[size] = run, g
+                size += 1
+    return runs[:size], owners[:size]
 
 
 @njit(cache=True, nogil=True)
@@ -185,36 +276,50 @@ def scan(
     b: int,
     out: Floats,
 ) -> int:  # pragma: no cover - compiled
-    """Add up rows by the codes of two features: certainly inside, possibly inside, estimated.
+    """Add up rows by the codes of two features: inside, on the border, estimated on the border.
 
     A negative feature counts as code 0. Returns the number of leaves read.
     """
-    scratch = make_scratch(leaves, groups, leaf_filter.program.size)
-    counts = np.empty(scratch.numbers.size, np.int64)
-    firsts, seconds = np.zeros_like(counts), np.zeros_like(counts)
+    runs, owners = near_runs(leaves, groups, leaf_filter)
+    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
+    words, widths, lows, sure = leaves.words, leaves.widths, leaves.lows, out[0]
     read = 0
-    for g in range(groups.slots.size):
-        for run in range(groups.first_runs[g], groups.last_runs[g]):
-            timed = groups.timed[g] > 0
-            start, slot = groups.starts_us[g], groups.slots[g]
-            if not judge_run(leaves, run, start, slot, timed, layout, leaf_filter, scratch):
-                continue
-            size = np.int64(leaves.sizes[run])
-            read += size
-            read_field(leaves, run, COUNT, counts)
-            if a >= 0:
-                read_field(leaves, run, CODES + a, firsts)
-            if b >= 0:
-                read_field(leaves, run, CODES + b, seconds)
-            for k in range(size):
-                state = scratch.states[0, k]
-                if state == OUTSIDE:
-                    continue
-                i, j = firsts[k], seconds[k]
-                out[1, i, j] += counts[k]
-                if state == INSIDE:
-                    out[0, i, j] += counts[k]
-                    out[2, i, j] += counts[k]
-                else:
-                    out[2, i, j] += counts[k] * scratch.shares[0, k]
+    for at in range(runs.size):
+        run, g = runs[at], owners[at]
+        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
+        begin, end, inside = judge_run(leaves, run, start, slot, timed, layout, leaf_filter, scratch)
+        size = np.int64(leaves.sizes[run])
+        read += size
+        if begin == end:
+            continue
+        bit_n, width_n = field_start(leaves, run, COUNT), np.int64(widths[run, COUNT])
+        bit_a, width_a, low_a, nulls_a = 0, 0, 0, 0
+        bit_b, width_b, low_b, nulls_b = 0, 0, 0, 0
+        if a >= 0:
+            bit_a, low_a = field_start(leaves, run, CODES + a), np.int64(lows[run, a])
+            width_a = np.int64(widths[run, CODES + a] & 127)
+            nulls_a = np.int64(widths[run, CODES + a] >> 7)
+        if b >= 0:
+            bit_b, low_b = field_start(leaves, run, CODES + b), np.int64(lows[run, b])
+            width_b = np.int64(widths[run, CODES + b] & 127)
+            nulls_b = np.int64(widths[run, CODES + b] >> 7)
+        if inside and width_n == 0:
+            bit_a += begin * width_a
+            bit_b += begin * width_b
+            for _ in range(end - begin):
+                i = read_code(words, bit_a, width_a, low_a, nulls_a)
+                j = read_code(words, bit_b, width_b, low_b, nulls_b)
+                sure[i, j] += 1.0
+                bit_a += width_a
+                bit_b += width_b
+            continue
+        for k in range(begin, end):
+            i = read_code(words, bit_a + k * width_a, width_a, low_a, nulls_a)
+            j = read_code(words, bit_b + k * width_b, width_b, low_b, nulls_b)
+            count = 1 + read_bits(words, bit_n + k * width_n, width_n)
+            if inside or scratch.states[0, k] == INSIDE:
+                out[0, i, j] += count
+            elif scratch.states[0, k] == BORDER:
+                out[1, i, j] += count
+                out[2, i, j] += count * scratch.shares[0, k]
     return read

@@ -28,11 +28,20 @@ from roost.predicate.columns import Block
 from roost.predicate.evaluate import compile_expression
 from roost.synopsis.leaves import Bytes
 from roost.synopsis.scan import AND, OR, GroupList, LeafFilter
-from roost.synopsis.spec import DAY_S, SECOND_US, SynopsisSpec, split_group_keys
+from roost.synopsis.spec import (
+    BUCKET_BITS,
+    BUCKET_ZERO,
+    DAY_S,
+    SECOND_US,
+    SLOT_BITS,
+    KeyLayout,
+    SynopsisSpec,
+)
 from roost.synopsis.synopsis import Synopsis
 from roost.window.evaluate import polygon_of, shape_bounds, time_of
 
 CACHED = 64
+_NO_PREDICATE = (np.empty(0, np.int64), np.empty((0, 0), np.uint8), np.empty((0, 0)))
 HOURS = 24
 
 
@@ -96,33 +105,65 @@ def compile_scope(synopsis: Synopsis, scope: Scope) -> CompiledScope:
     since, until = scope.time_range
     program = compile_predicate(synopsis, scope.predicate)
     places = judge_boxes(scope.shape, synopsis.places.bounds, spec)
+    near = np.flatnonzero(places)
     day, day_shares = _judge_day(scope.hours, spec.step_s)
-    leaf_filter = LeafFilter(since, until, day, day_shares, places, *program)
-    _, buckets, slots = split_group_keys(groups.keys)
-    steps = day.reshape(spec.slots, -1)
-    slot_states = np.where(steps.min(1) == steps.max(1), steps[:, 0], BORDER)
-    first, last = groups.times[:, 0], groups.times[:, 1]
-    inside = (first >= since) & (last < until)
-    timed = np.where(inside, INSIDE, BORDER)
-    timed[(last < since) | (first >= until)] = OUTSIDE
-    timed = np.minimum(timed, slot_states[slots])
-    states = timed
-    if scope.shape is not None:
-        states = np.minimum(timed, judge_boxes(scope.shape, groups.bounds, spec))
-    direct = (states == INSIDE) & groups.exact
-    if scope.predicate is not None:
-        direct = np.zeros_like(direct)
-    scanned = np.flatnonzero((states > OUTSIDE) & ~direct)
-    listed = GroupList(
-        synopsis.run_starts[scanned],
-        synopsis.run_starts[scanned + 1],
-        buckets[scanned] * spec.layout.bucket_us,
-        slots[scanned],
-        (timed[scanned] != INSIDE).astype(np.uint8),
+    leaf_filter = LeafFilter(since, until, day, day_shares, places, near, *program)
+    boxes = judge_boxes(scope.shape, groups.bounds, spec)
+    usable = groups.exact if scope.predicate is None else np.zeros_like(groups.exact)
+    whole, *listed = _judge_groups(
+        frozen(groups.keys), frozen(groups.times), boxes, frozen(usable),
+        frozen(synopsis.run_starts), spec.layout, since, until, day,
     )
-    return CompiledScope(leaf_filter, np.flatnonzero(direct), listed, _judge_rows(synopsis, scope))
+    return CompiledScope(leaf_filter, whole, GroupList(*listed), _judge_rows(synopsis, scope))
 
 
+@njit(cache=True, nogil=True)
+def _judge_groups(
+    keys: Ints,
+    times: Ints,
+    boxes: Bytes,
+    usable: NDArray[np.bool_],
+    run_starts: Ints,
+    layout: KeyLayout,
+    since: int,
+    until: int,
+    day: Bytes,
+) -> tuple[Ints, Ints, Ints, Ints, Ints, Bytes]:  # pragma: no cover - compiled
+    """Return the groups inside whose records apply, and the columns of the groups to scan."""
+    whole, listed = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
+    starts_us, slots = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
+    timed = np.empty(keys.size, np.uint8)
+    wholes = lists = 0
+    for g in range(keys.size):
+        slot = keys[g] & ((1 << SLOT_BITS) - 1)
+        state = INSIDE
+        if times[g, 1] < since or times[g, 0] >= until:
+            state = OUTSIDE
+        elif times[g, 0] < since or times[g, 1] >= until:
+            state = BORDER
+        hours = day[slot * layout.steps_per_slot]
+        for k in range(slot * layout.steps_per_slot, (slot + 1) * layout.steps_per_slot):
+            if day[k] != hours:
+                hours = BORDER
+        state = min(state, hours)
+        if min(state, boxes[g]) == OUTSIDE:
+            continue
+        if state == INSIDE and boxes[g] == INSIDE and usable[g]:
+            whole[wholes] = g
+            wholes += 1
+            continue
+        bucket = (keys[g] >> SLOT_BITS & ((1 << BUCKET_BITS) - 1)) - BUCKET_ZERO
+        listed[lists] = g
+        starts_us[lists] = bucket * layout.bucket_us
+        slots[lists] = slot
+        timed[lists] = state != INSIDE
+        lists += 1
+    found = listed[:lists]
+    runs = run_starts[found], run_starts[found + 1]
+    return whole[:wholes], runs[0], runs[1], starts_us[:lists], slots[:lists], timed[:lists]
+
+
+@lru_cache(maxsize=CACHED)
 def _judge_day(hours: tuple[int, int] | None, step_s: int) -> tuple[Bytes, Floats]:
     """Return state and share of each step of the day."""
     steps = DAY_S // step_s
@@ -194,6 +235,8 @@ def judge_boxes(shape: Box | Circle | Polygon | None, boxes: Floats, spec: Synop
 def _judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
     """Return the state of the rows of small groups, by their values."""
     spec, rows = synopsis.spec, synopsis.rows
+    if not rows.time.size:
+        return np.empty(0, np.uint8)
     since, until = scope.time_range
     inside: NDArray[np.bool_] = (rows.time >= since) & (rows.time < until)
     if not inside.any():
@@ -276,9 +319,8 @@ def _parse(text: str, schema: pa.Schema) -> Expression:
 
 def compile_predicate(synopsis: Synopsis, text: str | None) -> tuple[Ints, Bytes, Floats]:
     """Return the program of a predicate, and states and shares by condition and code."""
-    codes = synopsis.bins.codes_max
     if text is None:
-        return np.empty(0, np.int64), np.empty((0, codes), np.uint8), np.empty((0, codes))
+        return _NO_PREDICATE
     program: list[int] = []
     tables: list[tuple[Bytes, Floats]] = []
     for step in _postfix(_parse(text, synopsis.spec.schema), False):

@@ -86,9 +86,9 @@ class SynopsisSpec:
 
     features: tuple[Feature, ...]
     space: Space = Space(WORLD)  # noqa: RUF009 - immutable
-    prefix_bits: int = 6
+    prefix_bits: int = 4
     place_bits: int = 24
-    bucket_days: int = 28
+    bucket_days: int = 14
     slots: int = 8
     step_s: int = 3600
     bins: int = 96

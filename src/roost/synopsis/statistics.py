@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numba import njit
 
 from roost.errors import ConfigError
 from roost.model.arrays import Floats
@@ -134,56 +135,110 @@ def correlation(
     """Return Pearson's correlation of two features."""
     a, b = (synopsis.spec.index(name, numeric=True) for name in (first, second))
     evidence = gather_pair(synopsis, scope, a, b)
-    shift_a, shift_b = (float(synopsis.bins.shifts[f]) for f in (a, b))
-    firsts, seconds = _move(evidence.firsts, shift_a), _move(evidence.seconds, shift_b)
-    exact, expected = evidence.sums, firsts.expected
-    rows = exact.rows + float(expected.sum())
-    rows_low = exact.rows + float(firsts.sure.sum())
-    rows_high = exact.rows + float(firsts.most.sum())
-    if rows_high < 2.0 or rows <= 0.0:
+    firsts, seconds = evidence.firsts, evidence.seconds
+    shifts = float(synopsis.bins.shifts[a]), float(synopsis.bins.shifts[b])
+    rows_high = evidence.sums.rows + float(firsts.most.sum())
+    found = _pair_moments(firsts, seconds, evidence.sums, *shifts, evidence.sizes)
+    if rows_high < 2.0 or found.rows <= 0.0:
         return SynopsisResult(None, None, None, evidence.records)
-    centre_a = (exact.a + float(expected @ firsts.means)) / rows
-    centre_b = (exact.b + float(expected @ seconds.means)) / rows
-    exact = _recentre(exact, centre_a, centre_b)
-    firsts, seconds = _move(firsts, centre_a), _move(seconds, centre_b)
-    size_a = max(evidence.sizes[0] + abs(centre_a), _size_of(firsts))
-    size_b = max(evidence.sizes[1] + abs(centre_b), _size_of(seconds))
-
-    def bounded(total: float, lows: Floats, highs: Floats, size: float) -> Interval:
-        ends = total + float(firsts.sure @ lows), total + float(firsts.sure @ highs)
-        found = mean_interval(Interval(*ends), rows_low, lows, highs, firsts.optional)
-        return found.widened(rounding(rows_high, size))
-
-    corners = [x * y for x in (firsts.lows, firsts.highs) for y in (seconds.lows, seconds.highs)]
-    mean_a = bounded(exact.a, firsts.lows, firsts.highs, size_a)
-    mean_b = bounded(exact.b, seconds.lows, seconds.highs, size_b)
-    var_a = bounded(exact.aa, *square_bounds(firsts.lows, firsts.highs), size_a * size_a)
-    var_b = bounded(exact.bb, *square_bounds(seconds.lows, seconds.highs), size_b * size_b)
-    product = bounded(
-        exact.ab, np.minimum.reduce(corners), np.maximum.reduce(corners), size_a * size_b
+    optional = firsts.optional
+    if optional.any():
+        lows, highs = _pair_terms(
+            _move(firsts, shifts[0] + found.centre_a), _move(seconds, shifts[1] + found.centre_b)
+        )
+        means = [
+            mean_interval(Interval(low, high), found.rows_sure, more_low, more_high, optional)
+            for low, high, more_low, more_high in zip(found.lows, found.highs, lows, highs, strict=True)
+        ]
+    else:
+        pairs = zip(found.lows.tolist(), found.highs.tolist(), strict=True)
+        means = [Interval(low / found.rows_sure, high / found.rows_sure) for low, high in pairs]
+    size_a, size_b = found.size_a, found.size_b
+    sizes = (size_a, size_b, size_a * size_a, size_b * size_b, size_a * size_b)
+    mean_a, mean_b, square_a, square_b, product = (
+        interval.widened(rounding(rows_high, size))
+        for interval, size in zip(means, sizes, strict=True)
     )
-    var_a, var_b = var_a.minus(mean_a.squared()), var_b.minus(mean_b.squared())
+    var_a, var_b = square_a.minus(mean_a.squared()), square_b.minus(mean_b.squared())
     low, high = _ratio(product.minus(mean_a.times(mean_b)), var_a, var_b)
-    aa = exact.aa + float(expected @ (firsts.means * firsts.means))
-    bb = exact.bb + float(expected @ (seconds.means * seconds.means))
-    ab = exact.ab + float(expected @ (firsts.means * seconds.means))
     # Below this, a constant feature differs from its mean by rounding only.
-    varies = aa > rounding(rows, size_a * size_a) and bb > rounding(rows, size_b * size_b)
+    varies = found.aa > rounding(found.rows, sizes[2]) and found.bb > rounding(found.rows, sizes[3])
     if not varies:
         return SynopsisResult(None, low, high, evidence.records)
-    value = min(max(ab / math.sqrt(aa * bb), low), high)
+    value = min(max(found.ab / math.sqrt(found.aa * found.bb), low), high)
     return SynopsisResult(value, low, high, evidence.records)
 
 
-def _recentre(sums: Sums, a: float, b: float) -> Sums:
-    return Sums(
-        sums.rows,
-        sums.a - sums.rows * a,
-        sums.b - sums.rows * b,
-        sums.aa - 2.0 * a * sums.a + sums.rows * a * a,
-        sums.bb - 2.0 * b * sums.b + sums.rows * b * b,
-        sums.ab - a * sums.b - b * sums.a + sums.rows * a * b,
-    )
+class _PairMoments(NamedTuple):
+    """Estimated moments about the estimated means, and bounds of the sums over certain rows."""
+
+    rows: float
+    rows_sure: float
+    centre_a: float  # of shifted values
+    centre_b: float
+    aa: float
+    bb: float
+    ab: float
+    size_a: float
+    size_b: float
+    lows: Floats  # of a, b, aa, bb, ab
+    highs: Floats
+
+
+@njit(cache=True, nogil=True)
+def _pair_moments(
+    firsts: ValueCounts,
+    seconds: ValueCounts,
+    sums: Sums,
+    shift_a: float,
+    shift_b: float,
+    sizes: tuple[float, float],
+) -> _PairMoments:  # pragma: no cover - compiled
+    n = firsts.means.size
+    rows, rows_sure, total_a, total_b = sums.rows, sums.rows, sums.a, sums.b
+    for k in range(n):
+        rows += firsts.expected[k]
+        rows_sure += firsts.sure[k]
+        total_a += firsts.expected[k] * (firsts.means[k] - shift_a)
+        total_b += firsts.expected[k] * (seconds.means[k] - shift_b)
+    a = total_a / rows if rows > 0.0 else 0.0
+    b = total_b / rows if rows > 0.0 else 0.0
+    size_a, size_b = sizes[0] + abs(a), sizes[1] + abs(b)
+    aa = sums.aa - 2.0 * a * sums.a + sums.rows * a * a
+    bb = sums.bb - 2.0 * b * sums.b + sums.rows * b * b
+    ab = sums.ab - a * sums.b - b * sums.a + sums.rows * a * b
+    lows = np.array([sums.a - sums.rows * a, sums.b - sums.rows * b, aa, bb, ab])
+    highs = lows.copy()
+    for k in range(n):
+        x, y = firsts.means[k] - shift_a - a, seconds.means[k] - shift_b - b
+        weight, sure = firsts.expected[k], firsts.sure[k]
+        aa += weight * x * x
+        bb += weight * y * y
+        ab += weight * x * y
+        x0, x1 = firsts.lows[k] - shift_a - a, firsts.highs[k] - shift_a - a
+        y0, y1 = seconds.lows[k] - shift_b - b, seconds.highs[k] - shift_b - b
+        size_a = max(size_a, abs(x0), abs(x1))
+        size_b = max(size_b, abs(y0), abs(y1))
+        lows[0] += sure * x0
+        highs[0] += sure * x1
+        lows[1] += sure * y0
+        highs[1] += sure * y1
+        lows[2] += sure * (0.0 if x0 <= 0.0 <= x1 else min(x0 * x0, x1 * x1))
+        highs[2] += sure * max(x0 * x0, x1 * x1)
+        lows[3] += sure * (0.0 if y0 <= 0.0 <= y1 else min(y0 * y0, y1 * y1))
+        highs[3] += sure * max(y0 * y0, y1 * y1)
+        lows[4] += sure * min(x0 * y0, x0 * y1, x1 * y0, x1 * y1)
+        highs[4] += sure * max(x0 * y0, x0 * y1, x1 * y0, x1 * y1)
+    return _PairMoments(rows, rows_sure, a, b, aa, bb, ab, size_a, size_b, lows, highs)
+
+
+def _pair_terms(firsts: ValueCounts, seconds: ValueCounts) -> tuple[list[Floats], list[Floats]]:
+    """Return the least and greatest a, b, aa, bb and ab of each entry."""
+    corners = [x * y for x in (firsts.lows, firsts.highs) for y in (seconds.lows, seconds.highs)]
+    squares = [square_bounds(x.lows, x.highs) for x in (firsts, seconds)]
+    lows = [firsts.lows, seconds.lows, squares[0][0], squares[1][0], np.minimum.reduce(corners)]
+    highs = [firsts.highs, seconds.highs, squares[0][1], squares[1][1], np.maximum.reduce(corners)]
+    return lows, highs
 
 
 def _ratio(product: Interval, var_a: Interval, var_b: Interval) -> Interval:
