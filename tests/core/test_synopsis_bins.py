@@ -193,7 +193,7 @@ def test_refused_specs_name_the_setting() -> None:
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=f"synopsis.{name}"):
             make_spec(TABLE, **{name: value})
-    with pytest.raises(ConfigError, match="'tmp'.*temp"):
+    with pytest.raises(ConfigError, match=r"'tmp'.*temp"):
         SynopsisSpec.of(TABLE.schema, ["tmp"])
     with pytest.raises(ConfigError, match="features: event_time"):
         SynopsisSpec.of(TABLE.schema, ["event_time"])

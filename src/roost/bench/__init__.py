@@ -26,11 +26,12 @@ NAMES = (
     "reconfigure",
     "strategies",
     "operators",
+    "synopsis",
 )
 
 # All draw plots.
 PACKAGES: dict[str, tuple[str, ...]] = {name: ("matplotlib",) for name in NAMES}
-PACKAGES |= {name: ("duckdb", "matplotlib") for name in ("peers", "snapshot")}
+PACKAGES |= {name: ("duckdb", "matplotlib") for name in ("peers", "snapshot", "synopsis")}
 
 
 def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:

@@ -1,8 +1,8 @@
 """Synopsis: a sketch of a stream of points that returns statistics with bounds.
 
 `build` makes a synopsis from a table, `merge` adds synopses, `Synopsis.save` and `Synopsis.open`
-store them. Queries take a synopsis and a `Scope` and return a `SynopsisResult`: a value, bounds, and
-what the bounds promise. `docs/synopsis.md` describes both.
+store them. Queries take a synopsis and a `Scope` and return a `SynopsisResult`: a value, bounds,
+and what the bounds promise. `docs/synopsis.md` describes both.
 """
 
 from __future__ import annotations

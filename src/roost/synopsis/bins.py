@@ -275,4 +275,4 @@ def feature_values(column: pa.Array, feature: Feature, names: tuple[Any, ...] | 
         if any(abs(extreme or 0) > EXACT_MAX for extreme in extremes.values()):
             raise SourceError(f"feature {feature.name}: integers from 2**53 up are not supported")
         column = column.cast(pa.float64())
-    return as_numpy(column).astype(np.float64, copy=False)
+    return np.asarray(as_numpy(column), np.float64)

@@ -48,8 +48,8 @@ class SynopsisResult:
         """Return the difference of two results."""
         records = self.records + other.records
         pairs = ((self.value, other.value), (self.low, other.high), (self.high, other.low))
-        parts = [None if a is None or b is None else a - b for a, b in pairs]
-        return SynopsisResult(*parts, records)
+        value, low, high = (None if a is None or b is None else a - b for a, b in pairs)
+        return SynopsisResult(value, low, high, records)
 
 
 class ValueCounts(NamedTuple):

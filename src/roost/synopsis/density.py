@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roost.errors import ConfigError
-from roost.model.arrays import Floats
+from roost.model.arrays import Floats, Ints
 from roost.synopsis.bounds import (
     EPSILON,
     Interval,
@@ -64,7 +64,7 @@ def quantiles(
 
 
 def _quantile(
-    counts: ValueCounts, rank: float, by_low: Floats, by_high: Floats, records: int
+    counts: ValueCounts, rank: float, by_low: Ints, by_high: Ints, records: int
 ) -> SynopsisResult:
     """Bound the quantile of any selection: optional rows count where they move it furthest."""
     sure = float(counts.sure.sum())
@@ -84,9 +84,9 @@ def _quantile(
     if counts.expected.any():
         # Each mean is the middle of its rows; equal means are one, whatever their order.
         means, at = np.unique(counts.means, return_inverse=True)
-        rows = np.bincount(at, counts.expected)
-        middles = np.cumsum(rows) - rows / 2.0
-        value = float(np.interp(rank * rows.sum(), middles, means))
+        weights = np.bincount(at, counts.expected)
+        middles = np.cumsum(weights) - weights / 2.0
+        value = float(np.interp(rank * weights.sum(), middles, means))
         value = min(max(value, low), high)
     return SynopsisResult(value, low - margin, high + margin, records)
 

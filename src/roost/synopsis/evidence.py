@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from roost.kernel.shapes import INSIDE
 from roost.model.arrays import Floats, Ints
@@ -113,7 +114,7 @@ def gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEvidenc
         ValueCounts(*(column[f, at] for column in table), *counts) for f, at in ((a, i), (b, j))
     ]
     if compiled.rows.any():
-        both = np.isfinite(synopsis.rows.values[:, [a, b]]).all(axis=1)
+        both = np.isfinite(synopsis.rows.values[:, a]) & np.isfinite(synopsis.rows.values[:, b])
         rows = [_row_entries(synopsis, compiled, f, both) for f in (a, b)]
         entries = [
             ValueCounts(*map(np.concatenate, zip(*pair, strict=True)))
@@ -136,7 +137,7 @@ def _scan(synopsis: Synopsis, compiled: CompiledScope, a: int, b: int) -> tuple[
     read = scan(synopsis.leaves, compiled.listed, layout, leaf_filter, a, b, out)
     if b < 0:
         out[1:] += out[0]
-    return out, read
+    return out, int(read)
 
 
 def _entries(
@@ -148,7 +149,10 @@ def _entries(
 
 
 def _row_entries(
-    synopsis: Synopsis, compiled: CompiledScope, feature: int, known: Floats | None = None
+    synopsis: Synopsis,
+    compiled: CompiledScope,
+    feature: int,
+    known: NDArray[np.bool_] | None = None,
 ) -> ValueCounts:
     values = synopsis.rows.values[:, feature]
     at = np.flatnonzero(compiled.rows * (np.isfinite(values) if known is None else known))

@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.kernel.cells import Whole
 from roost.model.arrays import Ints, frozen
 
 Bytes = NDArray[np.uint8]
@@ -64,7 +65,7 @@ def empty_paths(run_keys: Ints, starts: Ints, total: int, features: int) -> Path
 
 
 @njit(cache=True, nogil=True)
-def bits_of(value: int) -> int:  # pragma: no cover - compiled
+def bits_of(value: Whole) -> Whole:  # pragma: no cover - compiled
     """Return how many bits a number needs."""
     bits = 0
     while value > 0:
@@ -74,7 +75,7 @@ def bits_of(value: int) -> int:  # pragma: no cover - compiled
 
 
 @njit(cache=True, nogil=True)
-def read_bits(words: Words, bit: int, width: int) -> int:  # pragma: no cover - compiled
+def read_bits(words: Words, bit: Whole, width: Whole) -> Whole:  # pragma: no cover - compiled
     """Return the number of at most 32 bits at a bit position; one word more must follow."""
     word = bit >> 6
     offset = np.uint64(bit & 63)
@@ -85,14 +86,16 @@ def read_bits(words: Words, bit: int, width: int) -> int:  # pragma: no cover - 
 
 
 @njit(cache=True, nogil=True)
-def read_code(words: Words, bit: int, width: int, low: int, nulls: int) -> int:  # pragma: no cover
+def read_code(
+    words: Words, bit: Whole, width: Whole, low: Whole, nulls: Whole
+) -> Whole:  # pragma: no cover
     """Return the code at a bit position; ``nulls`` is 1 if packed value 0 is null."""
     value = read_bits(words, bit, width)
     return 0 if nulls & (value == 0) else value + low - nulls
 
 
 @njit(cache=True, nogil=True)
-def _write_bits(words: Words, bit: int, width: int, value: int) -> None:  # pragma: no cover
+def _write_bits(words: Words, bit: Whole, width: Whole, value: Whole) -> None:  # pragma: no cover
     word = bit >> 6
     offset = np.uint64(bit & 63)
     words[word] |= np.uint64(value) << offset
@@ -166,7 +169,7 @@ def _fill_words(paths: Paths, leaves: Leaves) -> None:  # pragma: no cover - com
 
 
 @njit(cache=True, nogil=True)
-def field_start(leaves: Leaves, run: int, field: int) -> int:  # pragma: no cover - compiled
+def field_start(leaves: Leaves, run: Whole, field: Whole) -> Whole:  # pragma: no cover - compiled
     """Return the bit position of a field of a run."""
     bits = np.int64(0)
     for k in range(field):
@@ -176,7 +179,7 @@ def field_start(leaves: Leaves, run: int, field: int) -> int:  # pragma: no cove
 
 @njit(cache=True, nogil=True)
 def read_steps(
-    leaves: Leaves, run: int, steps: NDArray[Any]
+    leaves: Leaves, run: Whole, steps: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
     """Fill the steps of a run."""
     width = np.int64(leaves.widths[run, STEP] & 127)
@@ -190,7 +193,9 @@ def read_steps(
 
 
 @njit(cache=True, nogil=True)
-def read_field(leaves: Leaves, run: int, field: int, out: NDArray[Any]) -> None:  # pragma: no cover
+def read_field(
+    leaves: Leaves, run: Whole, field: Whole, out: NDArray[Any]
+) -> None:  # pragma: no cover
     """Fill the counts, the marks or the codes of a run."""
     size = np.int64(leaves.sizes[run])
     width = np.int64(leaves.widths[run, field] & 127)

@@ -45,7 +45,7 @@ def _judge_leaves(
 ) -> None:  # pragma: no cover - compiled
     """Fill the state of every leaf of some runs, in order."""
     scratch = make_scratch(leaves, runs, leaf_filter.program.size)
-    at = 0
+    at = np.int64(0)
     for k in range(runs.size):
         run, g = runs[k], owners[k]
         start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
@@ -158,7 +158,9 @@ def _leaf_batch(synopsis: Synopsis, runs: Ints) -> pa.RecordBatch:
     begin = buckets * layout.bucket_us + day * 86_400_000_000
     begin = begin + slots * layout.slot_us + step * layout.step_us
     bounds = np.repeat(synopsis.places.bounds[synopsis.leaves.places[runs]], sizes, axis=0)
-    columns = _common(bounds, begin, begin + layout.step_us, paths.counts, paths.unsure)
+    columns = _common(
+        bounds, begin, begin + layout.step_us, paths.counts.astype(np.int64), paths.unsure
+    )
     table = synopsis.plane_table
     for k, feature in enumerate(spec.features):
         codes = paths.codes[:, k]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
+from roost.kernel.cells import Whole
 from roost.model.arrays import Ints
 from roost.synopsis.leaves import Leaves, Paths, empty_paths, fill_paths
 
@@ -18,7 +19,7 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(cache=True, nogil=True)
-def _number(keys: Ints, slots: Ints, ids: Ints, found: Ints) -> int:  # pragma: no cover
+def _number(keys: Ints, slots: Ints, ids: Ints, found: Ints) -> Whole:  # pragma: no cover
     """Fill the number of each key in order of appearance, by open addressing."""
     mask = slots.size - 1
     count = 0
@@ -59,7 +60,7 @@ def rank_keys(keys: Ints) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def sort_rows(
-    ranks: Ints, runs: int, steps: Ints, span: int
+    ranks: Ints, runs: Whole, steps: Ints, span: Whole
 ) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
     """Return the order of rows by rank and step, and where each rank begins."""
     n = ranks.size
@@ -96,7 +97,7 @@ def sort_rows(
 
 
 @njit(cache=True, nogil=True)
-def _compare(paths: Paths, a: int, b: int) -> int:  # pragma: no cover - compiled
+def _compare(paths: Paths, a: Whole, b: Whole) -> Whole:  # pragma: no cover - compiled
     for f in range(paths.codes.shape[1]):
         if paths.codes[a, f] != paths.codes[b, f]:
             return np.int64(paths.codes[a, f]) - np.int64(paths.codes[b, f])
@@ -104,7 +105,7 @@ def _compare(paths: Paths, a: int, b: int) -> int:  # pragma: no cover - compile
 
 
 @njit(cache=True, nogil=True)
-def _sort_step(paths: Paths, order: Ints, begin: int, end: int) -> None:  # pragma: no cover
+def _sort_step(paths: Paths, order: Ints, begin: Whole, end: Whole) -> None:  # pragma: no cover
     """Sort the leaves of one step by path (Shell sort: most steps have few leaves)."""
     gap = 1
     while gap < (end - begin) // 3:
@@ -121,7 +122,7 @@ def _sort_step(paths: Paths, order: Ints, begin: int, end: int) -> None:  # prag
 
 
 @njit(cache=True, nogil=True)
-def _combine_run(paths: Paths, begin: int, end: int, at: int) -> int:  # pragma: no cover
+def _combine_run(paths: Paths, begin: Whole, end: Whole, at: Whole) -> Whole:  # pragma: no cover
     """Sort and combine the leaves of one run, move them to a position, return the next one."""
     features = paths.codes.shape[1]
     order = begin + np.argsort(paths.steps[begin:end], kind="mergesort")
@@ -151,10 +152,10 @@ def _combine_run(paths: Paths, begin: int, end: int, at: int) -> int:  # pragma:
 
 
 @njit(cache=True, nogil=True)
-def _combine(paths: Paths) -> int:  # pragma: no cover - compiled
+def _combine(paths: Paths) -> Whole:  # pragma: no cover - compiled
     """Combine all runs in place; returns how many leaves remain."""
     features = paths.codes.shape[1]
-    at = 0
+    at: Whole = 0
     for run in range(paths.starts.size - 1):
         begin, end = paths.starts[run], paths.starts[run + 1]
         paths.starts[run] = at
@@ -180,7 +181,8 @@ def _combine(paths: Paths) -> int:  # pragma: no cover - compiled
 def combine(paths: Paths) -> Paths:
     """Sort the leaves of each run by step and path, and combine equal ones; reuses the arrays."""
     size = _combine(paths)
-    return Paths(*paths[:2], *(column[:size] for column in paths[2:]))
+    columns = (column[:size] for column in paths[2:])
+    return Paths._make((*paths[:2], *columns))
 
 
 def join_paths(parts: Sequence[tuple[Leaves, Ints]]) -> Paths:

@@ -113,6 +113,7 @@ def merge_planes(synopsis: Synopsis, paths: Paths, bins: Bins) -> Synopsis:
     if bins.halvings == synopsis.bins.halvings:
         return synopsis
     codes = _merge_codes(paths.codes, bins.planes)
-    merged = combine(Paths(paths.run_keys, *(column.copy() for column in paths[1:5]), codes))
+    copies = Paths._make(column.copy() for column in paths)
+    merged = combine(copies._replace(codes=codes))
     rest = (synopsis.places, synopsis.bin_records, synopsis.rows)
     return assemble(synopsis.spec, bins, synopsis.groups, merged, *rest)

@@ -20,6 +20,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.kernel.cells import Whole
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.bins import Coding
 from roost.synopsis.leaves import Bytes, Words
@@ -70,7 +71,7 @@ class GroupRecords(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def pair_index(a: int, b: int, features: int) -> int:  # pragma: no cover - compiled
+def pair_index(a: Whole, b: Whole, features: Whole) -> Whole:  # pragma: no cover - compiled
     """Return the position of the pair of features ``a < b`` among the products."""
     return a * (2 * features - a - 1) // 2 + b - a - 1
 
@@ -126,8 +127,11 @@ def join_bounds(a: Floats, b: Floats) -> Floats:
 
 def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:
     """Add the records of the bins."""
+    counts, sums, squares = (np.sum([part[k] for part in parts], axis=0) for k in range(3))
     return BinRecords(
-        *(np.sum([part[k] for part in parts], axis=0) for k in range(3)),
+        counts,
+        sums,
+        squares,
         np.min([part.lows for part in parts], axis=0),
         np.max([part.highs for part in parts], axis=0),
     )
@@ -135,7 +139,7 @@ def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:
 
 @njit(cache=True, nogil=True)
 def _spread_pattern(
-    group: int, mask: np.uint64, count: int, row: Floats, records: GroupRecords
+    group: Whole, mask: np.uint64, count: Whole, row: Floats, records: GroupRecords
 ) -> None:  # pragma: no cover - compiled
     """Add the sums of the rows with one pattern of nulls to all pairs that are not null."""
     features = records.sums.shape[1]
@@ -151,11 +155,11 @@ def _spread_pattern(
 
 @njit(cache=True, nogil=True)
 def _code_feature(
-    f: int,
+    f: Whole,
     rows: Ints,
     values: Floats,
     coding: Coding,
-    group: int,
+    group: Whole,
     records: GroupRecords,
     bins: BinRecords,
     codes: Bytes,

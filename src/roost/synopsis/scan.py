@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.leaves import (
@@ -71,9 +72,11 @@ class Scratch(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def make_scratch(leaves: Leaves, runs: Ints, depth: int) -> Scratch:  # pragma: no cover - compiled
+def make_scratch(
+    leaves: Leaves, runs: Ints, depth: Whole
+) -> Scratch:  # pragma: no cover - compiled
     """Allocate for the longest of some runs and a predicate of some conditions."""
-    longest = 0
+    longest = np.int64(0)
     for run in runs:
         longest = max(longest, np.int64(leaves.sizes[run]))
     return Scratch(
@@ -86,9 +89,9 @@ def make_scratch(leaves: Leaves, runs: Ints, depth: int) -> Scratch:  # pragma: 
 @njit(cache=True, nogil=True)
 def _judge_time(
     leaves: Leaves,
-    run: int,
-    start_us: int,
-    slot: int,
+    run: Whole,
+    start_us: Whole,
+    slot: Whole,
     layout: KeyLayout,
     leaf_filter: LeafFilter,
     scratch: Scratch,
@@ -116,7 +119,7 @@ def _judge_time(
 
 @njit(cache=True, nogil=True)
 def _judge_predicate(
-    leaves: Leaves, run: int, leaf_filter: LeafFilter, scratch: Scratch
+    leaves: Leaves, run: Whole, leaf_filter: LeafFilter, scratch: Scratch
 ) -> None:  # pragma: no cover - compiled
     """Lower the states of a run's leaves to what the predicate allows."""
     size = np.int64(leaves.sizes[run])
@@ -148,7 +151,9 @@ def _judge_predicate(
 
 
 @njit(cache=True, nogil=True)
-def _step_at(time: int, start_us: int, slot: int, layout: KeyLayout) -> int:  # pragma: no cover
+def _step_at(
+    time: Whole, start_us: Whole, slot: Whole, layout: KeyLayout
+) -> Whole:  # pragma: no cover
     """Return the first step of a group that does not begin before a time; -1 if one contains it."""
     # Far times would overflow.
     time = min(max(time, start_us - DAY_US), start_us + layout.bucket_us + DAY_US)
@@ -164,8 +169,8 @@ def _step_at(time: int, start_us: int, slot: int, layout: KeyLayout) -> int:  # 
 
 @njit(cache=True, nogil=True)
 def step_range(
-    start_us: int, slot: int, layout: KeyLayout, leaf_filter: LeafFilter
-) -> tuple[int, int]:  # pragma: no cover - compiled
+    start_us: Whole, slot: Whole, layout: KeyLayout, leaf_filter: LeafFilter
+) -> tuple[Whole, Whole]:  # pragma: no cover - compiled
     """Return the steps of a group inside the scope, from and to; -1, -1 if it cuts a step."""
     per_slot = layout.steps_per_slot
     for k in range(slot * per_slot, (slot + 1) * per_slot):
@@ -178,13 +183,14 @@ def step_range(
 
 @njit(cache=True, nogil=True)
 def _find_part(
-    leaves: Leaves, run: int, low: int, high: int
-) -> tuple[int, int]:  # pragma: no cover - compiled
+    leaves: Leaves, run: Whole, low: Whole, high: Whole
+) -> tuple[Whole, Whole]:  # pragma: no cover - compiled
     """Return the leaves of a run with steps in a range, from and to."""
     words, size = leaves.words, np.int64(leaves.sizes[run])
     width = np.int64(leaves.widths[run, STEP])
     bit, step = np.int64(leaves.starts[run]) * 64, np.int64(leaves.firsts[run])
-    begin = end = 0
+    begin: Whole = 0
+    end = 0
     for k in range(size):
         step += read_bits(words, bit + k * width, width)
         if step >= high:
@@ -197,14 +203,14 @@ def _find_part(
 @njit(cache=True, nogil=True)
 def judge_run(
     leaves: Leaves,
-    run: int,
-    start_us: int,
-    slot: int,
+    run: Whole,
+    start_us: Whole,
+    slot: Whole,
     timed: bool,
     layout: KeyLayout,
     leaf_filter: LeafFilter,
     scratch: Scratch,
-) -> tuple[int, int, bool]:  # pragma: no cover - compiled
+) -> tuple[Whole, Whole, bool]:  # pragma: no cover - compiled
     """Return which leaves of a run may be inside, from and to, and whether all of them are.
 
     Otherwise states and shares of all leaves of the run are filled.
@@ -272,10 +278,10 @@ def scan(
     groups: GroupList,
     layout: KeyLayout,
     leaf_filter: LeafFilter,
-    a: int,
-    b: int,
+    a: Whole,
+    b: Whole,
     out: Floats,
-) -> int:  # pragma: no cover - compiled
+) -> Whole:  # pragma: no cover - compiled
     """Add up rows by the codes of two features: inside, on the border, estimated on the border.
 
     A negative feature counts as code 0. Returns the number of leaves read.
@@ -283,18 +289,23 @@ def scan(
     runs, owners = near_runs(leaves, groups, leaf_filter)
     scratch = make_scratch(leaves, runs, leaf_filter.program.size)
     words, widths, lows, sure = leaves.words, leaves.widths, leaves.lows, out[0]
-    read = 0
+    read: Whole = 0
+    zero = np.int64(0)
     for at in range(runs.size):
         run, g = runs[at], owners[at]
         start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-        begin, end, inside = judge_run(leaves, run, start, slot, timed, layout, leaf_filter, scratch)
+        begin, end, inside = judge_run(
+            leaves, run, start, slot, timed, layout, leaf_filter, scratch
+        )
         size = np.int64(leaves.sizes[run])
         read += size
         if begin == end:
             continue
         bit_n, width_n = field_start(leaves, run, COUNT), np.int64(widths[run, COUNT])
-        bit_a, width_a, low_a, nulls_a = 0, 0, 0, 0
-        bit_b, width_b, low_b, nulls_b = 0, 0, 0, 0
+        bit_a: Whole = zero
+        bit_b: Whole = zero
+        width_a, low_a, nulls_a = zero, zero, zero
+        width_b, low_b, nulls_b = zero, zero, zero
         if a >= 0:
             bit_a, low_a = field_start(leaves, run, CODES + a), np.int64(lows[run, a])
             width_a = np.int64(widths[run, CODES + a] & 127)

@@ -18,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, PredicateError, RequestError
+from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
 from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
@@ -104,17 +105,24 @@ def compile_scope(synopsis: Synopsis, scope: Scope) -> CompiledScope:
     spec, groups = synopsis.spec, synopsis.groups
     since, until = scope.time_range
     program = compile_predicate(synopsis, scope.predicate)
-    places = judge_boxes(scope.shape, synopsis.places.bounds, spec)
+    boxes = judge_boxes(scope.shape, synopsis.boxes, spec)
+    places, boxes = boxes[: synopsis.places.cells.size], boxes[synopsis.places.cells.size :]
     near = np.flatnonzero(places)
     day, day_shares = _judge_day(scope.hours, spec.step_s)
     leaf_filter = LeafFilter(since, until, day, day_shares, places, near, *program)
-    boxes = judge_boxes(scope.shape, groups.bounds, spec)
     usable = groups.exact if scope.predicate is None else np.zeros_like(groups.exact)
     whole, *listed = _judge_groups(
-        frozen(groups.keys), frozen(groups.times), boxes, frozen(usable),
-        frozen(synopsis.run_starts), spec.layout, since, until, day,
+        frozen(groups.keys),
+        frozen(groups.times),
+        boxes,
+        frozen(usable),
+        frozen(synopsis.run_starts),
+        spec.layout,
+        since,
+        until,
+        day,
     )
-    return CompiledScope(leaf_filter, whole, GroupList(*listed), _judge_rows(synopsis, scope))
+    return CompiledScope(leaf_filter, whole, GroupList._make(listed), _judge_rows(synopsis, scope))
 
 
 @njit(cache=True, nogil=True)
@@ -125,8 +133,8 @@ def _judge_groups(
     usable: NDArray[np.bool_],
     run_starts: Ints,
     layout: KeyLayout,
-    since: int,
-    until: int,
+    since: Whole,
+    until: Whole,
     day: Bytes,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Bytes]:  # pragma: no cover - compiled
     """Return the groups inside whose records apply, and the columns of the groups to scan."""

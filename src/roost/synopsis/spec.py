@@ -88,7 +88,7 @@ class SynopsisSpec:
     space: Space = Space(WORLD)  # noqa: RUF009 - immutable
     prefix_bits: int = 4
     place_bits: int = 24
-    bucket_days: int = 14
+    bucket_days: int = 10
     slots: int = 8
     step_s: int = 3600
     bins: int = 96

@@ -148,7 +148,9 @@ def correlation(
         )
         means = [
             mean_interval(Interval(low, high), found.rows_sure, more_low, more_high, optional)
-            for low, high, more_low, more_high in zip(found.lows, found.highs, lows, highs, strict=True)
+            for low, high, more_low, more_high in zip(
+                found.lows, found.highs, lows, highs, strict=True
+            )
         ]
     else:
         pairs = zip(found.lows.tolist(), found.highs.tolist(), strict=True)

@@ -116,6 +116,11 @@ class Synopsis:
         return np.asarray(groups << self.spec.rest_bits | rest)
 
     @cached_property
+    def boxes(self) -> Floats:
+        """Bounds of the places, then of the groups: a query judges all of them at once."""
+        return frozen(np.concatenate([self.places.bounds, self.groups.bounds]))
+
+    @cached_property
     def plane_table(self) -> PlaneTable:
         """What is known of the values of each code of the leaves."""
         return _plane_table(self.bin_records, self.bins)
@@ -129,7 +134,8 @@ class Synopsis:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state as named arrays."""
         head = {"format": FORMAT, "spec": self.spec.to_json(), "bins": self.bins.to_json()}
-        arrays = {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)}
+        arrays: dict[str, NDArray[Any]] = {}
+        arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
         arrays["run_starts"] = self.run_starts
         for name, part in self._parts().items():
             arrays |= {f"{name}.{key}": value for key, value in part._asdict().items()}
@@ -219,7 +225,7 @@ def rows_max(spec: SynopsisSpec, bins: Bins) -> int:
 def from_rows(rows: SmallRows, spec: SynopsisSpec, bins: Bins, *, small: bool = True) -> Synopsis:
     """Build from rows; with ``small``, small groups are stored as rows."""
     keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
-    run_keys(*map(frozen, rows[:3]), spec.layout, keys, steps)
+    run_keys(frozen(rows.x), frozen(rows.y), frozen(rows.time), spec.layout, keys, steps)
     distinct, ranks = rank_keys(keys)
     kept = SmallRows.empty(len(spec.features))
     if small:
@@ -303,7 +309,7 @@ def _promote(parts: Sequence[Synopsis]) -> tuple[SmallRows, list[Synopsis]]:
     if not rows.x.size:
         return rows, []
     keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
-    run_keys(*map(frozen, rows[:3]), spec.layout, keys, steps)
+    run_keys(frozen(rows.x), frozen(rows.y), frozen(rows.time), spec.layout, keys, steps)
     distinct, group, sizes = np.unique(
         keys >> spec.rest_bits, return_inverse=True, return_counts=True
     )
