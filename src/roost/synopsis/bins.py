@@ -246,7 +246,8 @@ def _after(values: Floats, type_: pa.DataType) -> Floats:
     if pa.types.is_integer(type_):
         return values + 1.0
     narrow = _float_type(type_)
-    return np.nextafter(values.astype(narrow), narrow(np.inf)).astype(np.float64)
+    following: Floats = np.nextafter(values.astype(narrow), narrow(np.inf)).astype(np.float64)
+    return following
 
 
 def _recordable(values: Floats, type_: pa.DataType) -> Floats:
@@ -275,4 +276,5 @@ def feature_values(column: pa.Array, feature: Feature, names: tuple[Any, ...] | 
         if any(abs(extreme or 0) > EXACT_MAX for extreme in extremes.values()):
             raise SourceError(f"feature {feature.name}: integers from 2**53 up are not supported")
         column = column.cast(pa.float64())
-    return np.asarray(as_numpy(column), np.float64)
+    values: Floats = np.asarray(as_numpy(column), np.float64)
+    return values
