@@ -28,7 +28,7 @@ from roost.stages.slices import Slice, cut
 from roost.stages.sources import Source as RowSource
 from roost.storage.store import Store
 
-RUNS = 2  # the first one includes loading code
+RUNS = 3  # the first one includes loading code
 MACHINES = 2  # of each stage, so that blocks are divided
 BATCHES = 3  # the last one meets the state of the others, as most batches of a run do
 
