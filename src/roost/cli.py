@@ -140,7 +140,7 @@ def _add_bench(commands: Any) -> None:
         description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
     names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot, guard, strategies, "
-    names += "reconfigure or operators"
+    names += "reconfigure, operators or synopsis"
     bench.add_argument("name", metavar="NAME", help=names)
     bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(

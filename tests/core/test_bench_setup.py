@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_before_the_start(
     assert main(["bench", name, "--json", str(tmp_path / "new" / "result.json")]) == 1
     printed = capsys.readouterr().err
     assert "matplotlib" in printed and "script/bootstrap --bench" in printed
-    assert ("duckdb" in printed) == (name in ("peers", "snapshot"))
+    assert ("duckdb" in printed) == (name in ("peers", "snapshot", "synopsis"))
     assert not (tmp_path / "new").exists()
 
 
