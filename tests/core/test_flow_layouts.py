@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -409,6 +411,22 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
     first = machines(lambda layout: found)
     assert sum(first.values()) == 10 and first["slow"] >= 6
     assert machines(lambda layout: pytest.fail("sampled again")) == first
+
+
+def test_a_sample_run_includes_what_exchanges_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickling a block takes a second on either side, and sources send to two machines."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(process_time=lambda: float(next(ticks)))
+    monkeypatch.setattr("roost.runtime.executor.time", clock)
+    flow = Dataflow("f")
+    source = flow.source("s", SCHEMA, time="t", path="generate:calls,rows=10")
+    source.aggregate({"n": "count"}, by="k", size=50, name="counts").sink("a")
+    slices = {"flow:s": [TableSlice(0, 400, table(400), 0)]}
+    found = sample_flow(flow, slices, divide(graph_of(flow), LayoutName.OPERATOR_SET))
+    assert found is not None
+    assert round(found.seconds["s"]) == 2 and round(found.fixed["s"]) == 1
+    # Two blocks less what the second machine pays for a single row, half of one block.
+    assert found.seconds["counts"] == pytest.approx(1.5, abs=0.4)
 
 
 @pytest.mark.parametrize(("fixed", "shared"), [(0.0, ["b"]), (0.5, [])])

@@ -193,6 +193,8 @@ def test_refused_specs_name_the_setting() -> None:
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=f"synopsis.{name}"):
             make_spec(TABLE, **{name: value})
+    with pytest.raises(ConfigError, match="a divisor of 24"):
+        make_spec(TABLE, slots=16, step_s=600)  # divides a day, but not into hours
     with pytest.raises(ConfigError, match=r"'tmp'.*temp"):
         SynopsisSpec.of(TABLE.schema, ["tmp"])
     with pytest.raises(ConfigError, match="features: event_time"):

@@ -107,7 +107,7 @@ class SynopsisSpec:
         _check_range("prefix_bits", self.prefix_bits, 0, self.place_bits)
         _check_range("bucket_days", self.bucket_days, 1, 10_000)
         _check_range("bins", self.bins, 2, BINS_MAX)
-        if not 1 <= self.slots <= 24 or DAY_S % self.slots:
+        if self.slots < 1 or 24 % self.slots:
             raise ConfigError("synopsis.slots", self.slots, "a divisor of 24")
         if self.step_s < 1 or self.slot_s % self.step_s:
             expected = f"a number of seconds that divides a slot of {self.slot_s}"
