@@ -38,9 +38,10 @@ QUICK_ROWS = 500_000
 BATCHES = 5  # of which the first is not measured
 REAL_BATCHES = 8  # the same, on the real cores
 REPEATS = 3  # on emulated machines
+SAMPLES = 3  # batches of a sample run, which has as many rows as one batch
 TIME_PER_BATCH = 100
 KEYS, GROUPS, KEPT = 20_000, 1_000, 100
-COLUMNS = ("k", "g", "v", *(f"p{n}" for n in range(8)))  # 8 that only the first map passes on
+COLUMNS = ("k", "g", "v", *(f"p{n}" for n in range(16)))  # 16 that only the first map passes on
 SCHEMA = {**dict.fromkeys(COLUMNS, "int64"), "t": "int64"}
 REAL = "real cores"
 
@@ -78,9 +79,9 @@ def tuples(number: int, rows: int) -> pa.Table:
 
 def emulated(layout: LayoutName, machines: int, rows: int, *, even: bool = False) -> Row:
     """Measure a layout on emulated machines."""
-    with closing(
-        EmulatedFlow(query(even=even), layout, machines, tuples(0, rows), rows)
-    ) as cluster:
+    # Batches of the sample span the same time and values as those that are measured.
+    sample = pa.concat_tables([tuples(number, rows // SAMPLES) for number in range(SAMPLES)])
+    with closing(EmulatedFlow(query(even=even), layout, machines, sample, rows)) as cluster:
         batches = [cluster.run(tuples(number, rows)) for number in range(BATCHES)][1:]
         # A machine that the host delays in one batch must not count as the busiest.
         times = [

@@ -29,7 +29,7 @@ from roost.stages.sources import Source as RowSource
 from roost.storage.store import Store
 
 RUNS = 3  # the first one includes loading code
-MACHINES = 2  # of each stage, so that blocks are divided
+MACHINES = (2, 16)  # of each stage: blocks are divided, and a further machine has its cost
 BATCHES = 3  # the last one meets the state of the others, as most batches of a run do
 
 
@@ -49,9 +49,10 @@ def sample_flow(
     """Run a dataflow over some rows of each source, by stage; None if that is not possible.
 
     Every stage of the division, by default every operator, has some machines, in this process, so
-    that blocks are divided, packed and pickled as on a cluster. The last of some batches counts: it
-    reads and writes state, and sources end in it, so that windows close. Points and matches of a
-    run cannot be sampled.
+    that blocks are divided, packed and pickled as on a cluster. A run with more machines tells what
+    each of them costs, whatever the number of tuples. The last of some batches counts: it reads and
+    writes state, and sources end in it, so that windows close. Points and matches of a run cannot
+    be sampled.
     """
     sources = [o for o in flow.operators if isinstance(o, Source)]
     if any(source.kind is not SourceKind.RECORDS for source in sources):
@@ -63,19 +64,24 @@ def sample_flow(
     graph = replace(graph, division=division)
     products = {o.name for o in flow.operators if isinstance(o, Product)}
     # The machines of a Product share tuples; only one has each of them once.
-    machines = {stage: 1 if stage in products else MACHINES for stage in exchanged(graph)}
-    layout = FlowLayout(graph, machines)
-    runs = [_run(flow, slices, layout, clock) for _ in range(RUNS)]
+    layouts = [
+        FlowLayout(graph, {s: 1 if s in products else count for s in exchanged(graph)})
+        for count in MACHINES
+    ]
+    few, many = (
+        [_run(flow, slices, layout, count, clock) for _ in range(RUNS)]
+        for layout, count in zip(layouts, MACHINES, strict=True)
+    )
     tuples = {
-        name: (_count(runs[-1], name, "left"), _count(runs[-1], name, "right")) for name in products
+        name: (_count(few[-1], name, "left"), _count(few[-1], name, "right")) for name in products
     }
-    seconds = _least(runs)
-    # A batch of one row costs what every machine pays.
-    few = {stage: [_head(item) for item in mine[:1]] for stage, mine in slices.items()}
-    fixed = _least([_run(flow, few, layout, clock) for _ in range(RUNS)])
-    for name, count in Counter(node_of(report.stage) for report in runs[-1].reports).items():
-        fixed[name] = min(fixed[name], seconds[name]) / count
-        seconds[name] -= (count - 1) * fixed[name]
+    seconds, more, fixed = _least(few), _least(many), {}
+    counts = [Counter(node_of(report.stage) for report in runs[-1].reports) for runs in (few, many)]
+    for name, spent in seconds.items():
+        # What does not depend on the number of machines is paid for tuples.
+        added = (more[name] - spent) / max(counts[1][name] - counts[0][name], 1)
+        fixed[name] = min(max(added, 0.0), spent / counts[0][name])
+        seconds[name] -= (counts[0][name] - 1) * fixed[name]
     return Sample(seconds, tuples, fixed, sum(_rows(slices)) // BATCHES)
 
 
@@ -100,6 +106,7 @@ def _run(
     flow: Dataflow,
     slices: Mapping[str, Sequence[Slice]],
     layout: FlowLayout,
+    readers: int,
     clock: Callable[[], float],
 ) -> _Measured:
     reports: list[Report] = []
@@ -108,7 +115,7 @@ def _run(
         reports.append(report)
         return report
 
-    executor = InProcessExecutor(1, collect)
+    executor = InProcessExecutor(readers, collect)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = RunConfig(out={"dir": folder})
@@ -130,11 +137,6 @@ def _run(
     for (stage, _), spent in executor.pickling.items():
         seconds[node_of(stage)] += spent
     return _Measured(reports, seconds)
-
-
-def _head(part: Slice) -> Slice:
-    """Return one row for each batch."""
-    return replace(part, stop=min(part.start + BATCHES, part.stop))
 
 
 def _rows(slices: Mapping[str, Sequence[Slice]]) -> list[int]:
