@@ -302,6 +302,28 @@ class DataflowSettings(Section, section="dataflow"):
 
 
 @dataclass(frozen=True)
+class SynopsisSettings(Section, section="synopsis"):
+    """What the synopsis describes, and how finely; without features there is none."""
+
+    features: tuple[str, ...] | None = _setting(_names, "a list of names")
+    prefix_bits: int = _number(int, 0, 4)
+    place_bits: int = _number(int, 2, 24)
+    bucket_days: int = _number(int, 1, 10)
+    slots: int = _number(int, 1, 8)
+    step_s: int = _number(int, 1, 3600)
+    bins: int = _number(int, 2, 96)
+    rule: str = _choice(("cube_root", "equal_density"), "cube_root")
+    exchange: bool = _flag()
+    learn_rows: int = _number(int, 1, 50_000)
+    fold_files: int = _number(int, 2, 16)
+
+    def _check(self) -> None:
+        if self.features is None:
+            for name, value in self._changed().items():
+                raise ConfigError(f"synopsis.{name}", value, "synopsis.features, too")
+
+
+@dataclass(frozen=True)
 class OutputSettings(Section, section="out"):
     """Where results and state go."""
 
@@ -346,6 +368,7 @@ class RunConfig:
     guard: GuardSettings
     join: JoinSettings
     dataflow: DataflowSettings
+    synopsis: SynopsisSettings
     out: OutputSettings
 
     def __init__(self, **sections: Section | Mapping[str, Any]) -> None:

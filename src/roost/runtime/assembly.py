@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,6 @@ from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
-from roost.model.columns import convert
 from roost.model.records import TIME_MIN
 from roost.model.schemas import id_type_of
 from roost.model.settings import RunConfig
@@ -43,6 +42,8 @@ from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
 from roost.runtime.rounds import NO_CELLS, Policy, Rounds
+from roost.runtime.sampled import Sampled, sampled_positions
+from roost.runtime.synopsis import synopsis_spec, synopsis_stage
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.flow_source import own_schemas
@@ -57,19 +58,13 @@ from roost.stages.window import WindowStage
 from roost.storage.agreement import agree, agreed
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, Store
+from roost.synopsis.catalogue import SPEC
 from roost.window import WindowSpec
 from roost.window.join import join_spec
 from roost.window.spec import window_spec
 from roost.window.view import WindowFiles, window_files
 
 HISTORY_QUERIES = 200_000
-
-
-class Sampled(Protocol):
-    """A source of points from which bounds and costs are learned before the stream begins."""
-
-    def sample(self, columns: list[str]) -> pa.Table:
-        """Return these columns of some rows."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +175,7 @@ class _Assembly:
         self.id_type = self._query_id_type()
         self.spec = window_spec(self.config.window, self.unit)
         self.join = join_spec(self.config.join, self.unit)
+        self.synopsis = synopsis_spec(self.config, self.points, self.space)
         self._agree()
         self.cache = WorkerCache()
         self.guard = GuardState.load(self.store)
@@ -222,6 +218,7 @@ class _Assembly:
                 "attributes": [[f.name, str(f.type)] for f in points.attributes],
                 "polygon_vertices_max": self.config.queries.polygon_vertices_max,
                 **window,
+                **({} if self.synopsis is None else {SPEC: self.synopsis.to_json()}),
             },
         )
 
@@ -292,6 +289,7 @@ class _Assembly:
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
+            *self._synopsis_stages(machines),
             *self._flow_stages(),
             *hooks.more_stages,
         ]
@@ -311,6 +309,12 @@ class _Assembly:
             on_step=hooks.on_step,
             clock=hooks.clock,
         )
+
+    def _synopsis_stages(self, machines: int) -> list[Stage]:
+        if self.synopsis is None:
+            return []
+        settings, sample = self.config.synopsis, self.shape.sample
+        return [synopsis_stage(self.store, self.synopsis, self.points, machines, sample, settings)]
 
     def _flow_stages(self) -> list[Stage]:
         if self.flow is None:
@@ -349,14 +353,8 @@ class _Assembly:
         return epoch
 
     def _history(self, source: Sampled) -> NDArray[np.float64]:
-        names = [self.points.x, self.points.y]
-        sample = source.sample(names)
-        x, y = (
-            convert(sample[name], pa.float64())[0].to_numpy(zero_copy_only=False) for name in names
-        )
-        known = np.isfinite(x) & np.isfinite(y)
-        boxes = self.queries.bounds(HISTORY_QUERIES)
-        return sampled_costs(self.space.grid, x[known], y[known], boxes)
+        x, y = sampled_positions(source, self.points.x, self.points.y)
+        return sampled_costs(self.space.grid, x, y, self.queries.bounds(HISTORY_QUERIES))
 
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
         if strategy is Strategy.SWARM:

@@ -24,7 +24,7 @@ from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Space
 from roost.queries.guard_state import GuardState, stamp
 from roost.queries.log import QueryLog, open_log
-from roost.runtime.assembly import Hooks, Sampled, StreamShape, assemble
+from roost.runtime.assembly import Hooks, StreamShape, assemble
 from roost.runtime.executor import Executor
 from roost.runtime.feed import Feed
 from roost.runtime.flow import sinks_of
@@ -32,6 +32,7 @@ from roost.runtime.flow_layout import Sample
 from roost.runtime.loop import BatchLoop, Sink, kind_of
 from roost.runtime.records import Commit
 from roost.runtime.report import build_report
+from roost.runtime.sampled import Sampled
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.flow_routing import stage_of

@@ -22,8 +22,8 @@ import pyarrow as pa
 from numba import njit
 
 from roost.errors import ConfigError
-from roost.kernel.cells import spread
-from roost.model.arrays import Floats, Ints
+from roost.kernel.cells import Whole, spread
+from roost.model.arrays import Floats, Ints, frozen
 from roost.model.space import Coordinates, Rect, Space
 from roost.predicate.ast import Kind
 from roost.predicate.kinds import kind_of
@@ -195,17 +195,37 @@ def _value_type(type_: pa.DataType) -> pa.DataType:
 
 
 @njit(cache=True, nogil=True)
+def _place_at(x: float, y: float, layout: KeyLayout) -> Whole:  # pragma: no cover - compiled
+    last = float(layout.axis_cells - 1)
+    column = int(min(max((x - layout.x0) * layout.cells_per_x, 0.0), last))
+    row = int(min(max((y - layout.y0) * layout.cells_per_y, 0.0), last))
+    return (spread(column) << 1) | spread(row)
+
+
+@njit(cache=True, nogil=True)
+def _fill_places(
+    x: Floats, y: Floats, layout: KeyLayout, out: Ints
+) -> None:  # pragma: no cover - compiled
+    for i in range(x.size):
+        out[i] = _place_at(x[i], y[i], layout)
+
+
+def locate(x: Floats, y: Floats, spec: SynopsisSpec) -> Ints:
+    """Return the place of each position."""
+    places = np.empty(x.size, np.int64)
+    _fill_places(frozen(x), frozen(y), spec.layout, places)
+    return places
+
+
+@njit(cache=True, nogil=True)
 def run_keys(
     x: Floats, y: Floats, time: Ints, layout: KeyLayout, keys: Ints, steps: Ints
 ) -> None:  # pragma: no cover - compiled
     """Fill the run key and the step of each row."""
-    last = float(layout.axis_cells - 1)
     rest_bits = layout.rest_bits
     day = 86_400_000_000
     for i in range(x.size):
-        column = int(min(max((x[i] - layout.x0) * layout.cells_per_x, 0.0), last))
-        row = int(min(max((y[i] - layout.y0) * layout.cells_per_y, 0.0), last))
-        place = (spread(column) << 1) | spread(row)
+        place = _place_at(x[i], y[i], layout)
         bucket = time[i] // layout.bucket_us
         in_bucket = time[i] - bucket * layout.bucket_us
         day_of_bucket = in_bucket // day

@@ -1,0 +1,55 @@
+"""Builds the stage of the synopsis from the settings of a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from roost.errors import ConfigError
+from roost.model.schemas import TIMESTAMP
+from roost.model.settings import RunConfig, SynopsisSettings
+from roost.model.space import Space
+from roost.runtime.sampled import Sampled, sampled_positions
+from roost.stages.decode import PointSchema
+from roost.stages.synopsis import TREES, PrefixTable, SynopsisStage
+from roost.storage.store import Fact, Store
+from roost.synopsis.catalogue import sketch_files
+from roost.synopsis.spec import BinRule, SynopsisSpec, locate
+from roost.synopsis.tree import PrefixTree
+
+
+def synopsis_spec(config: RunConfig, points: PointSchema, space: Space) -> SynopsisSpec | None:
+    """Return what the synopsis of a run describes; None if no features are configured."""
+    settings = config.synopsis
+    if settings.features is None:
+        return None
+    if points.time_type != TIMESTAMP:
+        expected = "a timestamp column where there is a synopsis"
+        raise ConfigError("points.time", str(points.time_type), expected)
+    shared = {item.name for item in fields(settings)} & {item.name for item in fields(SynopsisSpec)}
+    given = {name: getattr(settings, name) for name in shared - {"features"}}
+    given |= {"rule": BinRule(settings.rule), "space": space}
+    own = {"x": points.x, "y": points.y, "time": points.time}
+    return SynopsisSpec.of(points.attributes, settings.features, **given, **own)
+
+
+def synopsis_stage(
+    store: Store,
+    spec: SynopsisSpec,
+    points: PointSchema,
+    machines: int,
+    sample: Sampled | None,
+    settings: SynopsisSettings,
+) -> SynopsisStage:
+    """Build the stage; its prefix tree continues from the last one if it fits."""
+    last = store.last(TREES)
+    epoch = 0 if last is None else last[0]
+    if last is None or last[1]["machines"] != machines:
+        epoch += last is not None
+        places = None
+        if sample is not None:
+            places = locate(*sampled_positions(sample, spec.x, spec.y), spec)
+        tree = PrefixTree.even(machines, spec.place_bits, places)
+        store.record(Fact(TREES, epoch, tree.to_json()))
+    table = PrefixTable(store, spec, epoch)
+    how = (settings.exchange, settings.learn_rows, settings.fold_files)
+    return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how)

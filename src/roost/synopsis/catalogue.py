@@ -1,0 +1,214 @@
+"""The files of a synopsis in a state directory.
+
+Every batch adds one *delta* from each machine that received rows. Background jobs fold committed
+deltas into one *base* for each owner. A delta has a part for every owner, a base has one part; each
+part is a :class:`~roost.synopsis.synopsis.Synopsis`. Until enough rows are known to choose bins,
+batches are stored as *rows* at full resolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roost.model.arrays import Ints
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.schemas import TIMESTAMP
+from roost.storage.files import Files
+from roost.storage.private import private_file
+from roost.storage.store import Fact, Store, View
+from roost.synopsis.bins import Bins
+from roost.synopsis.scope import Scope, judge_boxes
+from roost.synopsis.spec import SynopsisSpec
+from roost.synopsis.synopsis import Synopsis, build
+
+TABLE, FILES = "synopsis", "synopsis files"  # tables of facts
+STATE, BINS = "state", "bins"  # keys of the first
+SPEC = "synopsis"  # setting on which a state directory agrees
+NO_OWNER = -1  # of rows for which no bins exist yet
+
+Bounds = tuple[float, float, float, float]
+
+
+class FileKind(StrEnum):
+    """What a file holds."""
+
+    ROWS = "rows"  # points at full resolution, as Parquet
+    DELTA = "delta"  # what one machine received in one batch, by owner
+    BASE = "base"  # what an owner's folded deltas had
+
+
+@dataclass(frozen=True, slots=True)
+class SketchPart:
+    """What a file holds of one owner."""
+
+    owner: int
+    rows: int
+    bounds: Bounds
+    time_min: int
+    time_max: int
+
+    def overlaps(self, scope: Scope, spec: SynopsisSpec) -> bool:
+        """Return whether rows of the part may be in a scope."""
+        since, until = scope.time_range
+        if not (self.rows and self.time_min < until and self.time_max >= since):
+            return False
+        return bool(judge_boxes(scope.shape, np.array([self.bounds]), spec)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SketchFile:
+    """A file that a fact lists."""
+
+    name: str
+    kind: FileKind
+    nbytes: int
+    parts: tuple[SketchPart, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows described."""
+        return sum(part.rows for part in self.parts)
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> SketchFile:
+        """Invert :meth:`to_json`."""
+        parts = (SketchPart(**part | {"bounds": tuple(part["bounds"])}) for part in data["parts"])
+        return cls(name, FileKind(data["kind"]), data["nbytes"], tuple(parts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data for a fact."""
+        parts = [asdict(part) for part in self.parts]
+        return {"kind": self.kind, "nbytes": self.nbytes, "parts": parts}
+
+    @property
+    def fact(self) -> Fact:
+        """The fact that lists the file."""
+        return Fact(FILES, self.name, self.to_json())
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The synopsis of a state directory after a batch: files, and the bins if they are known.
+
+    ``version`` changes with every batch and every fold.
+    """
+
+    batch_id: int | None
+    version: int
+    bins: Bins | None
+    files: tuple[SketchFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows described."""
+        return sum(file.rows for file in self.files)
+
+    def of_kind(self, kind: FileKind) -> list[SketchFile]:
+        """Return the files of a kind."""
+        return [file for file in self.files if file.kind is kind]
+
+
+def read_sketch(view: View) -> Sketch:
+    """Return what the store lists."""
+    state, bins = view.get(TABLE, STATE) or {}, view.get(TABLE, BINS)
+    files = tuple(SketchFile.from_json(name, row) for name, row in view.items(FILES))
+    known = None if bins is None else Bins.from_json(bins)
+    return Sketch(state.get("batch"), state.get("version", 0), known, files)
+
+
+def sketch_files(store: Store) -> Files:
+    """Return where the files are."""
+    return store.files("synopsis")
+
+
+def describe(synopsis: Synopsis, owner: int) -> SketchPart:
+    """Return the extent of a synopsis, from its records and rows."""
+    groups, rows = synopsis.groups, synopsis.rows
+    bounds = np.concatenate(
+        [groups.bounds, np.stack([rows.x, rows.y, rows.x, rows.y], axis=1)], dtype=np.float64
+    )
+    times = np.concatenate([groups.times.ravel(), rows.time])
+    if not times.size:
+        return SketchPart(owner, 0, (0.0, 0.0, 0.0, 0.0), TIME_MAX, TIME_MIN)
+    low, high = bounds[:, :2].min(axis=0).tolist(), bounds[:, 2:].max(axis=0).tolist()
+    return SketchPart(owner, synopsis.count, (*low, *high), int(times.min()), int(times.max()))
+
+
+def write_parts(
+    files: Files, name: str, kind: FileKind, parts: Mapping[int, Synopsis]
+) -> SketchFile:
+    """Write the synopses of some owners to a file."""
+    arrays = {
+        f"{owner}:{key}": array
+        for owner, synopsis in parts.items()
+        for key, array in synopsis.arrays().items()
+    }
+    nbytes = files.write(name, arrays, durable=kind is FileKind.BASE)
+    described = tuple(describe(synopsis, owner) for owner, synopsis in parts.items())
+    return SketchFile(name, kind, nbytes, described)
+
+
+def open_part(files: Files, name: str, owner: int) -> Synopsis:
+    """Map the synopsis of an owner."""
+    prefix = f"{owner}:"
+    arrays = {
+        key.removeprefix(prefix): array
+        for key, array in files.map(name).items()
+        if key.startswith(prefix)
+    }
+    return Synopsis.of(arrays, name)
+
+
+def write_rows(files: Files, name: str, rows: pa.Table, spec: SynopsisSpec) -> SketchFile:
+    """Write rows at full resolution."""
+    path = private_file(files.path(name))
+    pq.write_table(rows, path, compression="zstd")
+    x, y, times = (rows[column].to_numpy() for column in (spec.x, spec.y, spec.time))
+    time = times.astype("datetime64[us]").astype(np.int64)
+    bounds = (float(x.min()), float(y.min()), float(x.max()), float(y.max()))
+    part = SketchPart(NO_OWNER, x.size, bounds, int(time.min()), int(time.max()))
+    return SketchFile(name, FileKind.ROWS, path.stat().st_size, (part,))
+
+
+def read_rows(files: Files, names: Iterable[str], spec: SynopsisSpec) -> pa.Table:
+    """Read files of rows."""
+    columns = {spec.x: pa.float64(), spec.y: pa.float64(), spec.time: TIMESTAMP}
+    schema = pa.schema(columns | {feature.name: feature.type for feature in spec.features})
+    tables = (pq.read_table(files.path(name)) for name in names)
+    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
+
+
+def build_parts(
+    rows: pa.Table, owners: Ints, spec: SynopsisSpec, bins: Bins
+) -> dict[int, Synopsis]:
+    """Build the synopsis of the rows of each owner."""
+    present = np.unique(owners).tolist()
+    if len(present) == 1:
+        return {present[0]: build(rows, spec, bins)}
+    return {
+        owner: build(rows.take(pa.array(np.flatnonzero(owners == owner))), spec, bins)
+        for owner in present
+    }
+
+
+def changes(
+    sketch: Sketch,
+    batch_id: int | None,
+    added: Sequence[SketchFile],
+    removed: Iterable[str],
+) -> tuple[list[Fact], Sketch]:
+    """Return the facts that add and remove files, and the sketch after them."""
+    gone = set(removed)
+    files = (*(file for file in sketch.files if file.name not in gone), *added)
+    files = tuple(sorted(files, key=lambda file: file.name))
+    after = Sketch(batch_id, sketch.version + 1, sketch.bins, files)
+    facts = [Fact(TABLE, STATE, {"batch": batch_id, "version": after.version})]
+    facts += [Fact(FILES, name, None) for name in sorted(gone)]
+    return facts + [file.fact for file in added], after

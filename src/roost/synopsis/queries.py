@@ -1,0 +1,155 @@
+"""Synopsis queries by name, with arguments that JSON can express."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from functools import partial
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.model.columns import parse_time
+from roost.model.records import Box, Circle, Instant, Polygon
+from roost.synopsis.density import density, probability, quantiles
+from roost.synopsis.scope import Scope
+from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
+from roost.synopsis.synopsis import Synopsis
+
+QUERIES: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(count, mean, stddev, correlation, contrast, outliers),
+        *(density, probability, quantiles),
+    )
+}
+SCOPES = ("scope", "other")  # arguments that are scopes
+SHAPES: dict[str, tuple[type[Box | Circle], int]] = {"box": (Box, 4), "circle": (Circle, 3)}
+
+
+def run_query(synopsis: Synopsis, query: str, arguments: Mapping[str, Any]) -> Any:
+    """Run a query that is known by name; raises `ConfigError` for a wrong name or argument.
+
+    ``contrast`` takes the ``statistic`` by name, and the arguments of the statistic.
+    """
+    function, given = _find("query", query), dict(arguments)
+    if function is contrast:
+        statistic = _find("statistic", str(given.pop("statistic", "")))
+        names = set(_parameters(statistic)) - {"scope"}
+        own = {name: given.pop(name) for name in names & set(given)}
+        _check_arguments(f"{statistic.__name__}", statistic, {**own, "scope": None})
+        given["statistic"] = partial(statistic, **own)
+    _check_arguments(query, function, given)
+    return function(synopsis, **given)
+
+
+def scopes_of(arguments: Mapping[str, Any]) -> list[Scope]:
+    """Return the scopes of a query: rows outside all of them are not needed."""
+    return [arguments[name] for name in SCOPES if name in arguments] or [Scope()]
+
+
+def _find(key: str, name: str) -> Callable[..., Any]:
+    if name not in QUERIES:
+        near = difflib.get_close_matches(name, QUERIES, 1)
+        expected = f"{near[0]!r}" if near else f"one of {', '.join(QUERIES)}"
+        raise ConfigError(key, name, expected)
+    return QUERIES[name]
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(list(inspect.signature(function).parameters.items())[1:])
+
+
+def _check_arguments(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    known = _parameters(function)
+    for argument, value in given.items():
+        if argument not in known:
+            raise ConfigError(f"{name}: {argument}", value, f"one of {', '.join(known)}")
+    for argument, parameter in known.items():
+        if parameter.default is parameter.empty and argument not in given:
+            raise ConfigError(f"{name}: {argument}", None, f"a value: {name} requires one")
+
+
+def read_query(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return name and arguments of a query in JSON.
+
+    ``query`` is the name; ``scope`` and ``other`` are objects, see :func:`read_scope`; the rest are
+    the arguments of the function.
+
+    Examples
+    --------
+    >>> name, arguments = read_query({"query": "mean", "feature": "t", "scope": {"hours": [2, 4]}})
+    >>> name, arguments["scope"].hours
+    ('mean', (2, 4))
+    """
+    arguments = dict(data)
+    name = arguments.pop("query", None)
+    if not isinstance(name, str):
+        raise ConfigError("query", name, f"one of {', '.join(QUERIES)}")
+    for key in SCOPES:
+        if key in arguments:
+            arguments[key] = read_scope(arguments[key], key)
+    return name, arguments
+
+
+def read_scope(data: Any, key: str = "scope") -> Scope:
+    """Return the scope of a JSON object.
+
+    Keys: one of ``box`` (x0, y0, x1, y1), ``circle`` (cx, cy, radius) and ``polygon`` (WKT or
+    GeoJSON text); ``since`` and ``until`` (ISO times, or microseconds since 1970); ``hours`` (from,
+    to); ``predicate``.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(key, data, 'an object, such as {"hours": [14, 16]}')
+    rest = dict(data)
+    shapes = [name for name in (*SHAPES, "polygon") if rest.get(name) is not None]
+    if len(shapes) > 1:
+        raise ConfigError(key, shapes, "one shape")
+    shape = _shape(shapes[0], rest[shapes[0]], key) if shapes else None
+    times = {name: _instant(rest.get(name), f"{key}.{name}") for name in ("since", "until")}
+    hours = rest.get("hours")
+    if hours is not None:
+        first, last = _numbers(hours, 2, f"{key}.hours")
+        hours = int(first), int(last)
+    known = {*SHAPES, "polygon", "since", "until", "hours", "predicate"}
+    for name in rest.keys() - known:
+        raise ConfigError(f"{key}.{name}", rest[name], f"one of {', '.join(sorted(known))}")
+    return Scope(shape, times["since"], times["until"], hours, rest.get("predicate"))
+
+
+def _shape(name: str, value: Any, key: str) -> Box | Circle | Polygon:
+    if name == "polygon":
+        return Polygon(str(value))
+    kind, size = SHAPES[name]
+    return kind(*_numbers(value, size, f"{key}.{name}"))
+
+
+def _numbers(value: Any, size: int, key: str) -> list[float]:
+    try:
+        numbers = [float(number) for number in value]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != size:
+        raise ConfigError(key, value, f"{size} numbers")
+    return numbers
+
+
+def _instant(value: Any, key: str) -> Instant | None:
+    if value is None or isinstance(value, int):
+        return value
+    try:
+        return parse_time(str(value))
+    except ValueError:
+        raise ConfigError(key, value, "an ISO time, or microseconds since 1970") from None
+
+
+def result_json(value: Any) -> Any:
+    """Return a result as JSON data."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: result_json(item) for name, item in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {str(name): result_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [result_json(item) for item in value]
+    return value

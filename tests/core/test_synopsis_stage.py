@@ -1,0 +1,275 @@
+"""The synopsis of a run equals the one of its rows, whatever happens to the run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synopsis_tables import FEATURES, NUMBERS, START_US, make_table
+
+from roost import Box, Circle, RunConfig
+from roost.errors import ConfigError, StateError
+from roost.runtime.executor import InProcessExecutor
+from roost.storage.store import Store
+from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
+from roost.synopsis.catalogue import FileKind, read_sketch
+from roost.synopsis.reader import SynopsisReader
+from roost.synopsis.spec import SynopsisSpec, locate
+from roost.synopsis.tree import PrefixTree
+from roost.testing import InProcessPipeline
+
+TABLE = make_table(3, 3_000)
+STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round", "end")
+SCOPES = [
+    Scope(),
+    Scope(Circle(10.2, 50.0, 60_000.0)),
+    Scope(Box(9.0, 48.0, 10.5, 51.0), since=START_US + 5 * 86_400_000_000, hours=(6, 18)),
+    Scope(predicate="temp > 15 and kind = 'sun'", until=START_US + 20 * 86_400_000_000),
+]
+
+
+class Killed(Exception):
+    pass
+
+
+def config(folder: Path, points: Path, **synopsis: Any) -> RunConfig:
+    given = {"features": FEATURES, "bins": 16, "place_bits": 16, "bucket_days": 7, "slots": 4}
+    machines = synopsis.pop("machines", 2)
+    return RunConfig(
+        points={"path": str(points)},
+        space={"bounds": (-180, -90, 180, 90)},
+        engine={
+            "machines": machines,
+            "available_now": True,
+            "batch_rows": synopsis.pop("batch_rows", 200),
+            "strategy": synopsis.pop("strategy", "replicated"),
+        },
+        synopsis={**given, "learn_rows": 500, "fold_files": 4, **synopsis},
+        out={"dir": folder / "out", "sink": "count"},
+    )
+
+
+def run(settings: RunConfig, **hooks: Any) -> None:
+    executor = InProcessExecutor(settings.engine.machines or 1)
+    with InProcessPipeline(settings, executor=executor, **hooks) as pipeline:
+        pipeline.run()
+
+
+def results(synopsis: Synopsis, scope: Scope) -> list[SynopsisResult]:
+    found = [count(synopsis, scope)]
+    for name in NUMBERS[:3]:
+        found += [mean(synopsis, name, scope), stddev(synopsis, name, scope)]
+    return [*found, correlation(synopsis, "temp", "wind", scope)]
+
+
+def check_same(found: Synopsis, expected: Synopsis) -> None:
+    assert found.count == expected.count
+    for scope in SCOPES:
+        for a, b in zip(results(found, scope), results(expected, scope), strict=True):
+            for name in ("value", "low", "high"):
+                x, y = getattr(a, name), getattr(b, name)
+                assert x is y is None or x == pytest.approx(y, rel=1e-9, abs=1e-9)
+
+
+def check_state(state: Path, table: pa.Table = TABLE) -> SynopsisReader:
+    """Compare the state with the synopsis of all rows, with the same bins."""
+    with closing(SynopsisReader(state)) as reader:
+        found = reader.synopsis()
+        check_same(found, build(table, reader.spec, found.bins))
+    return reader
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    path = tmp_path / "points.parquet"
+    pq.write_table(TABLE.append_column("id", pa.array(np.arange(TABLE.num_rows))), path)
+    return path
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+@pytest.mark.parametrize("strategy", ["replicated", "uniform"])
+@pytest.mark.parametrize("machines", [1, 3])
+def test_the_synopsis_of_a_run_is_that_of_its_rows(
+    exchange: bool, strategy: str, machines: int, tmp_path: Path, points: Path
+) -> None:
+    settings = config(tmp_path, points, exchange=exchange, strategy=strategy, machines=machines)
+    run(settings)
+    run(settings)  # abandons a fold that the end of the first run interrupted
+    check_state(settings.out.state_dir)
+    with closing(Store(settings.out.state_dir)) as store:
+        sketch = read_sketch(store)
+        assert sketch.of_kind(FileKind.BASE) and not sketch.of_kind(FileKind.ROWS)
+        owners = {part.owner for file in sketch.files for part in file.parts}
+        assert owners == set(range(machines)), "the tree divides the rows"
+        assert sketch.rows == TABLE.num_rows
+        listed = sorted(file.name for file in sketch.files)
+        assert store.files("synopsis").names() == listed, "no other file is left"
+
+
+def test_rows_are_stored_until_there_are_enough_to_choose_bins(
+    tmp_path: Path, points: Path
+) -> None:
+    settings = config(tmp_path, points, learn_rows=1_000_000)
+    run(settings)
+    reader = check_state(settings.out.state_dir)
+    assert reader.explain is not None
+    with closing(Store(settings.out.state_dir)) as store:
+        sketch = read_sketch(store)
+        assert sketch.bins is None and {file.kind for file in sketch.files} == {FileKind.ROWS}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("number", [2, 6])
+def test_a_killed_batch_counts_once(step: str, number: int, tmp_path: Path, points: Path) -> None:
+    """Batch 2 chooses the bins; the job begins to fold after batch 6."""
+    settings = config(tmp_path, points, machines=2)
+
+    def kill(at: str, batch: int) -> None:
+        if (at, batch) == (step, number):
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(settings, on_step=kill)
+    run(settings)
+    check_state(settings.out.state_dir)
+
+
+@given(st.integers(0, 2**32))
+def test_random_runs_give_the_synopsis_of_their_rows(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Runs are killed, and continue with other machines, batches and exchanges."""
+    rng = np.random.default_rng(seed)
+    folder = tmp_path_factory.mktemp("run")
+    path = folder / "points.parquet"
+    table = TABLE.slice(0, 1_200)
+    pq.write_table(table.append_column("id", pa.array(np.arange(table.num_rows))), path)
+    while True:
+        settings = config(
+            folder,
+            path,
+            machines=int(rng.integers(1, 5)),
+            batch_rows=int(rng.integers(80, 400)),
+            exchange=bool(rng.integers(2)),
+            fold_files=int(rng.integers(2, 6)),
+            strategy=str(rng.choice(["replicated", "uniform"])),
+        )
+        left = int(rng.integers(5, 60))
+
+        def maybe_kill(step: str, number: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+
+        try:
+            run(settings, on_step=maybe_kill)
+        except Killed:
+            continue
+        break
+    check_state(settings.out.state_dir, table)
+
+
+def test_a_reader_sees_each_batch_while_the_run_goes_on(tmp_path: Path, points: Path) -> None:
+    """Files are folded and deleted meanwhile; the reader's lease protects what it reads."""
+    settings = config(tmp_path, points)
+    readers: list[SynopsisReader] = []
+    seen = []
+
+    def read(step: str, number: int) -> None:
+        if step != "end":
+            return
+        if not readers:
+            readers.append(SynopsisReader(settings.out.state_dir))
+        found = readers[0].query("count")
+        assert found.batch_id == number
+        assert found.result.value == min(200 * (number + 1), TABLE.num_rows)
+        seen.append(number)
+
+    run(settings, on_step=read)
+    assert len(seen) == 15
+    readers[0].close()
+
+
+def test_files_outside_the_scope_are_not_opened(
+    tmp_path: Path, points: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, points, machines=3, fold_files=2)
+    run(settings)
+    with closing(SynopsisReader(settings.out.state_dir)) as reader:
+        near = Scope(Circle(179.9, 0.2, 1_000.0))
+        explained = reader.explain(near)
+        assert explained.pruned and explained.read
+        assert set(explained.read) < set(reader.explain().read)
+        opened: list[str] = []
+        original = type(reader._files).map
+        monkeypatch.setattr(
+            type(reader._files), "map", lambda files, name: opened.append(name) or original(files, name)
+        )
+        expected = count(build(TABLE, reader.spec, reader.synopsis().bins), near).value
+        opened.clear()
+        with closing(SynopsisReader(settings.out.state_dir)) as other:
+            assert other.query("count", scope=near).result.value == expected
+        bases = [name for name in opened if name.endswith(".base")]
+        assert set(bases) <= set(explained.read) and not set(bases) & set(explained.pruned)
+        nothing = Scope(until=START_US)
+        assert reader.explain(nothing).read == ()
+        assert reader.query("count", scope=nothing).result.value == 0.0
+
+
+def test_a_run_must_have_the_same_synopsis(tmp_path: Path, points: Path) -> None:
+    settings = config(tmp_path, points)
+    run(settings)
+    other = replace(settings, synopsis=replace(settings.synopsis, bins=20))
+    with pytest.raises(StateError, match="synopsis"):
+        run(other)
+    with pytest.raises(ConfigError, match=r"synopsis.bins: got 20.*synopsis.features, too"):
+        RunConfig(synopsis={"bins": 20})
+    with pytest.raises(ConfigError, match="got 'tmp'.*one of"):
+        run(config(tmp_path / "other", points, features=["tmp"]))
+
+
+def test_a_state_without_a_synopsis_says_so(tmp_path: Path, points: Path) -> None:
+    settings = RunConfig(
+        points={"path": str(points)},
+        engine={"available_now": True},
+        out={"dir": tmp_path / "out", "sink": "count"},
+    )
+    run(settings)
+    with pytest.raises(StateError, match="no synopsis; set synopsis.features"):
+        SynopsisReader(settings.out.state_dir)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+def test_trees_own_every_place_once(seed: int, machines: int, sampled: bool) -> None:
+    """The owner is the one of the longest prefix; a sample is divided evenly."""
+    rng = np.random.default_rng(seed)
+    bits = 12
+    places = rng.integers(0, 1 << bits, 3_000) if sampled else None
+    tree = PrefixTree.even(machines, bits, places)
+    assert PrefixTree.from_json(tree.to_json()) == tree
+    every = np.arange(1 << bits)
+    texts = [format(place, f"0{bits}b") for place in every.tolist()]
+    expected = [tree.owners[max((p for p in tree.owners if t.startswith(p)), key=len)] for t in texts]
+    assert tree.owners_of(every, bits).tolist() == expected
+    shares = np.bincount(tree.owners_of(every if places is None else places, bits), minlength=machines)
+    assert shares.max() <= 1.3 * shares.mean() + 1
+
+
+def test_a_child_takes_over_a_part_of_its_parent() -> None:
+    tree = PrefixTree(3, {"": 0, "1": 1, "1011": 2})
+    spec = SynopsisSpec.of(TABLE.schema, FEATURES, place_bits=4, prefix_bits=2)
+    assert tree.owners_of(np.array([0, 7, 8, 11, 12]), 4).tolist() == [0, 0, 1, 2, 1]
+    assert locate(np.array([-180.0, 179.9]), np.array([-90.0, 89.9]), spec).tolist() == [0, 15]
+    with pytest.raises(ValueError, match="root"):
+        PrefixTree(2, {"1": 0})
+    with pytest.raises(ValueError, match="not possible"):
+        PrefixTree(2, {"": 0, "2": 1})
