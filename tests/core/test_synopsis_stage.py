@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synopsis_tables import FEATURES, NUMBERS, START_US, make_table
 
+from properties import examples
 from roost import Box, Circle, RunConfig
 from roost.errors import ConfigError, StateError
 from roost.runtime.executor import InProcessExecutor
+from roost.stages.synopsis import fold_items
 from roost.storage.store import Store
 from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
-from roost.synopsis.catalogue import FileKind, read_sketch
+from roost.synopsis.catalogue import FileKind, Sketch, SketchFile, SketchPart, read_sketch
 from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
@@ -79,12 +81,11 @@ def check_same(found: Synopsis, expected: Synopsis) -> None:
                 assert x is y is None or x == pytest.approx(y, rel=1e-9, abs=1e-9)
 
 
-def check_state(state: Path, table: pa.Table = TABLE) -> SynopsisReader:
+def check_state(state: Path, table: pa.Table = TABLE) -> None:
     """Compare the state with the synopsis of all rows, with the same bins."""
     with closing(SynopsisReader(state)) as reader:
         found = reader.synopsis()
         check_same(found, build(table, reader.spec, found.bins))
-    return reader
 
 
 @pytest.fixture
@@ -119,8 +120,7 @@ def test_rows_are_stored_until_there_are_enough_to_choose_bins(
 ) -> None:
     settings = config(tmp_path, points, learn_rows=1_000_000)
     run(settings)
-    reader = check_state(settings.out.state_dir)
-    assert reader.explain is not None
+    check_state(settings.out.state_dir)
     with closing(Store(settings.out.state_dir)) as store:
         sketch = read_sketch(store)
         assert sketch.bins is None and {file.kind for file in sketch.files} == {FileKind.ROWS}
@@ -142,6 +142,7 @@ def test_a_killed_batch_counts_once(step: str, number: int, tmp_path: Path, poin
     check_state(settings.out.state_dir)
 
 
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_random_runs_give_the_synopsis_of_their_rows(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -199,6 +200,49 @@ def test_a_reader_sees_each_batch_while_the_run_goes_on(tmp_path: Path, points: 
     readers[0].close()
 
 
+def test_a_lease_protects_the_files_of_a_reader(tmp_path: Path, points: Path) -> None:
+    settings = config(tmp_path, points)
+    readers: list[SynopsisReader] = []
+    pinned: set[str] = set()
+
+    def pin(step: str, number: int) -> None:
+        if (step, number) == ("end", 3):
+            readers.append(SynopsisReader(settings.out.state_dir))
+            pinned.update(readers[0].explain().read)
+
+    run(settings, on_step=pin)
+    with closing(Store(settings.out.state_dir)) as store:
+        listed = {file.name for file in read_sketch(store).files}
+        assert pinned and not pinned & listed, "all files were folded since"
+        assert pinned <= set(store.files("synopsis").names())
+        readers[0].close()
+        run(settings)  # cleans up
+        assert not pinned & set(store.files("synopsis").names())
+
+
+def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:
+    spec = SynopsisSpec.of(TABLE.schema, FEATURES)
+    part = SketchPart(0, 5, (10.0, 20.0, 11.0, 21.0), 1_000, 2_000)
+    for since, until, expected in ((2_000, None, True), (2_001, None, False), (0, 1_000, False)):
+        assert part.overlaps(Scope(since=since, until=until), spec) is expected
+    assert part.overlaps(Scope(until=1_001), spec)
+    assert part.overlaps(Scope(Box(11.0, 21.0, 12.0, 22.0)), spec)
+    assert not part.overlaps(Scope(Box(11.1, 21.0, 12.0, 22.0)), spec)
+
+
+def test_only_owners_with_deltas_are_folded() -> None:
+    def file(name: str, kind: FileKind, *owners: int) -> SketchFile:
+        parts = tuple(SketchPart(owner, 1, (0.0,) * 4, 0, 0) for owner in owners)
+        return SketchFile(name, kind, 10, parts)
+
+    files = (
+        file("a", FileKind.DELTA, 0, 2),
+        file("b", FileKind.BASE, 0),
+        file("c", FileKind.BASE, 1),
+    )
+    assert fold_items(Sketch(3, 4, None, files)) == [(0, ("a", "b")), (2, ("a",))]
+
+
 def test_files_outside_the_scope_are_not_opened(
     tmp_path: Path, points: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +256,9 @@ def test_files_outside_the_scope_are_not_opened(
         opened: list[str] = []
         original = type(reader._files).map
         monkeypatch.setattr(
-            type(reader._files), "map", lambda files, name: opened.append(name) or original(files, name)
+            type(reader._files),
+            "map",
+            lambda files, name: opened.append(name) or original(files, name),
         )
         expected = count(build(TABLE, reader.spec, reader.synopsis().bins), near).value
         opened.clear()
@@ -233,7 +279,7 @@ def test_a_run_must_have_the_same_synopsis(tmp_path: Path, points: Path) -> None
         run(other)
     with pytest.raises(ConfigError, match=r"synopsis.bins: got 20.*synopsis.features, too"):
         RunConfig(synopsis={"bins": 20})
-    with pytest.raises(ConfigError, match="got 'tmp'.*one of"):
+    with pytest.raises(ConfigError, match=r"got 'tmp'.*one of"):
         run(config(tmp_path / "other", points, features=["tmp"]))
 
 
@@ -244,7 +290,7 @@ def test_a_state_without_a_synopsis_says_so(tmp_path: Path, points: Path) -> Non
         out={"dir": tmp_path / "out", "sink": "count"},
     )
     run(settings)
-    with pytest.raises(StateError, match="no synopsis; set synopsis.features"):
+    with pytest.raises(StateError, match=r"no synopsis; set synopsis\.features"):
         SynopsisReader(settings.out.state_dir)
 
 
@@ -258,9 +304,13 @@ def test_trees_own_every_place_once(seed: int, machines: int, sampled: bool) -> 
     assert PrefixTree.from_json(tree.to_json()) == tree
     every = np.arange(1 << bits)
     texts = [format(place, f"0{bits}b") for place in every.tolist()]
-    expected = [tree.owners[max((p for p in tree.owners if t.startswith(p)), key=len)] for t in texts]
+    expected = [
+        tree.owners[max((p for p in tree.owners if t.startswith(p)), key=len)] for t in texts
+    ]
     assert tree.owners_of(every, bits).tolist() == expected
-    shares = np.bincount(tree.owners_of(every if places is None else places, bits), minlength=machines)
+    shares = np.bincount(
+        tree.owners_of(every if places is None else places, bits), minlength=machines
+    )
     assert shares.max() <= 1.3 * shares.mean() + 1
 
 

@@ -300,13 +300,11 @@ class SynopsisStage(Stage):
 
     def job(self) -> Job | None:
         """Fold the deltas, if there are enough."""
-        deltas = self.sketch.of_kind(FileKind.DELTA)
-        if len(deltas) < self.fold_files:
+        if len(self.sketch.of_kind(FileKind.DELTA)) < self.fold_files:
             return None
-        names = [file.name for file in [*deltas, *self.sketch.of_kind(FileKind.BASE)]]
-        items = fold_items(self.sketch, names)
-        folded = {name for _, mine in items for name in mine}
-        return Job(Fold(self.files), items, partial(self._folded, sorted(folded)))
+        items = fold_items(self.sketch)
+        inputs = sorted({name for _, mine in items for name in mine})
+        return Job(Fold(self.files), items, partial(self._folded, inputs))
 
     def _folded(self, inputs: Sequence[str], results: Sequence[SketchFile]) -> Outcome:
         batch_id = self.sketch.batch_id
@@ -330,13 +328,12 @@ def _prefixes(batch: Batch) -> PrefixRouting:
     return routing
 
 
-def fold_items(sketch: Sketch, names: Iterable[str]) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the files that have a part of each owner; owners without a delta stay as they are."""
-    wanted = set(names)
+def fold_items(sketch: Sketch) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the deltas and the base of each owner that has a delta."""
     found: dict[int, list[str]] = {}
     changed = set()
     for file in sketch.files:
-        for part in file.parts if file.name in wanted else ():
+        for part in file.parts:
             found.setdefault(part.owner, []).append(file.name)
             if file.kind is FileKind.DELTA:
                 changed.add(part.owner)
