@@ -59,6 +59,7 @@ RUN_FLAGS = (
     ("--grid", "space.grid", "CxR", "columns and rows of the grid (default: 1000x1000)"),
     ("--coordinates", "space.coordinates", "KIND", "lonlat or plane (default: by column names)"),
     ("--outside", "space.outside", "RULE", "outside the bounds: exact (default) or dead (reject)"),
+    ("--synopsis", "synopsis.features", "NAMES", "columns of a synopsis (default: none)"),
     ("--window", "window.kind", "KIND", "retain points by time, count or bytes (default: none)"),
     ("--window-length", "window.length", "N", "seconds of event time, points or bytes"),
     ("--lateness", "window.lateness", "S", "seconds a point may be late (default: the length)"),
@@ -102,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_query(commands)
     _add_snapshot(commands)
+    _add_synopsis(commands)
     _add_guard(commands)
     commands.add_parser("compile", help="compile all loops once, ahead of the first run")
     _add_flow(commands)
@@ -208,6 +210,32 @@ def _add_snapshot(commands: Any) -> None:
     _add_limit(snapshot, "rows")
     snapshot.add_argument("--master", metavar="URL", help=MASTER)
     snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT)
+
+
+def _add_synopsis(commands: Any) -> None:
+    synopsis = commands.add_parser(
+        "synopsis",
+        help="query the synopsis of all points so far",
+        description="Query the synopsis of a state directory: statistics and densities of any "
+        "place, time and hours, with bounds. The stream may be running; the result names the "
+        "batch that it reflects.",
+        epilog="Example: roost synopsis roost-out/state mean feature=temp_c "
+        "--circle=-46.6,-23.5,100000 --hours 14,17",
+    )
+    synopsis.add_argument("state", type=Path, metavar="STATE_DIR")
+    synopsis.add_argument(
+        "query", metavar="QUERY", help="count, mean, correlation, quantiles, … or a JSON object"
+    )
+    synopsis.add_argument(
+        "arguments", nargs="*", metavar="NAME=VALUE", help="arguments of the query, in JSON or text"
+    )
+    _add_shapes(synopsis.add_mutually_exclusive_group())
+    synopsis.add_argument("--since", metavar="TIME", help="only points of this time or later")
+    synopsis.add_argument("--until", metavar="TIME", help="only points before this time")
+    synopsis.add_argument("--hours", metavar="FROM,TO", help="only these hours of the day, in UTC")
+    synopsis.add_argument("--where", metavar="PREDICATE", help=WHERE)
+    synopsis.add_argument("--explain", action="store_true", help="list the files it would read")
+    synopsis.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_flow(commands: Any) -> None:

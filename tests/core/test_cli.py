@@ -76,8 +76,9 @@ COMMANDS = dict(parsers(build_parser()))
 def test_the_documented_commands_exist() -> None:
     assert set(COMMANDS) == {
         (), ("run",), ("bench",), ("query",), ("query", "register"), ("query", "terminate"),
-        ("query", "list"), ("snapshot",), ("guard",), ("guard", "list"), ("guard", "log"),
-            ("guard", "block"), ("guard", "unblock"), ("compile",), ("inspect",),
+        ("query", "list"), ("snapshot",), ("synopsis",),
+        ("guard",), ("guard", "list"), ("guard", "log"), ("guard", "block"),
+        ("guard", "unblock"), ("compile",), ("inspect",),
         ("flow",), ("flow", "explain"),
     }  # fmt: skip
 

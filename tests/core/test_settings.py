@@ -76,6 +76,17 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "dataflow.imbalance": (0, 0.0),
     "dataflow.improvement": (0.5, 0.5),
     "dataflow.buckets": (1024, 1024),
+    "synopsis.features": ("fare, kind", ("fare", "kind")),
+    "synopsis.prefix_bits": (6, 6),
+    "synopsis.place_bits": (20, 20),
+    "synopsis.bucket_days": (7, 7),
+    "synopsis.slots": (4, 4),
+    "synopsis.step_s": (1800, 1800),
+    "synopsis.bins": (32, 32),
+    "synopsis.rule": ("equal_density", "equal_density"),
+    "synopsis.exchange": (True, True),
+    "synopsis.learn_rows": (1000, 1000),
+    "synopsis.fold_files": (4, 4),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),
@@ -142,6 +153,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("join.left", 5, "text"),
     ("join.distance", -1, "a finite number from 0 up"),
     ("join.within", float("nan"), "a finite number from 0 up"),
+    ("synopsis.features", 3, "a list of names"),
+    ("synopsis.rule", "density", "cube_root or equal_density"),
+    ("synopsis.fold_files", 1, "a whole number from 2 up"),
     ("dataflow.flow", "calls.py", "FILE.py:NAME"),
     ("dataflow.sources", "calls=x", "a table"),
     ("dataflow.lateness", -1, "a finite number from 0 up"),
@@ -167,6 +181,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "guard.evict": {"guard.enabled": True},
     "guard.quarantine": {"guard.enabled": True},
     **{key: JOIN for key in KEYS if key.startswith("join.")},
+    **{
+        key: {"synopsis.features": "fare"}
+        for key in KEYS
+        if key.startswith("synopsis.") and key != "synopsis.features"
+    },
 }
 
 
@@ -328,7 +347,7 @@ OLD_SECTIONS = {
 
 def test_every_keyword_of_version_0_1_is_known_to_the_test() -> None:
     renamed = {f"{section}.{name}" for section, name in OLD_SECTIONS.items()}
-    newer = {"out.history", *(key for key in KEYS if key.startswith("dataflow."))}
+    newer = {"out.history", *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.")))}
     assert {*OLD_KEYWORDS.values(), *renamed} == set(KEYS) - newer
 
 

@@ -16,17 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from roost.commands.explain import explain_flow
-from roost.commands.flags import request_of, snapshot_query_of
+from roost.commands.flags import read_numbers, request_of, snapshot_query_of
 from roost.commands.flow_state import FlowSummary, SourceProgress, SubqueryState
 from roost.commands.guard import guard_listing, guard_log, send_command
 from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
 from roost.commands.snapshot import check_format, run_snapshot, write_result
+from roost.commands.synopsis import explain_query, outcome_json, query_json, run_query
 from roost.errors import ConfigError
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.queries.guard_state import BLOCK
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
+from roost.synopsis.catalogue import Sketch
+from roost.synopsis.reader import Explained
 from roost.window.view import WindowView
 
 if TYPE_CHECKING:
@@ -125,6 +128,39 @@ def _print_result(result: SnapshotResult, limit: int) -> None:
     left = table.num_rows - limit
     more = f" ({left:,} more; see --limit and --out)" if left > 0 else ""
     _print(_table(table.column_names, rows), f"{_summary(result)}{more}")
+
+
+# -- roost synopsis
+
+
+def synopsis_command(arguments: argparse.Namespace) -> None:
+    """Run ``roost synopsis``."""
+    scope = {name: getattr(arguments, name) for name in ("polygon", "since", "until")}
+    for name, size in (("box", 4), ("circle", 3), ("hours", 2)):
+        text = getattr(arguments, name)
+        expected = f"{size} numbers separated by commas"
+        scope[name] = None if text is None else read_numbers(text, size, f"--{name}", expected)
+    scope["predicate"] = arguments.where
+    data = query_json(arguments.query, arguments.arguments, scope)
+    if arguments.explain:
+        _print_explained(explain_query(arguments.state, data), json_form=arguments.json)
+        return
+    found = outcome_json(run_query(arguments.state, data))
+    if arguments.json:
+        _print(json.dumps(found), soft_wrap=True)
+        return
+    results = found["result"] if isinstance(found["result"], list) else [found["result"]]
+    rows = (result.values() for result in results)
+    _print(_table(list(results[0]), rows), f"as of batch {found['batch']}")
+
+
+def _print_explained(found: Explained, *, json_form: bool) -> None:
+    if json_form:
+        _print(json.dumps(dataclasses.asdict(found)), soft_wrap=True)
+        return
+    rows = [(name, "read") for name in found.read] + [(name, "pruned") for name in found.pruned]
+    counts = f"{len(found.read)} read, {len(found.pruned)} pruned"
+    _print(_table(("file", ""), rows), f"{counts}, as of batch {found.batch_id}")
 
 
 # -- roost flow
@@ -243,6 +279,8 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
     yield _table(("segment", "queries", "bytes", "terminated"), rows, "segments")
     if found.window is not None:
         yield _window_line(found.window)
+    if found.sketch.files:
+        yield _synopsis_line(found.sketch)
     if found.dataflow is not None:
         yield from _dataflow(found.dataflow)
     yield _batches(found)
@@ -262,6 +300,13 @@ def _window_line(window: WindowView) -> str:
     points, size = sum(file.points for file in files), sum(file.nbytes for file in files)
     batches = f"{len(window.batches)} batches in {len(files)} files"
     return f"window     {kind}: {points:,} points of {batches}, {size:,} bytes"
+
+
+def _synopsis_line(sketch: Sketch) -> str:
+    kinds = Counter(file.kind.value for file in sketch.files)
+    files = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    size = sum(file.nbytes for file in sketch.files)
+    return f"synopsis   {sketch.rows:,} points in {size:,} bytes, files: {files}"
 
 
 def _dataflow(flow: FlowSummary) -> Iterator[Table | str]:
@@ -338,6 +383,7 @@ def _batches(found: StateSummary) -> Table:
 COMMANDS = {
     "query": query_command,
     "snapshot": snapshot_command,
+    "synopsis": synopsis_command,
     "flow": flow_command,
     "guard": guard_command,
     "inspect": inspect_command,

@@ -45,6 +45,7 @@ from roost.storage.inputs import add_inputs, seen_inputs
 from roost.storage.lock import RunLock
 from roost.storage.private import state_folder
 from roost.storage.store import Store
+from roost.synopsis.reader import SynopsisReader
 
 POLL_S = 0.2
 IDLE_S = 0.002
@@ -97,6 +98,7 @@ class BasePipeline(ABC):
         self._lock: RunLock | None = None
         self._store: Store | None = None
         self._log: QueryLog | None = None
+        self._reader: SynopsisReader | None = None
         self._loop: BatchLoop | None = None
         self._guard_seen: tuple[tuple[Any, ...], GuardState | None] | None = None
 
@@ -106,7 +108,7 @@ class BasePipeline(ABC):
 
     def __exit__(self, *failure: object) -> None:
         """Release the state directory."""
-        for resource in (self._store, self._log):
+        for resource in (self._reader, self._store, self._log):
             if resource is not None:
                 resource.close()
         if self._lock is not None:
@@ -161,6 +163,17 @@ class BasePipeline(ABC):
         if self._guard_seen is None or self._guard_seen[0] != now:
             self._guard_seen = (now, GuardState.preview(self.store))
         return self._guard_seen[1]
+
+    @property
+    def synopsis(self) -> SynopsisReader:
+        """Queries the synopsis of all points so far; threads may share it.
+
+        Raises :class:`StateError` if the run has none, or has not begun.
+        """
+        with self._opening:
+            if self._reader is None:
+                self._reader = SynopsisReader(self.config.out.state_dir)
+            return self._reader
 
     def stop(self) -> None:
         """End :meth:`run` after the current batch."""

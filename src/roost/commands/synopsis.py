@@ -1,0 +1,62 @@
+"""Run one synopsis query on a state directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.synopsis.queries import read_query, result_json, scopes_of
+from roost.synopsis.reader import BatchResult, Explained, SynopsisReader
+
+
+def run_query(state: Path, data: Mapping[str, Any]) -> BatchResult:
+    """Run a query in JSON, see :func:`roost.synopsis.queries.read_query`."""
+    name, arguments = read_query(data)
+    with closing(SynopsisReader(state)) as reader:
+        return reader.query(name, **arguments)
+
+
+def explain_query(state: Path, data: Mapping[str, Any]) -> Explained:
+    """Return which files a query reads."""
+    _, arguments = read_query(data)
+    with closing(SynopsisReader(state)) as reader:
+        return reader.explain(*scopes_of(arguments))
+
+
+def query_json(text: str, pairs: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the query of the command line: a name with ``NAME=VALUE`` pairs, or JSON.
+
+    Values are JSON, or else text.
+    """
+    given = {name: value for name, value in scope.items() if value is not None}
+    if text.startswith("{"):
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ConfigError("QUERY", text, f"a JSON object ({error})") from None
+        if pairs or given:
+            raise ConfigError("QUERY", text, "no other arguments beside a query in JSON")
+        return dict(data)
+    data = {"query": text}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not (name and separator):
+            raise ConfigError("argument", pair, "NAME=VALUE, such as feature=temp_c")
+        data[name] = _value(value)
+    return data | ({"scope": given} if given else {})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def outcome_json(found: BatchResult) -> dict[str, Any]:
+    """Return a result and its batch as JSON data."""
+    return {"batch": found.batch_id, "result": result_json(found.result)}

@@ -1,0 +1,151 @@
+"""Synopsis queries from Python, JSON and the command line."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from synopsis_tables import FEATURES, START_US, Rows, make_table
+
+from roost import Circle, RunConfig
+from roost.cli import main
+from roost.errors import ConfigError
+from roost.synopsis import BoundKind, Scope, build, contrast, learn_bins, mean, outliers
+from roost.synopsis.queries import read_query, result_json, run_query
+from roost.synopsis.spec import SynopsisSpec
+from roost.testing import InProcessPipeline
+
+TABLE = make_table(5, 1_500)
+SPEC = SynopsisSpec.of(TABLE.schema, FEATURES, bins=16)
+WHOLE = build(TABLE, SPEC, learn_bins(TABLE, SPEC))
+EAST = Scope(Circle(11.0, 49.0, 50_000.0))
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    pq.write_table(TABLE, folder / "points.parquet")
+    config = RunConfig(
+        points={"path": str(folder / "points.parquet")},
+        engine={"available_now": True, "batch_rows": 300},
+        synopsis={"features": FEATURES, "learn_rows": 600},
+        out={"dir": folder / "out", "sink": "count"},
+    )
+    with InProcessPipeline(config) as pipeline:
+        pipeline.run()
+        assert pipeline.synopsis.query("count").result.value == TABLE.num_rows
+    return config.out.state_dir
+
+
+def roost(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_query_in_json_equals_the_one_in_python() -> None:
+    data: dict[str, Any] = {
+        "query": "mean",
+        "feature": "temp",
+        "scope": {
+            "circle": [11.0, 49.0, 50_000],
+            "since": "2024-01-05",
+            "hours": [6, 18],
+            "predicate": "wind > 2",
+        },
+    }
+    since = dt.datetime(2024, 1, 5, tzinfo=dt.UTC)
+    scope = Scope(EAST.shape, since, hours=(6, 18), predicate="wind > 2")
+    found = run_query(WHOLE, *read_query(data))
+    assert found == mean(WHOLE, "temp", scope) and found.value is not None
+    text = json.dumps(result_json(found))
+    assert json.loads(text)["kind"] == BoundKind.GUARANTEED.value
+
+
+def test_contrasts_and_outliers_are_json(state: Path) -> None:
+    name, arguments = read_query(
+        {
+            "query": "contrast",
+            "statistic": "mean",
+            "feature": "temp",
+            "scope": {"circle": [11.0, 49.0, 50_000]},
+            "other": {"since": START_US + 86_400_000_000},
+        }
+    )
+    found = run_query(WHOLE, name, arguments)
+    other = Scope(since=START_US + 86_400_000_000)
+    assert found.value == mean(WHOLE, "temp", EAST).minus(mean(WHOLE, "temp", other)).value
+    expected = outliers(WHOLE, "wind", 0.1)
+    assert expected is not None
+    data = result_json(run_query(WHOLE, "outliers", {"feature": "wind", "share": 0.1}))
+    assert data["count"]["value"] == expected.count.value
+    assert contrast.__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"feature": "temp"}, "query: got None"),
+        ({"query": "men"}, "query: got 'men', expected 'mean'"),
+        ({"query": "mean"}, "mean: feature: got None, expected a value"),
+        ({"query": "mean", "feature": "t"}, "feature: got 't', expected one of temp"),
+        ({"query": "count", "depth": 2}, "count: depth: got 2, expected one of scope"),
+        ({"query": "count", "scope": 5}, "scope: got 5, expected an object"),
+        ({"query": "count", "scope": {"circle": [1, 2]}}, "scope.circle: got [1, 2], expected 3"),
+        ({"query": "count", "scope": {"ring": 2}}, "scope.ring: got 2, expected one of box"),
+        (
+            {"query": "count", "scope": {"since": "soon"}},
+            "scope.since: got 'soon', expected an ISO",
+        ),
+        (
+            {"query": "count", "scope": {"box": [0, 0, 1, 1], "polygon": "x"}},
+            "scope: got ['box', 'polygon'], expected one shape",
+        ),
+        ({"query": "contrast", "scope": {}, "other": {}}, "statistic: got '', expected one of"),
+        (
+            {"query": "contrast", "statistic": "mean", "scope": {}, "other": {}},
+            "mean: feature: got None",
+        ),
+    ],
+)
+def test_wrong_queries_name_what_is_wrong(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run_query(WHOLE, *read_query(data))
+    assert message in str(raised.value)
+
+
+def test_the_command_line_queries_a_state(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Rows(TABLE)
+    scope = Scope(Circle(11.0, 49.0, 50_000.0), hours=(6, 18))
+    expected = float(rows.inside(scope).sum())
+    flags = ("--circle", "11,49,50000", "--hours", "6,18")
+    code, out, _ = roost(capsys, "synopsis", state, "count", *flags, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["batch"] == 4
+    assert found["result"]["low"] <= expected <= found["result"]["high"]
+    code, out, _ = roost(capsys, "synopsis", state, "quantiles", "feature=temp", "ranks=[0.1,0.9]")
+    assert code == 0 and "guaranteed" in out and "as of batch 4" in out
+    query = json.dumps({"query": "count", "scope": {"hours": [6, 18]}})
+    code, out, _ = roost(capsys, "synopsis", state, query, "--json")
+    assert json.loads(out)["result"]["value"] > expected
+    code, out, _ = roost(capsys, "synopsis", state, "count", "--until", "2023-01-01", "--explain")
+    assert code == 0 and "0 read" in out and "pruned" in out
+    code, out, _ = roost(capsys, "inspect", state)
+    assert f"synopsis   {TABLE.num_rows:,} points" in out
+
+
+def test_wrong_commands_name_what_is_wrong(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = roost(capsys, "synopsis", state, "mean", "feature")
+    assert code == 2 and "NAME=VALUE" in err
+    code, _, err = roost(capsys, "synopsis", state, "mean", "feature=temp", "--circle", "1,2")
+    assert code == 2 and "--circle" in err
+    code, _, err = roost(capsys, "synopsis", state, "{bad", "--hours", "1,2")
+    assert code == 2 and "JSON object" in err
+    code, _, err = roost(capsys, "synopsis", tmp_path, "count")
+    assert code != 0 and "not a state directory" in err

@@ -1,0 +1,127 @@
+"""The synopsis on Spark equals the one of the rows, also if the driver is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from synopsis_driver import config_of
+
+from roost import Box, Pipeline, Query
+from roost.storage.store import Store
+from roost.synopsis import Scope, build, correlation, count, mean
+from roost.synopsis.catalogue import FileKind, read_sketch
+from roost.synopsis.reader import SynopsisReader
+from synopsis_tables import make_table
+
+pytestmark = pytest.mark.spark
+
+TABLE = make_table(8, 2_000)
+STEPS = ("intent", "apply", "run", "after", "deliver", "commit", "publish", "cleanup", "round")
+SCOPES = [Scope(), Scope(Box(9.0, 48.0, 10.5, 51.0), predicate="temp > 12 and kind != 'fog'")]
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    path = tmp_path / "points.parquet"
+    pq.write_table(TABLE.append_column("id", pa.array(np.arange(TABLE.num_rows))), path)
+    return path
+
+
+def check_state(state: Path) -> None:
+    """Compare the state with the synopsis of all rows, with the same bins."""
+    reader = SynopsisReader(state)
+    found = reader.synopsis()
+    reader.close()
+    expected = build(TABLE, reader.spec, found.bins)
+    assert found.count == TABLE.num_rows
+    for scope in SCOPES:
+        assert count(found, scope).value == pytest.approx(count(expected, scope).value, rel=1e-9)
+        pairs = [
+            (mean(found, "temp", scope), mean(expected, "temp", scope)),
+            (
+                correlation(found, "temp", "rain", scope),
+                correlation(expected, "temp", "rain", scope),
+            ),
+        ]
+        for a, b in pairs:
+            assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), rel=1e-9)
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+def test_a_run_on_spark_builds_the_synopsis_of_its_rows(
+    exchange: bool, tmp_path: Path, points: Path, spark: SparkSession
+) -> None:
+    """Files are folded on the executors meanwhile; matches are not affected."""
+    config = config_of(str(points), str(tmp_path / "out"), exchange=exchange)
+    box = Box(9.0, 48.0, 10.5, 51.0)
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.request(Query("corner", box))
+        report = pipeline.run()
+        answer = pipeline.synopsis.query("count", scope=Scope(box))
+    assert answer.batch_id == 6
+    assert answer.result.low <= report["matches"] <= answer.result.high
+    check_state(config.out.state_dir)
+    store = Store(config.out.state_dir)
+    assert read_sketch(store).of_kind(FileKind.BASE)
+    store.close()
+
+
+def test_a_streaming_dataframe_builds_the_same_synopsis(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    folder = tmp_path / "points"
+    folder.mkdir()
+    numbered = TABLE.append_column("id", pa.array(np.arange(TABLE.num_rows)))
+    for number in range(4):
+        path = folder / f"{number}.parquet"
+        pq.write_table(numbered.slice(number * 500, 500), path)
+        os.utime(path, (1_000_000_000 + number,) * 2)  # Spark reads older files first
+    config = config_of("unused", str(tmp_path / "out"))
+    schema = spark.read.parquet(str(folder)).schema
+    frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    with Pipeline(config, spark=spark) as pipeline:
+        pipeline.start(frame).awaitTermination()
+    check_state(config.out.state_dir)
+
+
+def kill_drivers(points: Path, out: Path, kills: list[tuple[int, str]]) -> None:
+    """Run one driver for each kill, then one that completes."""
+    driver = Path(__file__).with_name("synopsis_driver.py")
+    for kill in [*kills, None]:
+        words = [] if kill is None else [str(kill[0]), kill[1]]
+        with (out.parent / "driver.txt").open("w") as said:
+            done = subprocess.run(
+                [sys.executable, str(driver), str(points), str(out), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                timeout=300,
+                check=False,
+            )
+        expected = 0 if kill is None else -signal.SIGKILL
+        assert done.returncode == expected, (out.parent / "driver.txt").read_text()[-3_000:]
+    check_state(out / "state")
+
+
+def test_a_killed_driver_counts_each_point_once(
+    tmp_path: Path, points: Path, child_environment: None
+) -> None:
+    """The job that folds the first deltas is running, or has not been recorded, at the kill."""
+    kill_drivers(points, tmp_path / "out", [(4, "cleanup")])
+
+
+@pytest.mark.full
+def test_drivers_killed_at_every_step_count_each_point_once(
+    tmp_path: Path, points: Path, child_environment: None
+) -> None:
+    kills = [(2 + number % 4, step) for number, step in enumerate(STEPS)]
+    kill_drivers(points, tmp_path / "out", sorted(kills, key=lambda kill: kill[0]))
