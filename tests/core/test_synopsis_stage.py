@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import FEATURES, NUMBERS, START_US, make_table
 
 from properties import examples
 from roost import Box, Circle, RunConfig
@@ -27,6 +26,7 @@ from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 from roost.testing import InProcessPipeline
+from synopsis_tables import FEATURES, NUMBERS, START_US, make_table
 
 TABLE = make_table(3, 3_000)
 STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round", "end")
@@ -240,7 +240,10 @@ def test_only_owners_with_deltas_are_folded() -> None:
         file("b", FileKind.BASE, 0),
         file("c", FileKind.BASE, 1),
     )
-    assert fold_items(Sketch(3, 4, None, files)) == [(0, ("a", "b")), (2, ("a",))]
+    assert fold_items(Sketch(3, 4, None, files)) == [
+        (0, (("a", 0), ("b", 0))),
+        (2, (("a", 1),)),
+    ]
 
 
 def test_files_outside_the_scope_are_not_opened(

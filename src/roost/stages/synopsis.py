@@ -50,6 +50,7 @@ from roost.synopsis.catalogue import (
     BINS,
     TABLE,
     FileKind,
+    PartName,
     Sketch,
     SketchFile,
     build_parts,
@@ -208,13 +209,13 @@ class Fold:
     files: Files
 
     def __call__(
-        self, item: tuple[int, Sequence[str]], cache: WorkerCache, prefix: str
+        self, item: tuple[int, Sequence[PartName]], cache: WorkerCache, prefix: str
     ) -> SketchFile:
         """Write the new base of an owner."""
-        owner, names = item
-        merged = merge([open_part(self.files, name, owner) for name in names])
+        owner, parts = item
+        merged = merge([open_part(self.files, part) for part in parts])
         name = self.files.name(prefix, f"{owner:05d}", ".base")
-        return write_parts(self.files, name, FileKind.BASE, {owner: merged})
+        return write_parts(self.files, name, FileKind.BASE, [(owner, merged)])
 
 
 @dataclass
@@ -303,7 +304,7 @@ class SynopsisStage(Stage):
         if len(self.sketch.of_kind(FileKind.DELTA)) < self.fold_files:
             return None
         items = fold_items(self.sketch)
-        inputs = sorted({name for _, mine in items for name in mine})
+        inputs = sorted({name for _, parts in items for name, _ in parts})
         return Job(Fold(self.files), items, partial(self._folded, inputs))
 
     def _folded(self, inputs: Sequence[str], results: Sequence[SketchFile]) -> Outcome:
@@ -328,13 +329,13 @@ def _prefixes(batch: Batch) -> PrefixRouting:
     return routing
 
 
-def fold_items(sketch: Sketch) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the deltas and the base of each owner that has a delta."""
-    found: dict[int, list[str]] = {}
+def fold_items(sketch: Sketch) -> list[tuple[int, tuple[PartName, ...]]]:
+    """Return the parts of each owner that has a delta."""
+    found: dict[int, list[PartName]] = {}
     changed = set()
     for file in sketch.files:
-        for part in file.parts:
-            found.setdefault(part.owner, []).append(file.name)
+        for number, part in enumerate(file.parts):
+            found.setdefault(part.owner, []).append((file.name, number))
             if file.kind is FileKind.DELTA:
                 changed.add(part.owner)
-    return [(owner, tuple(mine)) for owner, mine in sorted(found.items()) if owner in changed]
+    return [(owner, tuple(parts)) for owner, parts in sorted(found.items()) if owner in changed]

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.model.arrays import Ints
+from roost.model.arrays import Ints, as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import Files
@@ -34,6 +34,7 @@ SPEC = "synopsis"  # setting on which a state directory agrees
 NO_OWNER = -1  # of rows for which no bins exist yet
 
 Bounds = tuple[float, float, float, float]
+PartName = tuple[str, int]  # file, and number of the part in it
 
 
 class FileKind(StrEnum):
@@ -142,22 +143,23 @@ def describe(synopsis: Synopsis, owner: int) -> SketchPart:
 
 
 def write_parts(
-    files: Files, name: str, kind: FileKind, parts: Mapping[int, Synopsis]
+    files: Files, name: str, kind: FileKind, parts: Sequence[tuple[int, Synopsis]]
 ) -> SketchFile:
-    """Write the synopses of some owners to a file."""
+    """Write synopses, each with its owner, to a file."""
     arrays = {
-        f"{owner}:{key}": array
-        for owner, synopsis in parts.items()
+        f"{number}:{key}": array
+        for number, (_, synopsis) in enumerate(parts)
         for key, array in synopsis.arrays().items()
     }
     nbytes = files.write(name, arrays, durable=kind is FileKind.BASE)
-    described = tuple(describe(synopsis, owner) for owner, synopsis in parts.items())
+    described = tuple(describe(synopsis, owner) for owner, synopsis in parts)
     return SketchFile(name, kind, nbytes, described)
 
 
-def open_part(files: Files, name: str, owner: int) -> Synopsis:
-    """Map the synopsis of an owner."""
-    prefix = f"{owner}:"
+def open_part(files: Files, part: PartName) -> Synopsis:
+    """Map one part of a file."""
+    name, number = part
+    prefix = f"{number}:"
     arrays = {
         key.removeprefix(prefix): array
         for key, array in files.map(name).items()
@@ -187,15 +189,13 @@ def read_rows(files: Files, names: Iterable[str], spec: SynopsisSpec) -> pa.Tabl
 
 def build_parts(
     rows: pa.Table, owners: Ints, spec: SynopsisSpec, bins: Bins
-) -> dict[int, Synopsis]:
+) -> list[tuple[int, Synopsis]]:
     """Build the synopsis of the rows of each owner."""
     present = np.unique(owners).tolist()
     if len(present) == 1:
-        return {present[0]: build(rows, spec, bins)}
-    return {
-        owner: build(rows.take(pa.array(np.flatnonzero(owners == owner))), spec, bins)
-        for owner in present
-    }
+        return [(present[0], build(rows, spec, bins))]
+    chosen = ((owner, as_arrow(np.flatnonzero(owners == owner))) for owner in present)
+    return [(owner, build(rows.take(at), spec, bins)) for owner, at in chosen]
 
 
 def changes(

@@ -21,6 +21,7 @@ from roost.synopsis.catalogue import (
     STATE,
     TABLE,
     FileKind,
+    PartName,
     Sketch,
     open_part,
     read_rows,
@@ -34,8 +35,6 @@ from roost.synopsis.synopsis import Synopsis, build, merge
 
 LEASE_S = 600.0
 ATTEMPTS = 3
-
-PartName = tuple[str, int]  # file and owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +142,9 @@ class SynopsisReader:
 
     def _needed(self, sketch: Sketch, scopes: Sequence[Scope]) -> tuple[PartName, ...]:
         found = [
-            (file.name, part.owner)
+            (file.name, number)
             for file in sketch.files
-            for part in file.parts
+            for number, part in enumerate(file.parts)
             if any(part.overlaps(scope, self.spec) for scope in scopes)
         ]
         return tuple(found)
@@ -160,7 +159,7 @@ class SynopsisReader:
         for part in needed:
             if part[0] in bases:
                 if part not in self._bases:
-                    self._bases[part] = open_part(self._files, *part)
+                    self._bases[part] = open_part(self._files, part)
                 parts.append(self._bases[part])
         if len(parts) < len(needed):
             parts.append(self._merge_deltas(sketch))
@@ -180,7 +179,8 @@ class SynopsisReader:
         if self._pending is not None and self._pending[0] <= deltas.keys():
             known, parts = self._pending[0], [self._pending[1]]
         for name in deltas.keys() - known:
-            parts += [open_part(self._files, name, part.owner) for part in deltas[name].parts]
+            numbers = range(len(deltas[name].parts))
+            parts += [open_part(self._files, (name, number)) for number in numbers]
         if len(parts) > 1 or not known:
             self._pending = frozenset(deltas), merge(parts)
         assert self._pending is not None
