@@ -1,8 +1,8 @@
-"""The synopsis of a run on Spark, for ``roost bench synopsis``: overhead, and recovery after a kill.
+"""The synopsis of a run on Spark, for ``roost bench synopsis``.
 
-The overhead is the time of a batch with the synopsis over that without, with a million boxes around
-the stations, whose matches are counted. Runs alternate in one session. For recovery, a run of the
-command line is killed while it processes a batch, and continued.
+The overhead is the time of a batch with the synopsis over that without, while the matches of a
+million boxes around the stations are counted. Runs alternate in one session. For recovery, a run of
+the command line is killed while it processes a batch, and continued.
 """
 
 from __future__ import annotations
