@@ -6,8 +6,8 @@ a column of numbers of equal width: differences of steps, counts minus one, mark
 may not belong to a part (see :mod:`roost.synopsis.part`), and codes minus the lowest of the run. A
 place has similar weather for weeks, so most codes take 3 to 5 bits instead of 7, and counts none.
 
-Codes refer to bins that all machines share, so packing loses nothing: merging unpacks, sorts,
-combines equal paths and packs again.
+Codes refer to bins that all machines share, so packing loses nothing: merging copies the runs that
+occur once, and unpacks, sorts, combines and packs the others.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Naturals = NDArray[np.uint32]
 
 STEP, COUNT, UNSURE, CODES = 0, 1, 2, 3
 HAS_NULL = 128  # in the width of a code: packed value 0 is null
+PADDING = 2  # words after the last run, so that no read has to check for the end
 
 
 class Leaves(NamedTuple):
@@ -231,25 +232,24 @@ def fill_paths(
             read_field(leaves, run, CODES + f, paths.codes[begin : begin + size, f])
 
 
+def run_words(leaves: Leaves) -> Ints:
+    """Return how many words each run takes; runs begin with a new word."""
+    bits = (leaves.widths & 127).sum(axis=1, dtype=np.int64)
+    return np.asarray((leaves.sizes * bits + 63) // 64)
+
+
 def pack(paths: Paths, places: Naturals) -> Leaves:
     """Pack sorted, combined paths; ``places`` has the position of each run's place."""
     runs, features = paths.starts.size - 1, paths.codes.shape[1]
     lows = np.empty((runs, features), np.uint8)
     widths = np.empty((runs, CODES + features), np.uint8)
     measure_runs(paths, lows, widths)
-    sizes = np.diff(paths.starts)
-    words = (sizes * (widths & 127).sum(axis=1, dtype=np.int64) + 63) // 64
-    starts = np.concatenate([[0], np.cumsum(words)])
-    # Two words more, so that no read has to check for the end.
-    leaves = Leaves(
-        places,
-        paths.steps[paths.starts[:-1]].astype(np.uint32),
-        sizes.astype(np.uint32),
-        starts[:-1].astype(np.uint32),
-        lows,
-        widths,
-        np.zeros(int(starts[-1]) + 2, np.uint64),
-    )
+    firsts = paths.steps[paths.starts[:-1]].astype(np.uint32)
+    sizes = np.diff(paths.starts).astype(np.uint32)
+    leaves = Leaves(places, firsts, sizes, firsts, lows, widths, np.empty(0, np.uint64))
+    starts = np.concatenate([[0], np.cumsum(run_words(leaves))])
+    words = np.zeros(int(starts[-1]) + PADDING, np.uint64)
+    leaves = leaves._replace(starts=starts[:-1].astype(np.uint32), words=words)
     _fill_words(paths, leaves)
     # As in mapped files: numba compiles the loops of queries once.
     return Leaves(*map(frozen, leaves))

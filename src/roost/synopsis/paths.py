@@ -12,8 +12,17 @@ import numpy as np
 from numba import njit
 
 from roost.kernel.cells import Whole
-from roost.model.arrays import Ints
-from roost.synopsis.leaves import Leaves, Paths, empty_paths, fill_paths
+from roost.model.arrays import Ints, frozen
+from roost.synopsis.leaves import (
+    PADDING,
+    Leaves,
+    Paths,
+    Words,
+    empty_paths,
+    fill_paths,
+    pack,
+    run_words,
+)
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -185,15 +194,66 @@ def combine(paths: Paths) -> Paths:
     return Paths._make((*paths[:2], *columns))
 
 
-def join_paths(parts: Sequence[tuple[Leaves, Ints]]) -> Paths:
-    """Merge the leaves of several synopses with equal bins, each with its run keys.
+@njit(cache=True, nogil=True)
+def _copy_words(
+    leaves: Leaves, runs: Ints, lengths: Ints, words: Words, starts: Ints
+) -> None:  # pragma: no cover - compiled
+    """Copy the packed words of some runs, each to its own position."""
+    for k in range(runs.size):
+        begin = np.int64(leaves.starts[runs[k]])
+        for j in range(lengths[k]):
+            words[starts[k] + j] = leaves.words[begin + j]
+
+
+def join_leaves(parts: Sequence[tuple[Leaves, Ints]]) -> tuple[Ints, Leaves]:
+    """Merge the leaves of several synopses with equal bins and places, each with its run keys.
+
+    Returns the keys of the merged runs, and the runs. Those that occur in one part only are copied
+    as they are, which is nearly all of them when a batch is added to the stream before it.
+    """
+    # A stable sort of sorted pieces is a merge.
+    keys = np.sort(np.concatenate([own for _, own in parts]), kind="stable")
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    alone, keys = np.diff(firsts, append=keys.size) == 1, keys[firsts]
+    copied = [alone[np.searchsorted(keys, own)] for _, own in parts]
+    sources = [
+        (leaves, np.flatnonzero(mask)) for (leaves, _), mask in zip(parts, copied, strict=True)
+    ]
+    if not alone.all():
+        shared = _join_runs(parts, [np.flatnonzero(~mask) for mask in copied])
+        sources.append((shared, np.arange(shared.sizes.size)))
+    found = [own[mask] for (_, own), mask in zip(parts, copied, strict=True)]
+    order = np.argsort(np.concatenate([*found, keys[~alone]]), kind="stable")
+    columns = (
+        np.concatenate([leaves[k][at] for leaves, at in sources])[order]
+        for k in range(len(Leaves._fields) - 1)
+    )
+    joined = Leaves._make((*columns, np.empty(0, np.uint64)))
+    lengths = run_words(joined)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    words = np.zeros(int(starts[-1]) + PADDING, np.uint64)
+    position = np.empty(order.size, np.int64)
+    position[order] = np.arange(order.size)
+    begin = 0
+    for leaves, at in sources:
+        to = position[begin : begin + at.size]
+        _copy_words(Leaves(*map(frozen, leaves)), at, lengths[to], words, starts[to])
+        begin += at.size
+    joined = joined._replace(starts=starts[:-1].astype(np.uint32), words=words)
+    return keys, Leaves(*map(frozen, joined))
+
+
+def _join_runs(parts: Sequence[tuple[Leaves, Ints]], runs: Sequence[Ints]) -> Leaves:
+    """Merge some runs of each part.
 
     Runs of the same key are unpacked one after the other, by their first step. Batches follow each
     other in time, so most of them are sorted then.
     """
-    keys = np.concatenate([run_keys for _, run_keys in parts])
-    firsts = np.concatenate([leaves.firsts for leaves, _ in parts])
-    sizes = np.concatenate([leaves.sizes for leaves, _ in parts]).astype(np.int64)
+    pairs = list(zip(parts, runs, strict=True))
+    keys = np.concatenate([run_keys[at] for (_, run_keys), at in pairs])
+    firsts = np.concatenate([leaves.firsts[at] for (leaves, _), at in pairs])
+    places = np.concatenate([leaves.places[at] for (leaves, _), at in pairs])
+    sizes = np.concatenate([leaves.sizes[at] for (leaves, _), at in pairs]).astype(np.int64)
     order = np.lexsort((firsts, keys))
     ends = np.cumsum(sizes[order])
     begins = np.empty_like(ends)
@@ -203,7 +263,7 @@ def join_paths(parts: Sequence[tuple[Leaves, Ints]]) -> Paths:
     starts = np.append((ends - sizes[order])[first_pairs], total)
     paths = empty_paths(run_keys, starts, total, parts[0][0].lows.shape[1])
     at = 0
-    for leaves, own in parts:
-        fill_paths(leaves, np.arange(own.size), begins[at : at + own.size], paths)
+    for (leaves, _), own in pairs:
+        fill_paths(leaves, own, begins[at : at + own.size], paths)
         at += own.size
-    return combine(paths)
+    return pack(combine(paths), places[order][first_pairs])

@@ -28,7 +28,7 @@ from roost.model.schemas import TIMESTAMP
 from roost.storage.files import map_arrays, write_arrays
 from roost.synopsis.bins import Bins, feature_values, learn_bins
 from roost.synopsis.leaves import Leaves, Paths, pack, unpack
-from roost.synopsis.paths import combine, join_paths, rank_keys, sort_rows
+from roost.synopsis.paths import combine, join_leaves, rank_keys, sort_rows
 from roost.synopsis.records import (
     BinRecords,
     GroupRecords,
@@ -325,14 +325,25 @@ def join(parts: Sequence[Synopsis], rows: SmallRows) -> Synopsis:
     """Merge records and leaves; ``rows`` are those of the groups that stay small."""
     spec, bins = parts[0].spec, parts[0].bins
     groups = merge_groups([part.groups for part in parts])
-    paths = join_paths([(part.leaves, part.run_keys) for part in parts])
     cells = np.unique(np.concatenate([part.places.cells for part in parts]))
     bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (cells.size, 1))
+    pairs = []
     for part in parts:
         at = np.searchsorted(cells, part.places.cells)
         bounds[at] = join_bounds(bounds[at], part.places.bounds)
+        own = at.astype(np.uint32)[part.leaves.places]
+        pairs.append((part.leaves._replace(places=own), part.run_keys))
+    keys, leaves = join_leaves(pairs)
     stats = merge_bins([part.bin_records for part in parts])
-    return assemble(spec, bins, groups, paths, PlaceBounds(cells, bounds), stats, rows)
+    run_starts = _starts_of(keys, groups, spec)
+    places = PlaceBounds(cells, bounds)
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
+
+
+def _starts_of(run_keys: Ints, groups: GroupRecords, spec: SynopsisSpec) -> Ints:
+    """Return the first run of each group, and the number of runs."""
+    starts = np.searchsorted(run_keys >> spec.rest_bits, groups.keys)
+    return np.append(starts, run_keys.size).astype(np.int64)
 
 
 def assemble(
@@ -345,12 +356,10 @@ def assemble(
     rows: SmallRows,
 ) -> Synopsis:
     """Build a synopsis from its parts; the groups must be those of the paths."""
-    run_groups = paths.run_keys >> spec.rest_bits
-    run_starts = np.append(np.searchsorted(run_groups, groups.keys), run_groups.size)
     at = np.searchsorted(places.cells, places_of(paths.run_keys, spec)).astype(np.uint32)
     leaves = pack(paths, at)
-    starts = run_starts.astype(np.int64)
-    return Synopsis(spec, bins, groups.narrowed(), starts, leaves, places, stats, rows)
+    run_starts = _starts_of(paths.run_keys, groups, spec)
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
 
 
 def _plane_table(records: BinRecords, bins: Bins) -> PlaneTable:
