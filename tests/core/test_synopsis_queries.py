@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import NUMBERS, START_US, Rows, draw_scope, make_spec, make_table
+from synopsis_tables import DAY_US, NUMBERS, START_US, Rows, draw_scope, make_spec, make_table
 
 from roost.model.records import Box, Circle
 from roost.synopsis import (
+    Bands,
     BoundKind,
+    Resolution,
     Scope,
     Synopsis,
     SynopsisResult,
     build,
+    coarsen,
     contrast,
     correlation,
     count,
@@ -28,6 +31,7 @@ from roost.synopsis import (
     outliers,
     probability,
     quantiles,
+    split_at,
     stddev,
 )
 
@@ -35,7 +39,16 @@ TABLE = make_table(1)
 ROWS = Rows(TABLE)
 BUILT = build(TABLE, make_spec(TABLE))
 COARSE = fit_memory(BUILT, BUILT.nbytes - 5_000)
-SYNOPSES = {"all bins": BUILT, "merged bins": COARSE}
+DROPPED = coarsen(BUILT, Resolution((1, 8, 8, 8, 8, 8, 0), 2, 12, 14, 10_800, 2))
+NOTHING = coarsen(BUILT, Resolution((8,) * 7, 4, 16, 7, 3_600, 4))
+OLD, RECENT = split_at(BUILT, START_US + 18 * DAY_US)
+SYNOPSES = {
+    "all bins": BUILT,
+    "merged bins": COARSE,
+    "dropped planes": DROPPED,
+    "no planes": NOTHING,
+    "bands": Bands((RECENT, coarsen(OLD, Resolution((2, 8, 2, 8, 2, 8, 0), 3, 12, 14, 3_600, 4)))),
+}
 
 
 def contains(result: SynopsisResult, truth: float | None) -> None:

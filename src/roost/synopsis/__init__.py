@@ -7,8 +7,10 @@ and what the bounds promise. `docs/synopsis.md` describes both.
 
 from __future__ import annotations
 
+from roost.synopsis.bands import Bands, Sketch
 from roost.synopsis.bins import BinLearner, Bins, learn_bins
 from roost.synopsis.bounds import BoundKind, SynopsisResult
+from roost.synopsis.coarsening import Resolution, coarsen, split_at
 from roost.synopsis.density import density, probability, quantiles, silverman
 from roost.synopsis.part import record_batches, select
 from roost.synopsis.planes import fit_memory
@@ -26,17 +28,21 @@ from roost.synopsis.statistics import (
 from roost.synopsis.synopsis import Synopsis, build, merge
 
 __all__ = [
+    "Bands",
     "BinLearner",
     "BinRule",
     "Bins",
     "BoundKind",
     "Feature",
     "Outliers",
+    "Resolution",
     "Scope",
+    "Sketch",
     "Synopsis",
     "SynopsisResult",
     "SynopsisSpec",
     "build",
+    "coarsen",
     "contrast",
     "correlation",
     "count",
@@ -51,5 +57,6 @@ __all__ = [
     "record_batches",
     "select",
     "silverman",
+    "split_at",
     "stddev",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ SAMPLE_ROWS = 1 << 18
 GRID = 4096
 CELLS = 1024
 EXACT_MAX = 2**53 - 1
+DROPPED = 8  # halvings of a plane that leaves do not have: no feature has 2**8 bins
 
 
 class Coding(NamedTuple):
@@ -54,8 +55,9 @@ class Coding(NamedTuple):
 class Bins:
     """Edges and categories of every feature, and how far the leaves merge adjacent bins.
 
-    Leaves store bin ``k`` as ``k >> halvings[feature]``. ``shifts`` is subtracted from values
-    before they are summed: the same everywhere, so that records merge by addition.
+    Leaves store bin ``k`` as ``k >> halvings[feature]``, and with ``DROPPED`` halvings nothing:
+    code 0 then stands for every value. ``shifts`` is subtracted from values before they are summed:
+    the same everywhere, so that records merge by addition.
     """
 
     edges: tuple[Floats, ...]
@@ -105,24 +107,37 @@ class Bins:
     def planes(self) -> NDArray[np.uint8]:
         """Code in the leaves, by feature and code."""
         codes = np.arange(self.codes_max)
-        rows = [np.where(codes > 0, ((codes - 1) >> h) + 1, 0) for h in self.halvings]
+        rows = [
+            np.where((codes > 0) & (h < DROPPED), ((codes - 1) >> h) + 1, 0) for h in self.halvings
+        ]
         return np.array(rows, np.uint8)
+
+    @property
+    def dropped(self) -> tuple[bool, ...]:
+        """Whether leaves do not tell a feature; group records do."""
+        return tuple(halvings >= DROPPED for halvings in self.halvings)
 
     def halved(self, feature: int) -> Bins:
         """Return the bins with one plane at half its resolution."""
         halvings = list(self.halvings)
         halvings[feature] += 1
-        return Bins(self.edges, self.categories, self.shifts, tuple(halvings))
+        return replace(self, halvings=tuple(halvings))
 
     def difference(self, other: Bins, features: Sequence[Feature]) -> str | None:
         """Return the name of the first feature whose bins differ."""
         for k, feature in enumerate(features):
-            same = np.array_equal(self.edges[k], other.edges[k])
-            same = same and self.categories[k] == other.categories[k]
-            same = same and self.halvings[k] == other.halvings[k]
-            if not (same and self.shifts[k] == other.shifts[k]):
+            if not (self._same_values(k, other) and self.halvings[k] == other.halvings[k]):
                 return feature.name
         return None
+
+    def same_values(self, other: Bins) -> bool:
+        """Return whether all values have the same bins; planes may differ."""
+        return all(self._same_values(k, other) for k in range(len(self.edges)))
+
+    def _same_values(self, k: int, other: Bins) -> bool:
+        same = np.array_equal(self.edges[k], other.edges[k])
+        same = same and self.categories[k] == other.categories[k]
+        return same and bool(self.shifts[k] == other.shifts[k])
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data; floats survive exactly."""

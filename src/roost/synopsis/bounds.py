@@ -9,6 +9,7 @@ module is of that kind.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -66,6 +67,11 @@ class ValueCounts(NamedTuple):
     def optional(self) -> Floats:
         """Rows that may be in the scope and may not."""
         return self.most - self.sure
+
+
+def join_counts(parts: Sequence[ValueCounts]) -> ValueCounts:
+    """Return the entries of all parts."""
+    return ValueCounts(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class Interval(NamedTuple):

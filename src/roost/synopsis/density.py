@@ -12,6 +12,7 @@ import numpy as np
 
 from roost.errors import ConfigError
 from roost.model.arrays import Floats, Ints
+from roost.synopsis.bands import Sketch
 from roost.synopsis.bounds import (
     EPSILON,
     Interval,
@@ -23,12 +24,11 @@ from roost.synopsis.bounds import (
 from roost.synopsis.evidence import count_rows, gather
 from roost.synopsis.scope import EVERYTHING, Scope
 from roost.synopsis.statistics import stddev
-from roost.synopsis.synopsis import Synopsis
 
 PEAK = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-def probability(synopsis: Synopsis, predicate: str, scope: Scope = EVERYTHING) -> SynopsisResult:
+def probability(synopsis: Sketch, predicate: str, scope: Scope = EVERYTHING) -> SynopsisResult:
     """Return the share of the rows in a scope that satisfy a predicate.
 
     Rows for which the predicate is unknown, because a feature is null, do not count.
@@ -46,7 +46,7 @@ def probability(synopsis: Synopsis, predicate: str, scope: Scope = EVERYTHING) -
 
 
 def quantiles(
-    synopsis: Synopsis, feature: str, ranks: Sequence[float], scope: Scope = EVERYTHING
+    synopsis: Sketch, feature: str, ranks: Sequence[float], scope: Scope = EVERYTHING
 ) -> list[SynopsisResult]:
     """Return quantiles of a feature, such as ``[0.25, 0.5, 0.75]``.
 
@@ -56,7 +56,7 @@ def quantiles(
     if wrong:
         raise ConfigError("ranks", wrong[0], "numbers from 0 to 1")
     at = synopsis.spec.index(feature, numeric=True)
-    _, counts, _, records = gather(synopsis, scope, at, exact=False)
+    _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)
     if not counts.most.any():
         return [SynopsisResult(None, None, None, records) for _ in ranks]
     by_low, by_high = np.argsort(counts.lows), np.argsort(counts.highs)
@@ -92,7 +92,7 @@ def _quantile(
 
 
 def density(
-    synopsis: Synopsis,
+    synopsis: Sketch,
     feature: str,
     points: Sequence[float],
     scope: Scope = EVERYTHING,
@@ -107,7 +107,7 @@ def density(
         raise ConfigError("bandwidth", bandwidth, "a number above 0")
     at = synopsis.spec.index(feature, numeric=True)
     width = silverman(synopsis, feature, scope) if bandwidth is None else bandwidth
-    _, counts, _, records = gather(synopsis, scope, at, exact=False)
+    _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)
     if width is None or not counts.most.any():
         return [SynopsisResult(None, None, None, records) for _ in points]
     return [_density_at(counts, float(point), width, records) for point in points]
@@ -132,7 +132,7 @@ def _kernel(distances: Floats, width: float) -> Floats:
     return np.asarray(np.exp(-0.5 * (distances / width) ** 2) * (PEAK / width))
 
 
-def silverman(synopsis: Synopsis, feature: str, scope: Scope = EVERYTHING) -> float | None:
+def silverman(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> float | None:
     """Return the bandwidth of Silverman's rule; None if the values do not vary."""
     spread = stddev(synopsis, feature, scope).value
     quarter, three = (x.value for x in quantiles(synopsis, feature, [0.25, 0.75], scope))

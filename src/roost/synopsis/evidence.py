@@ -10,11 +10,19 @@ from numpy.typing import NDArray
 
 from roost.kernel.shapes import INSIDE
 from roost.model.arrays import Floats, Ints
-from roost.synopsis.bounds import ValueCounts
+from roost.synopsis.bands import Sketch, parts_of
+from roost.synopsis.bounds import ValueCounts, join_counts
+from roost.synopsis.narrowing import Moments
 from roost.synopsis.records import pair_index
 from roost.synopsis.scan import scan
 from roost.synopsis.scope import CompiledScope, Scope, compile_scope
 from roost.synopsis.synopsis import Synopsis
+from roost.synopsis.unresolved import (
+    count_listed,
+    is_unresolved,
+    unresolved_counts,
+    unresolved_pairs,
+)
 
 
 class Sums(NamedTuple):
@@ -35,6 +43,7 @@ class Evidence(NamedTuple):
     counts: ValueCounts
     size: float  # the greatest absolute shifted value among the sums
     records: int
+    moments: Moments | None = None  # of the values of which entries of the counts are a part
 
 
 class PairEvidence(NamedTuple):
@@ -67,10 +76,20 @@ def _occurring(out: Floats) -> tuple[Ints, Ints, Floats]:  # pragma: no cover - 
     return first, second, counts
 
 
-def count_rows(synopsis: Synopsis, scope: Scope) -> tuple[float, float, float, int]:
+def count_rows(sketch: Sketch, scope: Scope) -> tuple[float, float, float, int]:
     """Return the rows in a scope: certainly, possibly, estimated; and the records read."""
+    found = [_count_rows(part, scope) for part in parts_of(sketch, scope)]
+    low, high, value, records = map(sum, zip(*found, strict=True))
+    return low, high, value, int(records)
+
+
+def _count_rows(synopsis: Synopsis, scope: Scope) -> tuple[float, float, float, int]:
     compiled = compile_scope(synopsis, scope)
-    out, read = _scan(synopsis, compiled, -1, -1)
+    if is_unresolved(synopsis, scope.predicate):
+        listed, read = count_listed(synopsis, scope, compiled)
+        out = np.array([column.sum() for column in listed])[:, None, None]
+    else:
+        out, read = _scan(synopsis, compiled, -1, -1)
     whole = float(synopsis.groups.counts[compiled.whole].sum(dtype=np.int64))
     inside = float(np.count_nonzero(compiled.rows == INSIDE))
     possible = float(np.count_nonzero(compiled.rows))
@@ -80,12 +99,34 @@ def count_rows(synopsis: Synopsis, scope: Scope) -> tuple[float, float, float, i
     return whole + sure + inside, whole + most + possible, whole + expected + middle, records
 
 
-def gather(synopsis: Synopsis, scope: Scope, feature: int, *, exact: bool) -> Evidence:
+def gather(sketch: Sketch, scope: Scope, feature: int, *, exact: bool) -> Evidence:
     """Return what is known of a feature; ``exact`` takes whole groups as sums, not as counts."""
+    parts = [_gather(part, scope, feature, exact=exact) for part in parts_of(sketch, scope)]
+    if len(parts) == 1:
+        return parts[0]
+    moments = None
+    if any(part.moments is not None for part in parts):
+        padded = (part.moments or Moments.none(part.counts.lows.size) for part in parts)
+        moments = Moments(*map(np.concatenate, zip(*padded, strict=True)))
+    return Evidence(
+        Sums(*map(sum, zip(*(part.sums for part in parts), strict=True))),
+        join_counts([part.counts for part in parts]),
+        max(part.size for part in parts),
+        sum(part.records for part in parts),
+        moments,
+    )
+
+
+def _gather(synopsis: Synopsis, scope: Scope, feature: int, *, exact: bool) -> Evidence:
     compiled = compile_scope(synopsis, scope)
-    out, read = _scan(synopsis, compiled, feature, -1)
     table, records, whole = synopsis.plane_table, synopsis.bin_records, compiled.whole
-    parts = [_entries(table.lows, table.highs, table.means, feature, out[:, :, 0])]
+    moments = None
+    if synopsis.bins.dropped[feature]:
+        listed, moments, read = unresolved_counts(synopsis, scope, compiled, feature, exact=exact)
+        parts = [listed]
+    else:
+        out, read = _scan(synopsis, compiled, feature, -1)
+        parts = [_entries(table.lows, table.highs, table.means, feature, out[:, :, 0])]
     sums, size = Sums(), 0.0
     if whole.size and exact:
         sums = _sums(synopsis, compiled, feature, feature)
@@ -98,28 +139,42 @@ def gather(synopsis: Synopsis, scope: Scope, feature: int, *, exact: bool) -> Ev
         parts.append(_entries(records.lows, records.highs, means, feature, threefold))
     if compiled.rows.any():
         parts.append(_row_entries(synopsis, compiled, feature))
-    joined = parts[0]
-    if len(parts) > 1:
-        joined = ValueCounts(*map(np.concatenate, zip(*parts, strict=True)))
-    return Evidence(sums, joined, size, read + whole.size + compiled.rows.size)
+    joined = parts[0] if len(parts) == 1 else join_counts(parts)
+    if moments is not None:
+        moments = moments.padded(joined.lows.size)
+    return Evidence(sums, joined, size, read + whole.size + compiled.rows.size, moments)
 
 
-def gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEvidence:
+def gather_pair(sketch: Sketch, scope: Scope, a: int, b: int) -> PairEvidence:
     """Return what is known of two features, over the rows that have both."""
+    parts = [_gather_pair(part, scope, a, b) for part in parts_of(sketch, scope)]
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [max(sizes) for sizes in zip(*(part.sizes for part in parts), strict=True)]
+    return PairEvidence(
+        Sums(*map(sum, zip(*(part.sums for part in parts), strict=True))),
+        join_counts([part.firsts for part in parts]),
+        join_counts([part.seconds for part in parts]),
+        (sizes[0], sizes[1]),
+        sum(part.records for part in parts),
+    )
+
+
+def _gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEvidence:
     compiled = compile_scope(synopsis, scope)
-    out, read = _scan(synopsis, compiled, a, b)
-    i, j, counts = _occurring(out)
-    table = synopsis.plane_table
-    entries = [
-        ValueCounts(*(column[f, at] for column in table), *counts) for f, at in ((a, i), (b, j))
-    ]
+    if synopsis.bins.dropped[a] or synopsis.bins.dropped[b]:
+        *entries, read = unresolved_pairs(synopsis, scope, compiled, a, b)
+    else:
+        out, read = _scan(synopsis, compiled, a, b)
+        i, j, counts = _occurring(out)
+        table = synopsis.plane_table
+        entries = [
+            ValueCounts(*(column[f, at] for column in table), *counts) for f, at in ((a, i), (b, j))
+        ]
     if compiled.rows.any():
         both = np.isfinite(synopsis.rows.values[:, a]) & np.isfinite(synopsis.rows.values[:, b])
         rows = [_row_entries(synopsis, compiled, f, both) for f in (a, b)]
-        entries = [
-            ValueCounts(*map(np.concatenate, zip(*pair, strict=True)))
-            for pair in zip(entries, rows, strict=True)
-        ]
+        entries = [join_counts(pair) for pair in zip(entries, rows, strict=True)]
     sums, sizes = Sums(), (0.0, 0.0)
     if compiled.whole.size:
         sums = _sums(synopsis, compiled, a, b)

@@ -8,6 +8,7 @@ its exact sums, and results use its leaves instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +17,12 @@ from numba import njit
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
 from roost.model.arrays import Floats, Ints
 from roost.model.schemas import TIMESTAMP
+from roost.synopsis.bands import Bands, Sketch, parts_of
 from roost.synopsis.leaves import Bytes, Leaves, Paths
+from roost.synopsis.paths import sort_runs
 from roost.synopsis.records import GroupRecords, merge_groups
 from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch, near_runs
-from roost.synopsis.scope import Scope, compile_scope, row_columns
+from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
 from roost.synopsis.spec import KeyLayout, split_group_keys
 from roost.synopsis.synopsis import (
     PlaceBounds,
@@ -58,8 +61,17 @@ def _judge_leaves(
         at += np.int64(leaves.sizes[run])
 
 
-def select(synopsis: Synopsis, scope: Scope) -> Synopsis:
-    """Return the part of a synopsis in a scope."""
+@overload
+def select(sketch: Synopsis, scope: Scope) -> Synopsis: ...
+@overload
+def select(sketch: Bands, scope: Scope) -> Bands: ...
+def select(sketch: Sketch, scope: Scope) -> Sketch:
+    """Return the part of a synopsis, or of several, in a scope."""
+    parts = tuple(_select(part, scope) for part in parts_of(sketch, scope))
+    return Bands(parts) if isinstance(sketch, Bands) else parts[0]
+
+
+def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     compiled = compile_scope(synopsis, scope)
     spec, leaves, listed = synopsis.spec, synopsis.leaves, compiled.listed
     runs, owners = near_runs(leaves, listed, compiled.leaf_filter)
@@ -122,24 +134,23 @@ def _filter(paths: Paths, states: Bytes) -> Paths:
 
 def _concatenate(a: Paths, b: Paths) -> Paths:
     """Join paths of different groups, sorted by run."""
-    keys = np.concatenate([a.run_keys, b.run_keys])
-    sizes = np.concatenate([np.diff(a.starts), np.diff(b.starts)])
-    begins = np.concatenate([[0], np.cumsum(sizes)])
-    by_key = np.argsort(keys)
-    starts = np.concatenate([[0], np.cumsum(sizes[by_key])])
-    inner = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes[by_key])
-    order = np.repeat(begins[:-1][by_key], sizes[by_key]) + inner
-    columns = (np.concatenate([x, y])[order] for x, y in zip(a[2:], b[2:], strict=True))
-    return Paths(keys[by_key], starts, *columns)
+    starts = np.concatenate([a.starts, b.starts[1:] + a.starts[-1]])
+    columns = (np.concatenate([x, y]) for x, y in zip(a, b, strict=True))
+    return sort_runs(Paths._make(columns)._replace(starts=starts))
 
 
-def record_batches(synopsis: Synopsis) -> Iterator[pa.RecordBatch]:
+def record_batches(sketch: Sketch) -> Iterator[pa.RecordBatch]:
     """Yield the leaves, and the rows of small groups, as Arrow record batches.
 
     Columns: bounds ``x0, y0, x1, y1`` of the place, ``time_from`` and ``time_until`` of the step,
     ``rows``, ``rows_sure``, and for each feature its least, greatest and mean value, null where it
-    is null; of a category its value.
+    is null; of a category its value. Of a dropped plane, they are those of all rows of the band.
     """
+    for part in parts_of(sketch, EVERYTHING):
+        yield from _record_batches(part)
+
+
+def _record_batches(synopsis: Synopsis) -> Iterator[pa.RecordBatch]:
     sizes = synopsis.leaves.sizes.astype(np.int64)
     runs, ends = np.arange(sizes.size), np.cumsum(sizes)
     part = (ends - 1) // BATCH_LEAVES
@@ -164,7 +175,7 @@ def _leaf_batch(synopsis: Synopsis, runs: Ints) -> pa.RecordBatch:
     table = synopsis.plane_table
     for k, feature in enumerate(spec.features):
         codes = paths.codes[:, k]
-        null = codes == 0
+        null = (codes == 0) & (not synopsis.bins.dropped[k])
         names = synopsis.bins.categories[k]
         if names is not None:
             texts = pa.array([None, *names, None], feature.type)

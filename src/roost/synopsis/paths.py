@@ -24,6 +24,7 @@ from roost.synopsis.leaves import (
     run_words,
 )
 
+COUNT_MAX = 2**31 - 1  # of a leaf: further rows of the same path have another
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -149,8 +150,12 @@ def _combine_run(paths: Paths, begin: Whole, end: Whole, at: Whole) -> Whole:  #
         for f in range(features):
             same = same and codes[k, f] == codes[k - 1, f]
         if same:
-            paths.counts[at - 1] += counts[k]
-            continue
+            room = COUNT_MAX - np.int64(paths.counts[at - 1])
+            if counts[k] <= room:
+                paths.counts[at - 1] += counts[k]
+                continue
+            paths.counts[at - 1] = COUNT_MAX
+            counts[k] -= room
         paths.steps[at] = steps[k]
         paths.counts[at] = counts[k]
         paths.unsure[at] = marks[k]
@@ -192,6 +197,18 @@ def combine(paths: Paths) -> Paths:
     size = _combine(paths)
     columns = (column[:size] for column in paths[2:])
     return Paths._make((*paths[:2], *columns))
+
+
+def sort_runs(paths: Paths) -> Paths:
+    """Return paths of runs in any order sorted by run; runs with the same key become one."""
+    by_key = np.argsort(paths.run_keys, kind="stable")
+    sizes = np.diff(paths.starts)[by_key]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    inner = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+    order = np.repeat(paths.starts[:-1][by_key], sizes) + inner
+    keys, firsts = np.unique(paths.run_keys[by_key], return_index=True)
+    columns = (column[order] for column in paths[2:])
+    return Paths._make((keys, np.append(starts[firsts], starts[-1]), *columns))
 
 
 @njit(cache=True, nogil=True)

@@ -101,28 +101,39 @@ def narrow(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def merge_groups(parts: Sequence[GroupRecords]) -> GroupRecords:
-    """Add records of equal keys."""
-    keys = np.unique(np.concatenate([part.keys for part in parts]))
-    _, features, codes = parts[0].marginals.shape
-    out = GroupRecords.empty(keys.size, features, codes)._replace(keys=keys)
-    for part in parts:
-        at = np.searchsorted(keys, part.keys)
-        # Keys are distinct within a part, so adding by index loses nothing.
-        for name in ("counts", "present", "sums", "squares", "products", "marginals"):
-            getattr(out, name)[at] += getattr(part, name)
-        for name in ("lows", "highs"):
-            column, pick = getattr(out, name), np.minimum if name == "lows" else np.maximum
-            column[at] = pick(column[at], getattr(part, name))
-        out.bounds[at] = join_bounds(out.bounds[at], part.bounds)
-        out.times[at, 0] = np.minimum(out.times[at, 0], part.times[:, 0])
-        out.times[at, 1] = np.maximum(out.times[at, 1], part.times[:, 1])
-        out.exact[at] &= part.exact
+    """Add records of equal keys, within and between parts."""
+    keys = np.concatenate([part.keys for part in parts])
+    order = np.argsort(keys, kind="stable")
+    firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+
+    def column(name: str) -> NDArray[Any]:
+        values = np.concatenate([getattr(part, name) for part in parts])[order]
+        return (
+            values.astype(np.int64) if np.issubdtype(values.dtype, np.unsignedinteger) else values
+        )
+
+    added = ("counts", "present", "sums", "squares", "products", "marginals")
+    bounds, times = column("bounds"), column("times")
+    ends = (np.minimum.reduceat(x, firsts) for x in (column("lows"), bounds[:, :2], times[:, :1]))
+    tops = (np.maximum.reduceat(x, firsts) for x in (column("highs"), bounds[:, 2:], times[:, 1:]))
+    lows, highs, *limits = (pair for pairs in zip(ends, tops, strict=True) for pair in pairs)
+    return GroupRecords(
+        keys=keys[order][firsts],
+        lows=lows,
+        highs=highs,
+        bounds=np.hstack(limits[:2]),
+        times=np.hstack(limits[2:]),
+        exact=np.logical_and.reduceat(column("exact"), firsts),
+        **{name: np.add.reduceat(column(name), firsts) for name in added},
+    )
+
+
+def reduce_bounds(bounds: Floats, owners: Ints, count: int) -> Floats:
+    """Return for each owner the smallest box that contains its boxes."""
+    out = np.tile([np.inf, np.inf, -np.inf, -np.inf], (count, 1))
+    for column, pick in enumerate((np.minimum, np.minimum, np.maximum, np.maximum)):
+        pick.at(out[:, column], owners, bounds[:, column])
     return out
-
-
-def join_bounds(a: Floats, b: Floats) -> Floats:
-    """Return the smallest boxes that contain both boxes of a row."""
-    return np.hstack([np.minimum(a[:, :2], b[:, :2]), np.maximum(a[:, 2:], b[:, 2:])])
 
 
 def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:

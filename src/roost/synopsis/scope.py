@@ -259,7 +259,7 @@ def _judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
     if scope.predicate is None:
         return np.where(inside, INSIDE, OUTSIDE).astype(np.uint8)
     stack: list[Bytes] = []
-    for step in _postfix(_parse(scope.predicate, spec.schema), False):
+    for step in postfix(scope.predicate, spec.schema):
         if isinstance(step, int):
             pick = np.minimum if step == AND else np.maximum
             stack[-2:] = [pick(*stack[-2:])]
@@ -275,7 +275,7 @@ def _judge_row_values(synopsis: Synopsis, condition: Condition, negated: bool) -
     if spec.features[feature].categorical:
         values = synopsis.rows.values[:, feature]
         codes = np.where(np.isfinite(values), values + 1.0, 0.0).astype(np.int64)
-        return _judge_codes(synopsis, feature, condition, negated)[0][codes].astype(np.uint8)
+        return judge_codes(synopsis, feature, condition, negated)[0][codes].astype(np.uint8)
     holds = _evaluate(condition, negated, spec.schema, row_columns(synopsis))
     return np.where(holds, INSIDE, OUTSIDE).astype(np.uint8)
 
@@ -331,7 +331,7 @@ def compile_predicate(synopsis: Synopsis, text: str | None) -> tuple[Ints, Bytes
         return _NO_PREDICATE
     program: list[int] = []
     tables: list[tuple[Bytes, Floats]] = []
-    for step in _postfix(_parse(text, synopsis.spec.schema), False):
+    for step in postfix(text, synopsis.spec.schema):
         if isinstance(step, int):
             program.append(step)
         else:
@@ -340,6 +340,11 @@ def compile_predicate(synopsis: Synopsis, text: str | None) -> tuple[Ints, Bytes
             tables.append(_judge_bins(synopsis, condition, negated))
     states, shares = (np.array([table[k] for table in tables]) for k in range(2))
     return np.array(program, np.int64), states, shares
+
+
+def postfix(text: str, schema: pa.Schema) -> Iterator[int | tuple[Condition, bool]]:
+    """Yield the conditions of a predicate, each with whether it is negated, ``AND`` and ``OR``."""
+    return _postfix(_parse(text, schema), False)
 
 
 def _postfix(expression: Any, negated: bool) -> Iterator[int | tuple[Condition, bool]]:
@@ -358,7 +363,7 @@ def _judge_bins(synopsis: Synopsis, condition: Condition, negated: bool) -> tupl
     """Return state and share of each code of the leaves under a condition or its negation."""
     feature = synopsis.spec.index(condition.attribute)
     codes = synopsis.bins.codes_max
-    states, shares = _judge_codes(synopsis, feature, condition, negated)
+    states, shares = judge_codes(synopsis, feature, condition, negated)
     planes, counts = synopsis.bins.planes[feature], synopsis.bin_records.counts[feature]
     known = counts > 0
     lowest, highest = np.full(codes, INSIDE), np.full(codes, OUTSIDE)
@@ -370,7 +375,7 @@ def _judge_bins(synopsis: Synopsis, condition: Condition, negated: bool) -> tupl
     return np.where(totals > 0, merged, OUTSIDE).astype(np.uint8), np.clip(shares, 0.0, 1.0)
 
 
-def _judge_codes(
+def judge_codes(
     synopsis: Synopsis, feature: int, condition: Condition, negated: bool
 ) -> tuple[Ints, Floats]:
     """Return state and share of each code of a feature, with all its bins."""
@@ -401,11 +406,11 @@ def _judge_categories(
     return states, states / INSIDE
 
 
-def _judge_numbers(
-    synopsis: Synopsis, feature: int, condition: Condition, negated: bool
-) -> tuple[Ints, Floats]:
-    lows, highs = synopsis.bin_records.lows[feature], synopsis.bin_records.highs[feature]
-    axis = axis_of(synopsis.spec.features[feature].type)
+def ranges_of(
+    condition: Condition, negated: bool, type_: pa.DataType
+) -> tuple[list[tuple[float, float]], bool]:
+    """Return the closed ranges of a comparison, and whether values outside of them are meant."""
+    axis = axis_of(type_)
     operator, values = condition.operator, condition.values
     if operator == "!=":
         operator, negated = "=", not negated
@@ -416,9 +421,17 @@ def _judge_numbers(
         ranges = [(max(ends[0][0], ends[1][0]), min(ends[0][1], ends[1][1]))]
     else:
         ranges = [axis.interval(operator, values[0])]
+    return [(float(low), float(high)) for low, high in ranges if low <= high], negated
+
+
+def _judge_numbers(
+    synopsis: Synopsis, feature: int, condition: Condition, negated: bool
+) -> tuple[Ints, Floats]:
+    lows, highs = synopsis.bin_records.lows[feature], synopsis.bin_records.highs[feature]
+    ranges, negated = ranges_of(condition, negated, synopsis.spec.features[feature].type)
     states, shares = np.full(lows.size, OUTSIDE), np.zeros(lows.size)
     spans = np.maximum(highs - lows, np.finfo(np.float64).tiny)
-    for low, high in ((float(low), float(high)) for low, high in ranges if low <= high):
+    for low, high in ranges:
         inside = (lows >= low) & (highs <= high)
         touched = (lows <= high) & (highs >= low)
         states = np.maximum(states, np.where(inside, INSIDE, np.where(touched, BORDER, OUTSIDE)))

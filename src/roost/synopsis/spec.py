@@ -245,6 +245,12 @@ def split_group_keys(keys: Ints) -> tuple[Ints, Ints, Ints]:
     return keys >> (SLOT_BITS + BUCKET_BITS), buckets, slots
 
 
+def join_group_keys(prefixes: Ints, buckets: Ints, slots: Ints) -> Ints:
+    """Return the group keys of prefixes, buckets and slots."""
+    heads = prefixes << BUCKET_BITS | (buckets + BUCKET_ZERO)
+    return np.asarray(heads << SLOT_BITS | slots)
+
+
 def places_of(run_keys: Ints, spec: SynopsisSpec) -> Ints:
     """Return the place of each run key: the prefix and the rest."""
     rest = spec.rest_bits

@@ -16,6 +16,7 @@ from numba import njit
 
 from roost.errors import ConfigError
 from roost.model.arrays import Floats
+from roost.synopsis.bands import Sketch
 from roost.synopsis.bounds import (
     EPSILON,
     Interval,
@@ -27,24 +28,24 @@ from roost.synopsis.bounds import (
     square_bounds,
 )
 from roost.synopsis.evidence import Evidence, Sums, count_rows, gather, gather_pair
+from roost.synopsis.narrowing import narrow_means, narrow_squares
 from roost.synopsis.scope import EVERYTHING, Scope
-from roost.synopsis.synopsis import Synopsis
 
 
 class Statistic(Protocol):
     """A query of one scope, for `contrast`."""
 
-    def __call__(self, synopsis: Synopsis, scope: Scope) -> SynopsisResult:
+    def __call__(self, synopsis: Sketch, scope: Scope) -> SynopsisResult:
         """Return the result for a scope."""
 
 
-def count(synopsis: Synopsis, scope: Scope = EVERYTHING) -> SynopsisResult:
+def count(synopsis: Sketch, scope: Scope = EVERYTHING) -> SynopsisResult:
     """Return the number of rows in a scope."""
     low, high, value, records = count_rows(synopsis, scope)
     return SynopsisResult(value, low, high, records)
 
 
-def mean(synopsis: Synopsis, feature: str, scope: Scope = EVERYTHING) -> SynopsisResult:
+def mean(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> SynopsisResult:
     """Return the mean of a feature."""
     at = synopsis.spec.index(feature, numeric=True)
     evidence = gather(synopsis, scope, at, exact=True)
@@ -56,7 +57,7 @@ def mean(synopsis: Synopsis, feature: str, scope: Scope = EVERYTHING) -> Synopsi
     return SynopsisResult(value, low, high, evidence.records)
 
 
-def stddev(synopsis: Synopsis, feature: str, scope: Scope = EVERYTHING) -> SynopsisResult:
+def stddev(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> SynopsisResult:
     """Return the standard deviation of a feature, of a sample as in SQL."""
     at = synopsis.spec.index(feature, numeric=True)
     evidence = gather(synopsis, scope, at, exact=True)
@@ -64,7 +65,8 @@ def stddev(synopsis: Synopsis, feature: str, scope: Scope = EVERYTHING) -> Synop
     if centre is None or centre.rows.high < 2.0:
         return SynopsisResult(None, None, None, evidence.records)
     sums, counts = centre.sums, centre.counts
-    lows, highs = square_bounds(counts.lows, counts.highs)
+    squares_of = square_bounds(counts.lows, counts.highs)
+    lows, highs = narrow_squares(*squares_of, counts, evidence.moments, centre.at)
     sure = Interval(sums.aa + float(counts.sure @ lows), sums.aa + float(counts.sure @ highs))
     squares = mean_interval(sure, centre.rows.low, lows, highs, counts.optional)
     far = max(abs(centre.offset.low), abs(centre.offset.high))
@@ -92,6 +94,7 @@ class _Centred:
     sums: Sums
     counts: ValueCounts
     size: float
+    at: float  # the centre, a shifted value
 
     @classmethod
     def of(cls, evidence: Evidence, shift: float) -> _Centred | None:
@@ -108,15 +111,16 @@ class _Centred:
         about = sums.a - sums.rows * centre
         size = max(evidence.size + abs(centre), _size_of(moved))
         squares = sums.aa - 2.0 * centre * sums.a + sums.rows * centre * centre
-        ends = about + float(counts.sure @ moved.lows), about + float(counts.sure @ moved.highs)
+        tight = narrow_means(moved, evidence.moments, centre)
+        ends = about + float(counts.sure @ tight.lows), about + float(counts.sure @ tight.highs)
         offset = mean_interval(
-            Interval(*ends), rows.low, moved.lows, moved.highs, moved.optional
+            Interval(*ends), rows.low, tight.lows, tight.highs, moved.optional
         ).widened(rounding(rows.high, size))
         margin = 4.0 * EPSILON * (abs(shift) + abs(centre))
         bounds = Interval(offset.low + centre + shift, offset.high + centre + shift).widened(margin)
         value = None if estimate is None else estimate + shift
         exact = sums._replace(a=about, aa=max(squares, 0.0))
-        return cls(value, bounds, offset, rows, exact, moved, size)
+        return cls(value, bounds, offset, rows, exact, moved, size, centre)
 
 
 def _move(counts: ValueCounts, by: float) -> ValueCounts:
@@ -130,7 +134,7 @@ def _size_of(counts: ValueCounts) -> float:
 
 
 def correlation(
-    synopsis: Synopsis, first: str, second: str, scope: Scope = EVERYTHING
+    synopsis: Sketch, first: str, second: str, scope: Scope = EVERYTHING
 ) -> SynopsisResult:
     """Return Pearson's correlation of two features."""
     a, b = (synopsis.spec.index(name, numeric=True) for name in (first, second))
@@ -253,9 +257,7 @@ def _ratio(product: Interval, var_a: Interval, var_b: Interval) -> Interval:
     return Interval(max(low * (1.0 + EPSILON), -1.0), min(high * (1.0 + EPSILON), 1.0))
 
 
-def contrast(
-    synopsis: Synopsis, statistic: Statistic, scope: Scope, other: Scope
-) -> SynopsisResult:
+def contrast(synopsis: Sketch, statistic: Statistic, scope: Scope, other: Scope) -> SynopsisResult:
     """Return a statistic of one place or time minus that of another.
 
     Examples
@@ -276,7 +278,7 @@ class Outliers:
 
 
 def outliers(
-    synopsis: Synopsis, feature: str, share: float, scope: Scope = EVERYTHING
+    synopsis: Sketch, feature: str, share: float, scope: Scope = EVERYTHING
 ) -> Outliers | None:
     """Return the values so far from the mean that at most a share of all rows can be there.
 
@@ -291,7 +293,7 @@ def outliers(
     reach = spread.value / math.sqrt(share)
     low, high = middle.value - reach, middle.value + reach
     at = synopsis.spec.index(feature)
-    _, counts, _, records = gather(synopsis, scope, at, exact=False)
+    _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)
     out_sure = (counts.highs < low) | (counts.lows > high)
     out_most = (counts.lows < low) | (counts.highs > high)
     sure, most = float(counts.sure @ out_sure), float(counts.most @ out_most)

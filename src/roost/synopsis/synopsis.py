@@ -34,9 +34,9 @@ from roost.synopsis.records import (
     GroupRecords,
     bound_rows,
     digest_rows,
-    join_bounds,
     merge_bins,
     merge_groups,
+    reduce_bounds,
 )
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
 
@@ -268,21 +268,14 @@ def _digest(
     bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (distinct.size, 1))
     owners = np.repeat(np.arange(distinct.size), np.diff(starts))
     bound_rows(frozen(rows.x), frozen(rows.y), order, owners, bounds)
-    places = PlaceBounds(cells, _reduce_bounds(bounds, place_of_run, cells.size))
+    places = PlaceBounds(cells, reduce_bounds(bounds, place_of_run, cells.size))
     group_of_run = np.repeat(np.arange(group_keys.size), np.diff(run_starts))
-    groups.bounds[:] = _reduce_bounds(bounds, group_of_run, group_keys.size)
+    groups.bounds[:] = reduce_bounds(bounds, group_of_run, group_keys.size)
     ones, marks = np.ones(n, np.int32), np.zeros(n, np.uint8)
     # The starts of the runs change when paths are combined.
     paths = Paths(distinct, starts.copy(), steps[order].astype(np.int32), ones, marks, codes)
     leaves = pack(combine(paths), place_of_run.astype(np.uint32))
     return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, kept)
-
-
-def _reduce_bounds(bounds: Floats, owners: Ints, count: int) -> Floats:
-    out = np.tile([np.inf, np.inf, -np.inf, -np.inf], (count, 1))
-    for column, pick in enumerate((np.minimum, np.minimum, np.maximum, np.maximum)):
-        pick.at(out[:, column], owners, bounds[:, column])
-    return out
 
 
 def merge(parts: Sequence[Synopsis]) -> Synopsis:
@@ -298,11 +291,11 @@ def merge(parts: Sequence[Synopsis]) -> Synopsis:
             raise ConfigError("merge", f"other bins of {different}", "synopses with equal bins")
     if len(parts) == 1:
         return first
-    rows, grown = _promote(parts)
+    rows, grown = promote(parts)
     return join([*parts, *grown], rows)
 
 
-def _promote(parts: Sequence[Synopsis]) -> tuple[SmallRows, list[Synopsis]]:
+def promote(parts: Sequence[Synopsis]) -> tuple[SmallRows, list[Synopsis]]:
     """Return the rows of groups that stay small, and a synopsis of those that have grown."""
     spec, bins = parts[0].spec, parts[0].bins
     rows = SmallRows(*map(np.concatenate, zip(*(part.rows for part in parts), strict=True)))
@@ -325,22 +318,25 @@ def join(parts: Sequence[Synopsis], rows: SmallRows) -> Synopsis:
     """Merge records and leaves; ``rows`` are those of the groups that stay small."""
     spec, bins = parts[0].spec, parts[0].bins
     groups = merge_groups([part.groups for part in parts])
-    cells = np.unique(np.concatenate([part.places.cells for part in parts]))
-    bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (cells.size, 1))
+    places = merge_places([part.places for part in parts])
     pairs = []
     for part in parts:
-        at = np.searchsorted(cells, part.places.cells)
-        bounds[at] = join_bounds(bounds[at], part.places.bounds)
-        own = at.astype(np.uint32)[part.leaves.places]
-        pairs.append((part.leaves._replace(places=own), part.run_keys))
+        at = np.searchsorted(places.cells, part.places.cells).astype(np.uint32)
+        pairs.append((part.leaves._replace(places=at[part.leaves.places]), part.run_keys))
     keys, leaves = join_leaves(pairs)
     stats = merge_bins([part.bin_records for part in parts])
-    run_starts = _starts_of(keys, groups, spec)
-    places = PlaceBounds(cells, bounds)
+    run_starts = starts_of(keys, groups, spec)
     return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
 
 
-def _starts_of(run_keys: Ints, groups: GroupRecords, spec: SynopsisSpec) -> Ints:
+def merge_places(parts: Sequence[PlaceBounds]) -> PlaceBounds:
+    """Return all places, with bounds that contain those of every part."""
+    cells, owners = np.unique(np.concatenate([part.cells for part in parts]), return_inverse=True)
+    bounds = np.concatenate([part.bounds for part in parts])
+    return PlaceBounds(cells, reduce_bounds(bounds, owners, cells.size))
+
+
+def starts_of(run_keys: Ints, groups: GroupRecords, spec: SynopsisSpec) -> Ints:
     """Return the first run of each group, and the number of runs."""
     starts = np.searchsorted(run_keys >> spec.rest_bits, groups.keys)
     return np.append(starts, run_keys.size).astype(np.int64)
@@ -358,7 +354,7 @@ def assemble(
     """Build a synopsis from its parts; the groups must be those of the paths."""
     at = np.searchsorted(places.cells, places_of(paths.run_keys, spec)).astype(np.uint32)
     leaves = pack(paths, at)
-    run_starts = _starts_of(paths.run_keys, groups, spec)
+    run_starts = starts_of(paths.run_keys, groups, spec)
     return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
 
 
