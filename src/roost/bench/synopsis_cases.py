@@ -25,7 +25,7 @@ from roost.model.records import Box, Circle, Polygon
 from roost.model.space import haversine_m
 from roost.synopsis import (
     Scope,
-    Synopsis,
+    Sketch,
     SynopsisResult,
     correlation,
     count,
@@ -131,7 +131,7 @@ class Question:
     scope: Scope
     rank: float = 0.5
 
-    def run(self, synopsis: Synopsis) -> SynopsisResult:
+    def run(self, synopsis: Sketch) -> SynopsisResult:
         """Return the result of the synopsis."""
         if self.kind == "count":
             return count(synopsis, self.scope)

@@ -65,7 +65,7 @@ class Bands:
         """The parts as queries read them: what is known of bins, groups and places is shared."""
         views: list[Synopsis] = []
         for equal in _partition(self.parts, lambda a, b: a.bins.same_values(b.bins)):
-            own = [view for alike in _partition(equal, _mergeable) for view in _align(alike)]
+            own = [view for alike in _partition(equal, mergeable) for view in _align(alike)]
             # The mean of a bin does not depend on the bands between which its rows are divided.
             records = merge_bins([view.bin_records for view in own])
             views += [replace(view, bin_records=records) for view in own] if own[1:] else own
@@ -94,7 +94,8 @@ def parts_of(sketch: Sketch, scope: Scope) -> tuple[Synopsis, ...]:
     return sketch.near(scope) if isinstance(sketch, Bands) else (sketch,)
 
 
-def _mergeable(a: Synopsis, b: Synopsis) -> bool:
+def mergeable(a: Synopsis, b: Synopsis) -> bool:
+    """Return whether synopses have one resolution; their bins may differ."""
     return a.spec == b.spec and a.bins.halvings == b.bins.halvings
 
 

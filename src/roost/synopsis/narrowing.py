@@ -76,7 +76,7 @@ def narrow_means(counts: ValueCounts, moments: Moments | None, centre: float) ->
     if moments is None:
         return counts
     known = np.isfinite(moments.rows) & (counts.sure > 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         left = np.maximum(moments.rows - counts.sure, 0.0)
         squares = moments.squares + moments.squares_error
         reach = np.sqrt(squares / moments.rows * left / counts.sure) * (1.0 + 8.0 * EPSILON)
@@ -99,7 +99,7 @@ def narrow_squares(
         return lows, highs
     known = np.isfinite(moments.rows) & (counts.sure > 0.0)
     offset = moments.means - centre
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         total = moments.squares + moments.rows * offset * offset
         error = moments.squares_error + 2.0 * moments.rows * np.abs(offset) * moments.error
         error += 16.0 * EPSILON * (total + moments.rows * (offset * offset + centre * centre))
@@ -173,7 +173,7 @@ def _rows_in_ranges(
 def _tail(moments: Moments, shift: float, lows: Floats, highs: Floats, limit: float) -> Floats:
     """Return at most how many values are at or above a limit, by Markov's and Cantelli's bounds."""
     error = moments.error + 8.0 * EPSILON * (abs(limit) + abs(shift))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         variance = (moments.squares + moments.squares_error) / moments.rows
         distance = limit - shift - moments.means - error
         cantelli = variance / (variance + distance * distance)

@@ -106,7 +106,9 @@ class _Centred:
             return None
         total = sums.a + float(counts.expected @ (counts.means - shift))
         estimate = total / (sums.rows + expected) if sums.rows + expected > 0.0 else None
-        centre = float(counts.means.mean() - shift) if estimate is None else estimate
+        centre = estimate
+        if centre is None:
+            centre = float(counts.most @ counts.means / counts.most.sum() - shift)
         moved = _move(counts, shift + centre)
         about = sums.a - sums.rows * centre
         size = max(evidence.size + abs(centre), _size_of(moved))

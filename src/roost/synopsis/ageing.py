@@ -1,0 +1,175 @@
+"""A stream in temporal bands: recent rows in the finest, older ones in coarser levels.
+
+`steps` is the order of coarsening, bottom-up: merge bins, drop planes, shorten places and prefixes,
+widen calendar buckets; hours of the day are merged last. `fit_budget` adds synopses to the bands
+and applies the plans of :mod:`roost.synopsis.budget` until the budget holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roost.model.arrays import Ints
+from roost.synopsis.bands import Bands, mergeable
+from roost.synopsis.bins import DROPPED
+from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
+from roost.synopsis.coarsening import Resolution, coarsen, split_at
+from roost.synopsis.leaves import run_words
+from roost.synopsis.spec import split_group_keys
+from roost.synopsis.synopsis import Synopsis, merge
+
+BUCKET_DAYS_MAX = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """The rows of one level: 0 is the finest."""
+
+    level: int
+    synopsis: Synopsis
+
+
+def _merge_bins(times: int) -> Callable[[Resolution], Resolution]:
+    return lambda r: replace(r, halvings=tuple(min(h + times, DROPPED) for h in r.halvings))
+
+
+def _shorten(place_bits: int, share: int = 1) -> Callable[[Resolution], Resolution]:
+    """Shorten places by some bits, and prefixes to a share of theirs."""
+
+    def shorter(r: Resolution) -> Resolution:
+        prefix = r.prefix_bits // share
+        place = max(r.place_bits - place_bits, 2, prefix + prefix % 2)
+        return replace(r, place_bits=min(place, r.place_bits), prefix_bits=prefix)
+
+    return shorter
+
+
+def _widen(times: int) -> Callable[[Resolution], Resolution]:
+    def wider(r: Resolution) -> Resolution:
+        widest = max(BUCKET_DAYS_MAX // r.bucket_days, 1)
+        return replace(r, bucket_days=r.bucket_days * min(times, widest))
+
+    return wider
+
+
+def _merge_slots(r: Resolution) -> Resolution:
+    return replace(r, slots=1)
+
+
+_STEPS: tuple[Callable[[Resolution], Resolution], ...] = (
+    *(_merge_bins(2), _merge_bins(2), _merge_bins(DROPPED)),
+    *(_shorten(8), _shorten(4)),
+    *(_widen(4), _widen(4), _widen(4)),
+    lambda r: _widen(4)(_shorten(4, 2)(r)),
+    lambda r: _widen(4)(_shorten(32, 64)(r)),
+    _merge_slots,
+)
+LAST_LEVEL = len(_STEPS)
+
+
+def next_resolution(resolution: Resolution, level: int) -> Resolution:
+    """Return the resolution of the level after one."""
+    return _STEPS[level](resolution)
+
+
+def bands_of(bands: Sequence[Band]) -> Bands:
+    """Return what queries accept."""
+    return Bands(tuple(band.synopsis for band in bands))
+
+
+def measure_buckets(band: Band) -> list[BucketSize]:
+    """Return the size of each calendar bucket of a band."""
+    synopsis = band.synopsis
+    groups, rows, layout = synopsis.groups, synopsis.rows, synopsis.spec.layout
+    group_buckets = split_group_keys(groups.keys)[1]
+    row_buckets = rows.time // layout.bucket_us
+    found = np.unique(np.concatenate([group_buckets, row_buckets]))
+    of_group, of_row = np.searchsorted(found, group_buckets), np.searchsorted(found, row_buckets)
+    of_run = np.repeat(of_group, np.diff(synopsis.run_starts))
+    run_bytes = 8 * run_words(synopsis.leaves) + _row_bytes(synopsis.leaves[:-1])
+    group_bytes = _row_bytes((*groups, synopsis.run_starts))
+
+    def total(owners: Ints, amounts: NDArray[Any] | None = None) -> Ints:
+        return np.bincount(owners, amounts, found.size).astype(np.int64)
+
+    nbytes = total(of_run, run_bytes) + total(of_group) * group_bytes
+    nbytes += total(of_row) * _row_bytes(rows)
+    last = np.full(found.size, np.iinfo(np.int64).min)
+    np.maximum.at(last, of_group, groups.times[:, 1])
+    np.maximum.at(last, of_row, rows.time)
+    counts = total(of_group, groups.counts) + total(of_row)
+    starts = found * layout.bucket_us
+    columns = (starts, starts + layout.bucket_us, last, nbytes, counts)
+    table = zip(*(column.tolist() for column in columns), strict=True)
+    return [BucketSize(band.level, *row) for row in table]
+
+
+def _row_bytes(columns: Sequence[NDArray[Any]]) -> int:
+    return sum(column[:1].nbytes for column in columns)
+
+
+def plan_bands(
+    bands: Sequence[Band], budget: Budget, now_us: int, pending: int = 0, *, young: bool = True
+) -> Plan:
+    """Measure bands and decide which buckets become coarser."""
+    buckets = [bucket for band in bands for bucket in measure_buckets(band)]
+    nbytes = sum(band.synopsis.nbytes for band in bands)
+    other = pending + nbytes - sum(bucket.nbytes for bucket in buckets)
+    return plan(buckets, other, budget, now_us, LAST_LEVEL, young=young)
+
+
+def apply_plan(bands: Sequence[Band], decided: Plan) -> tuple[Band, ...]:
+    """Return the bands after the moves of a plan."""
+    found = list(bands)
+    if decided.expire_us is not None:
+        kept = [replace(b, synopsis=split_at(b.synopsis, decided.expire_us)[1]) for b in found]
+        found = [band for band in kept if band.synopsis.count]
+    for move in decided.moves:
+        found = _apply(found, move)
+    return tuple(found)
+
+
+def _apply(bands: Sequence[Band], move: Move) -> list[Band]:
+    found = [band for band in bands if band.level != move.level]
+    for band in bands:
+        if band.level == move.level:
+            old, rest = split_at(band.synopsis, move.until_us)
+            if rest.count:
+                found.append(Band(band.level, rest))
+            if old.count:
+                resolution = next_resolution(Resolution.of(old.spec, old.bins), move.level)
+                found = add(found, Band(move.level + 1, coarsen(old, resolution)))
+    return sorted(found, key=lambda band: band.level)
+
+
+def add(bands: Sequence[Band], added: Band) -> list[Band]:
+    """Return the bands with the rows of a further one, merged if a band has its resolution."""
+    same = [
+        band
+        for band in bands
+        if band.level == added.level
+        and mergeable(band.synopsis, added.synopsis)
+        and band.synopsis.bins.same_values(added.synopsis.bins)
+    ]
+    merged = merge([*(band.synopsis for band in same), added.synopsis])
+    return [*(band for band in bands if band not in same), Band(added.level, merged)]
+
+
+def fit_budget(
+    bands: Sequence[Band], budget: Budget, now_us: int, pending: int = 0, *, young: bool = True
+) -> tuple[tuple[Band, ...], int]:
+    """Coarsen bands until they fit the budget; returns them, and the bytes that are too many.
+
+    That is more than zero only if everything that may be coarsened is as coarse as possible.
+    """
+    found = tuple(bands)
+    while True:
+        decided = plan_bands(found, budget, now_us, pending, young=young)
+        if not decided.moves and decided.expire_us is None:
+            return found, decided.excess
+        found = apply_plan(found, decided)
