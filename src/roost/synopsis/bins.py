@@ -179,18 +179,29 @@ class BinLearner:
             values = feature_values(column, feature, None)[::stride]
             self._sketches[k].update(values[np.isfinite(values)])
 
+    def sampled(self, k: int) -> int:
+        """Return from how many values the bins of a feature would be decided."""
+        if self._spec.features[k].categorical:
+            return self.counts_of(k).total()
+        return int(self._sketches[k].n)
+
     def merge(self, other: BinLearner) -> None:
         """Add what another learner has collected."""
         for k, sketch in enumerate(other._sketches):
             self._sketches[k].merge(sketch)
             self._categories[k] += other._categories[k]
 
+    @property
+    def spec(self) -> SynopsisSpec:
+        """Features and number of bins."""
+        return self._spec
+
     def bins(self) -> Bins:
         """Decide the bins."""
         edges, categories, shifts = [], [], []
         for k, feature in enumerate(self._spec.features):
             names = self._names(k) if feature.categorical else None
-            grid = np.zeros(1) if feature.categorical else self._grid(k)
+            grid = np.zeros(1) if feature.categorical else self.grid(k)
             if names is None:
                 edges.append(place_edges(grid, self._spec.bins, self._spec.rule, feature.type))
             else:
@@ -200,13 +211,19 @@ class BinLearner:
         halvings = (0,) * len(edges)
         return Bins(tuple(edges), tuple(categories), np.array(shifts), halvings)
 
-    def _names(self, k: int) -> tuple[Any, ...]:
-        counts = self._categories[k]
+    def counts_of(self, k: int) -> Counter[Any]:
+        """Return how often each category of a feature occurred."""
+        counts = self._categories[k].copy()
         counts.pop(None, None)
+        return counts
+
+    def _names(self, k: int) -> tuple[Any, ...]:
+        counts = self.counts_of(k)
         ranked = sorted(counts, key=lambda name: (-counts[name], name))
         return tuple(ranked[: self._spec.bins - 1])
 
-    def _grid(self, k: int) -> Floats:
+    def grid(self, k: int) -> Floats:
+        """Return equally spaced quantiles of a feature."""
         sketch = self._sketches[k]
         if sketch.is_empty():
             return np.zeros(1)
