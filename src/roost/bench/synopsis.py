@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.synopsis_ageing import measure_ageing
 from roost.bench.synopsis_cases import (
     FEATURES,
     Draw,
@@ -66,6 +67,7 @@ BIN_COUNTS = (16, 29, 48, 96, 192)
 TARGETS = {
     "nrmse_p80": 0.005,
     "bytes_ratio": 8,
+    "bytes_growth": 1.1,
     "p50_ms_lookup": 0.15,
     "p50_ms_country": 1.0,
     "p50_ms_relational": 20.0,
@@ -97,6 +99,7 @@ def run(quick: bool) -> Measured:
         broken, width, by_kind = check_bounds(synopsis, questions, truths)
         for share in BUDGETS:
             rows.append(trade_off(full, share, memory, questions, truths, arrow))
+    ageing, tables, plots = measure_ageing(weather, synopsis, memory, quick)
     summary: Row = {
         "nrmse_p80": p80,
         "nrmse_tail": tail,
@@ -106,12 +109,13 @@ def run(quick: bool) -> Measured:
         "bounds_broken": broken,
         "bound_width": width,
         "rows_per_s_per_core": rate,
+        **ageing,
     }
     figure = errors_by_bins(weather.table, spec)
     return Measured(
         rows,
         summary,
-        plots_of(rows, figure),
+        plots_of(rows, figure) | plots,
         table={
             "budget": ("budget", ".1f"),
             "MB": ("mb", ",.1f"),
@@ -127,6 +131,7 @@ def run(quick: bool) -> Measured:
             "figure_2": figure,
             "bounds_by_kind": by_kind,
             "bytes_by_part": bytes_by_part(synopsis),
+            **tables,
         },
     )
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
 from roost.model.records import Circle
+from roost.synopsis.bins import DROPPED
+from roost.synopsis.coarsening import Resolution, coarsen
 from roost.synopsis.density import density
 from roost.synopsis.part import select
 from roost.synopsis.planes import fit_memory
 from roost.synopsis.scope import Scope
 from roost.synopsis.spec import SynopsisSpec
-from roost.synopsis.statistics import correlation, mean
+from roost.synopsis.statistics import correlation, count, mean
 from roost.synopsis.synopsis import Synopsis, build, merge
 
 
@@ -31,11 +35,13 @@ def compile_loops() -> None:
     built = build(table, spec)
     joined = merge([built, build(table.slice(0, rows // 2), spec, built.bins)])
     small = fit_memory(built, built.nbytes - 64)
+    coarse = coarsen(built, replace(Resolution.of(spec, built.bins), halvings=(DROPPED, 1)))
     scope = Scope(Circle(0.5, 0.0, 20_000.0), since=0, until=10**11, predicate="a > 2 or b < 3")
     # Mapped arrays are read-only, which numba compiles separately.
     opened = Synopsis.of(small.arrays())
-    for synopsis in (built, joined, small, opened):
+    for synopsis in (built, joined, small, opened, coarse):
         assert correlation(synopsis, "a", "b", scope).records
         assert mean(synopsis, "a", Scope(until=10**11)).records
         density(synopsis, "a", [1.0], scope)
+        count(synopsis, scope)
         select(synopsis, scope)
