@@ -10,16 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from synopsis_tables import (
-    DAY_US,
-    FEATURES,
-    NUMBERS,
-    START_US,
-    Rows,
-    draw_scope,
-    make_spec,
-    make_table,
-)
 
 from properties import examples
 from roost.errors import ConfigError
@@ -47,6 +37,16 @@ from roost.synopsis import (
 )
 from roost.synopsis.leaves import Paths
 from roost.synopsis.paths import COUNT_MAX, combine
+from synopsis_tables import (
+    DAY_US,
+    FEATURES,
+    NUMBERS,
+    START_US,
+    Rows,
+    draw_scope,
+    make_spec,
+    make_table,
+)
 
 TABLE = make_table(5, 2_500)
 ROWS = Rows(TABLE)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import DAY_US, START_US, Rows, make_spec, make_table
 
 from properties import examples
 from roost.errors import ConfigError
@@ -27,6 +26,7 @@ from roost.synopsis.ageing import (
 )
 from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
 from roost.synopsis.coarsening import Resolution
+from synopsis_tables import DAY_US, START_US, Rows, make_spec, make_table
 
 DAY_S = 86_400
 COPIES, COPY_DAYS = 8, 42

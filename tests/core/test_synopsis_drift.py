@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given
-from synopsis_tables import FEATURES, Rows, draw_scope, make_spec, make_table
 
 from properties import examples
 from roost.synopsis import Bands, SynopsisSpec, build, count, learn_bins, mean, quantiles
 from roost.synopsis.ageing import Band, add, bands_of
 from roost.synopsis.bins import BinLearner, Bins
 from roost.synopsis.drift import bin_error, requantise
+from synopsis_tables import FEATURES, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(8, 3_000)
 SPEC = make_spec(TABLE)

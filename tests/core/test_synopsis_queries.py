@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import DAY_US, NUMBERS, START_US, Rows, draw_scope, make_spec, make_table
 
 from roost.model.records import Box, Circle
 from roost.synopsis import (
@@ -34,6 +33,7 @@ from roost.synopsis import (
     split_at,
     stddev,
 )
+from synopsis_tables import DAY_US, NUMBERS, START_US, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(1)
 ROWS = Rows(TABLE)

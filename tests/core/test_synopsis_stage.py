@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +19,16 @@ from properties import examples
 from roost import Box, Circle, RunConfig
 from roost.errors import ConfigError, StateError
 from roost.runtime.executor import InProcessExecutor
-from roost.stages.synopsis import fold_items
+from roost.stages.synopsis import HEAD_BYTES, fold_items
 from roost.storage.store import Store
 from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
-from roost.synopsis.catalogue import FileKind, Sketch, SketchFile, SketchPart, read_sketch
+from roost.synopsis.bands import Sketch
+from roost.synopsis.catalogue import Catalogue, FileKind, SketchFile, SketchPart, read_catalogue
 from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 from roost.testing import InProcessPipeline
-from synopsis_tables import FEATURES, NUMBERS, START_US, make_table
+from synopsis_tables import FEATURES, NUMBERS, START_US, Rows, make_table
 
 TABLE = make_table(3, 3_000)
 STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round", "end")
@@ -65,14 +67,14 @@ def run(settings: RunConfig, **hooks: Any) -> None:
         pipeline.run()
 
 
-def results(synopsis: Synopsis, scope: Scope) -> list[SynopsisResult]:
+def results(synopsis: Sketch, scope: Scope) -> list[SynopsisResult]:
     found = [count(synopsis, scope)]
     for name in NUMBERS[:3]:
         found += [mean(synopsis, name, scope), stddev(synopsis, name, scope)]
     return [*found, correlation(synopsis, "temp", "wind", scope)]
 
 
-def check_same(found: Synopsis, expected: Synopsis) -> None:
+def check_same(found: Sketch, expected: Synopsis) -> None:
     assert found.count == expected.count
     for scope in SCOPES:
         for a, b in zip(results(found, scope), results(expected, scope), strict=True):
@@ -106,7 +108,7 @@ def test_the_synopsis_of_a_run_is_that_of_its_rows(
     run(settings)  # abandons a fold that the end of the first run interrupted
     check_state(settings.out.state_dir)
     with closing(Store(settings.out.state_dir)) as store:
-        sketch = read_sketch(store)
+        sketch = read_catalogue(store)
         assert sketch.of_kind(FileKind.BASE) and not sketch.of_kind(FileKind.ROWS)
         owners = {part.owner for file in sketch.files for part in file.parts}
         assert owners == set(range(machines)), "the tree divides the rows"
@@ -122,7 +124,7 @@ def test_rows_are_stored_until_there_are_enough_to_choose_bins(
     run(settings)
     check_state(settings.out.state_dir)
     with closing(Store(settings.out.state_dir)) as store:
-        sketch = read_sketch(store)
+        sketch = read_catalogue(store)
         assert sketch.bins is None and {file.kind for file in sketch.files} == {FileKind.ROWS}
 
 
@@ -212,7 +214,7 @@ def test_a_lease_protects_the_files_of_a_reader(tmp_path: Path, points: Path) ->
 
     run(settings, on_step=pin)
     with closing(Store(settings.out.state_dir)) as store:
-        listed = {file.name for file in read_sketch(store).files}
+        listed = {file.name for file in read_catalogue(store).files}
         assert pinned and not pinned & listed, "all files were folded since"
         assert pinned <= set(store.files("synopsis").names())
         readers[0].close()
@@ -230,6 +232,47 @@ def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:
     assert not part.overlaps(Scope(Box(11.1, 21.0, 12.0, 22.0)), spec)
 
 
+def test_the_budget_holds_and_so_do_the_bounds(tmp_path: Path, points: Path) -> None:
+    """Old points become coarser; no bound is broken, and no point is lost."""
+    memory = 1 << 16
+    settings = config(tmp_path, points, memory=memory, study=3, machines=1, fold_files=3)
+    levels: Counter[int] = Counter()
+
+    def check(step: str, number: int) -> None:
+        if step == "end":
+            with closing(Store(settings.out.state_dir, durable=False)) as store:
+                for file in read_catalogue(store).of_kind(FileKind.BASE):
+                    assert file.nbytes <= memory + HEAD_BYTES
+                    levels.update(part.level for part in file.parts)
+
+    run(settings, on_step=check)
+    assert len(levels) > 2, "several levels of coarsening"
+    rows = Rows(TABLE)
+    with closing(SynopsisReader(settings.out.state_dir)) as reader:
+        found = reader.synopsis()
+        assert found.count == TABLE.num_rows
+        for scope in SCOPES[:3]:
+            inside = rows.inside(scope)
+            counted = count(found, scope)
+            assert counted.low <= inside.sum() <= counted.high
+            for name in NUMBERS[:3]:
+                values = rows.column(name)[inside]
+                average = mean(found, name, scope)
+                assert average.low <= np.nanmean(values) <= average.high
+
+
+def test_points_leave_after_the_retention(tmp_path: Path, points: Path) -> None:
+    settings = config(tmp_path, points, study=2, retention=15, fold_files=2, bucket_days=1)
+    run(settings)
+    time = Rows(TABLE).column("event_time")
+    with closing(SynopsisReader(settings.out.state_dir)) as reader:
+        left = reader.query("count").result.value
+        young = np.sort(time)[-1] - 15 * 86_400_000_000
+        old = Scope(until=START_US + 10 * 86_400_000_000)
+        assert (time >= young).sum() <= left < TABLE.num_rows
+        assert reader.query("count", scope=old).result.value == 0.0
+
+
 def test_only_owners_with_deltas_are_folded() -> None:
     def file(name: str, kind: FileKind, *owners: int) -> SketchFile:
         parts = tuple(SketchPart(owner, 1, (0.0,) * 4, 0, 0) for owner in owners)
@@ -240,9 +283,9 @@ def test_only_owners_with_deltas_are_folded() -> None:
         file("b", FileKind.BASE, 0),
         file("c", FileKind.BASE, 1),
     )
-    assert fold_items(Sketch(3, 4, None, files)) == [
-        (0, (("a", 0), ("b", 0))),
-        (2, (("a", 1),)),
+    assert fold_items(Catalogue(3, 4, files=files)) == [
+        (0, ((("a", 0), 0), (("b", 0), 0))),
+        (2, ((("a", 1), 0),)),
     ]
 
 

@@ -18,7 +18,7 @@ from synopsis_driver import config_of
 from roost import Box, Pipeline, Query
 from roost.storage.store import Store
 from roost.synopsis import Scope, build, correlation, count, mean
-from roost.synopsis.catalogue import FileKind, read_sketch
+from roost.synopsis.catalogue import FileKind, read_catalogue
 from roost.synopsis.reader import SynopsisReader
 from synopsis_tables import make_table
 
@@ -71,7 +71,7 @@ def test_a_run_on_spark_builds_the_synopsis_of_its_rows(
     assert answer.result.low <= report["matches"] <= answer.result.high
     check_state(config.out.state_dir)
     store = Store(config.out.state_dir)
-    assert read_sketch(store).of_kind(FileKind.BASE)
+    assert read_catalogue(store).of_kind(FileKind.BASE)
     store.close()
 
 

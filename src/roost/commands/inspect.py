@@ -20,7 +20,7 @@ from roost.runtime.records import Commit
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
 from roost.storage.totals import BATCHES, TOTALS
-from roost.synopsis.catalogue import Sketch, read_sketch
+from roost.synopsis.catalogue import Catalogue, read_catalogue
 from roost.window.view import WindowView, find_view
 
 
@@ -40,7 +40,7 @@ class StateSummary:
     commits: list[Commit]  # that are still stored
     open_batch: int | None  # begun and not committed
     dead: dict[tuple[str, str], int]  # records by origin and reason
-    sketch: Sketch
+    sketch: Catalogue
     dataflow: FlowSummary | None = None
 
 
@@ -69,7 +69,7 @@ def inspect_state(folder: Path) -> StateSummary:
                 commits,
                 begun if begun is not None and records.commit_of(view, begun) is None else None,
                 _dead(folder),
-                read_sketch(view),
+                read_catalogue(view),
                 summarize_flow(view),
             )
 

@@ -28,7 +28,7 @@ from roost.model.records import TIME_MAX, TIME_MIN
 from roost.queries.guard_state import BLOCK
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
-from roost.synopsis.catalogue import Sketch
+from roost.synopsis.catalogue import Catalogue
 from roost.synopsis.reader import Explained
 from roost.window.view import WindowView
 
@@ -302,7 +302,7 @@ def _window_line(window: WindowView) -> str:
     return f"window     {kind}: {points:,} points of {batches}, {size:,} bytes"
 
 
-def _synopsis_line(sketch: Sketch) -> str:
+def _synopsis_line(sketch: Catalogue) -> str:
     kinds = Counter(file.kind.value for file in sketch.files)
     files = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     size = sum(file.nbytes for file in sketch.files)

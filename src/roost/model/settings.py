@@ -316,11 +316,17 @@ class SynopsisSettings(Section, section="synopsis"):
     exchange: bool = _flag()
     learn_rows: int = _number(int, 1, 50_000)
     fold_files: int = _number(int, 2, 16)
+    memory: int = _number(int, 1 << 16, 1 << 28)
+    study: float = _number(float, 0, 30.0)
+    retention: float | None = _number(float, 0, inclusive=False)
 
     def _check(self) -> None:
         if self.features is None:
             for name, value in self._changed().items():
                 raise ConfigError(f"synopsis.{name}", value, "synopsis.features, too")
+        if self.retention is not None and self.retention <= self.study:
+            expected = f"more days than synopsis.study, {self.study:g}"
+            raise ConfigError("synopsis.retention", self.retention, expected)
 
 
 @dataclass(frozen=True)

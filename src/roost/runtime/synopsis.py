@@ -12,8 +12,9 @@ from roost.runtime.sampled import Sampled, sampled_positions
 from roost.stages.decode import PointSchema
 from roost.stages.synopsis import TREES, PrefixTable, SynopsisStage
 from roost.storage.store import Fact, Store
+from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import sketch_files
-from roost.synopsis.spec import BinRule, SynopsisSpec, locate
+from roost.synopsis.spec import DAY_S, BinRule, SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 
 
@@ -51,5 +52,7 @@ def synopsis_stage(
         tree = PrefixTree.even(machines, spec.place_bits, places)
         store.record(Fact(TREES, epoch, tree.to_json()))
     table = PrefixTable(store, spec, epoch)
-    how = (settings.exchange, settings.learn_rows, settings.fold_files)
+    retention = None if settings.retention is None else settings.retention * DAY_S
+    budget = Budget(settings.memory, settings.study * DAY_S, retention)
+    how = (settings.exchange, settings.learn_rows, settings.fold_files, budget)
     return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how)

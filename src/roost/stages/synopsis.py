@@ -8,6 +8,8 @@ The transaction that commits a batch lists its deltas, so a batch that runs twic
 from __future__ import annotations
 
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 from roost.errors import StateError
 from roost.model.arrays import as_arrow
+from roost.model.records import TIME_MIN
 from roost.model.schemas import TIMESTAMP, PointBlock
 from roost.stages.contract import (
     Batch,
@@ -40,34 +43,36 @@ from roost.stages.decode import (
     unpack_blocks,
 )
 from roost.stages.matching import GATHERED, Gathered
-from roost.stages.reading import POINTS
+from roost.stages.reading import POINTS, ReadingStage
 from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Leases, View
+from roost.synopsis.ageing import Band, add, fit_budget
 from roost.synopsis.bins import Bins, learn_bins
+from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import (
-    BINS,
     TABLE,
+    Catalogue,
     FileKind,
     PartName,
-    Sketch,
     SketchFile,
     build_parts,
-    changes,
     open_part,
+    read_catalogue,
     read_rows,
-    read_sketch,
     write_parts,
     write_rows,
 )
 from roost.synopsis.spec import SynopsisSpec, locate
-from roost.synopsis.synopsis import merge
 from roost.synopsis.tree import PrefixTree
 
 PREFIXES = "prefixes"  # name of the routing
 TREES = "prefix trees"  # table with its epochs
 GONE = "gone"  # key of the files that were folded
+HEAD_BYTES = 1 << 16  # of a file: names of arrays, and settings
+
+LevelPart = tuple[PartName, int]
 
 
 @dataclass(frozen=True)
@@ -204,18 +209,23 @@ class Quantise:
 
 @dataclass(frozen=True)
 class Fold:
-    """The background job: merges the parts of one owner into its base."""
+    """The background job: merges the parts of one owner into its base, within the budget."""
 
     files: Files
+    budget: Budget
+    now: int  # event time from which ages are counted
 
     def __call__(
-        self, item: tuple[int, Sequence[PartName]], cache: WorkerCache, prefix: str
+        self, item: tuple[int, Sequence[LevelPart]], cache: WorkerCache, prefix: str
     ) -> SketchFile:
         """Write the new base of an owner."""
         owner, parts = item
-        merged = merge([open_part(self.files, part) for part in parts])
+        bands: Sequence[Band] = []
+        for part, level in parts:
+            bands = add(bands, Band(level, open_part(self.files, part)))
+        bands, _ = fit_budget(bands, self.budget, self.now)
         name = self.files.name(prefix, f"{owner:05d}", ".base")
-        return write_parts(self.files, name, FileKind.BASE, [(owner, merged)])
+        return write_parts(self.files, name, FileKind.BASE, [(owner, band) for band in bands])
 
 
 @dataclass
@@ -232,8 +242,9 @@ class SynopsisStage(Stage):
     exchange: bool  # send points to the owners of their prefixes
     learn_rows: int  # with which bins are chosen
     fold_files: int  # deltas that are folded together
+    budget: Budget  # of each machine
     clock: Callable[[], float] = time.time  # seconds since 1970, for leases
-    sketch: Sketch = field(init=False)
+    catalogue: Catalogue = field(init=False)
     gone: Mapping[str, int] = field(init=False)  # files that were removed, by batch
 
     def __post_init__(self) -> None:
@@ -243,7 +254,7 @@ class SynopsisStage(Stage):
 
     def open(self, view: View) -> None:
         """Read the files of the newest batch."""
-        self.sketch, self.gone = read_sketch(view), view.get(TABLE, GONE) or {}
+        self.catalogue, self.gone = read_catalogue(view), view.get(TABLE, GONE) or {}
 
     def attributes(self, queries: Any) -> Iterable[str]:
         """Return the features."""
@@ -257,30 +268,26 @@ class SynopsisStage(Stage):
         """Return the task of a batch."""
         schema = block_schema(self.points, batch.attributes)
         routing = _prefixes(batch)
-        bins = self.sketch.bins
+        bins = self.catalogue.bins
         return SynopsisTask(batch.prefix, self.spec, bins, routing, schema, self.files)
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """List the files of the batch; choose the bins as soon as there are enough rows."""
         added = [report.value for report in reports[self.name] if report.value is not None]
-        sketch, facts, removed = self.sketch, list[Fact](), list[str]()
-        rows = [*sketch.of_kind(FileKind.ROWS), *added]
-        if sketch.bins is None and sum(file.rows for file in rows) >= self.learn_rows:
-            names = [file.name for file in rows]
+        now, removed = self.catalogue, list[str]()
+        after = replace(now, batch_id=batch.number, now=max(now.now, median_time(reports)))
+        rows = [*now.of_kind(FileKind.ROWS), *added]
+        if now.bins is None and sum(file.rows for file in rows) >= self.learn_rows:
+            removed, names = [file.name for file in now.files], [file.name for file in rows]
             bins = learn_bins(read_rows(self.files, names, self.spec), self.spec)
             quantise = Quantise(batch.prefix, self.spec, bins, _prefixes(batch), self.files)
-            added = executor.map(quantise, names)
-            removed = [file.name for file in sketch.of_kind(FileKind.ROWS)]
-            sketch = replace(sketch, bins=bins)
-            facts.append(Fact(TABLE, BINS, bins.to_json()))
-        listed, after = changes(sketch, batch.number, added, removed)
-        gone = self._gone(batch.number, removed)
-        facts += [*listed, Fact(TABLE, GONE, gone)]
-        return Outcome(facts=facts, result=(after, gone))
+            added, after = executor.map(quantise, names), replace(after, bins=bins)
+        after, gone = after.changed(added, removed), self._gone(batch.number, removed)
+        return Outcome(facts=[*after.facts(now), Fact(TABLE, GONE, gone)], result=(after, gone))
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue from the files of the batch."""
-        self.sketch, self.gone = outcome.result
+        self.catalogue, self.gone = outcome.result
 
     def _gone(self, batch_id: int | None, removed: Iterable[str]) -> dict[str, int]:
         """Return the removed files that readers may still need, by the batch that removed them."""
@@ -290,7 +297,7 @@ class SynopsisStage(Stage):
 
     def cleanup(self) -> None:
         """Delete files that no reader can request, except those of a job that may be running."""
-        listed = {file.name for file in self.sketch.files}
+        listed = {file.name for file in self.catalogue.files}
         held = self.leases.oldest(self.clock())
         listed |= {name for name, n in self.gone.items() if held is not None and n >= held}
         self.files.delete("batch-", keep=listed)
@@ -300,17 +307,30 @@ class SynopsisStage(Stage):
                 self.files.delete(name)
 
     def job(self) -> Job | None:
-        """Fold the deltas, if there are enough."""
-        if len(self.sketch.of_kind(FileKind.DELTA)) < self.fold_files:
+        """Fold the deltas, if there are enough, or if they exceed the budget of a machine."""
+        deltas = self.catalogue.of_kind(FileKind.DELTA)
+        full = len(deltas) >= self.fold_files
+        if not full and max(_owner_bytes(self.catalogue).values(), default=0) <= self.budget.memory:
             return None
-        items = fold_items(self.sketch)
-        inputs = sorted({name for _, parts in items for name, _ in parts})
-        return Job(Fold(self.files), items, partial(self._folded, inputs))
+        items = fold_items(self.catalogue)
+        if not items:
+            return None
+        inputs = sorted({part[0] for _, parts in items for part, _ in parts})
+        fold = Fold(self.files, self.budget, self.catalogue.now)
+        return Job(fold, items, partial(self._folded, inputs))
 
     def _folded(self, inputs: Sequence[str], results: Sequence[SketchFile]) -> Outcome:
-        batch_id = self.sketch.batch_id
-        facts, _ = changes(self.sketch, batch_id, results, inputs)
-        return Outcome(facts=[*facts, Fact(TABLE, GONE, self._gone(batch_id, inputs))])
+        for file in results:
+            if file.nbytes > self.budget.memory + HEAD_BYTES:
+                warnings.warn(
+                    f"the synopsis of machine {file.parts[0].owner} takes {file.nbytes:,} bytes "
+                    f"and cannot be made coarser; synopsis.memory is {self.budget.memory:,}",
+                    stacklevel=2,
+                )
+        now = self.catalogue
+        gone = self._gone(now.batch_id, inputs)
+        facts = now.changed(results, inputs).facts(now)
+        return Outcome(facts=[*facts, Fact(TABLE, GONE, gone)])
 
     def discard(self, prefix: str) -> None:
         """Delete the files of a job that was abandoned."""
@@ -318,9 +338,9 @@ class SynopsisStage(Stage):
 
     def state(self) -> Any:
         """Return the listed files, the bins as JSON, and the removed files."""
-        sketch = self.sketch
-        bins = None if sketch.bins is None else sketch.bins.to_json()
-        return replace(sketch, bins=None), bins, dict(self.gone)
+        bins = self.catalogue.bins
+        known = None if bins is None else bins.to_json()
+        return replace(self.catalogue, bins=None), known, dict(self.gone)
 
 
 def _prefixes(batch: Batch) -> PrefixRouting:
@@ -329,13 +349,29 @@ def _prefixes(batch: Batch) -> PrefixRouting:
     return routing
 
 
-def fold_items(sketch: Sketch) -> list[tuple[int, tuple[PartName, ...]]]:
-    """Return the parts of each owner that has a delta."""
-    found: dict[int, list[PartName]] = {}
+def median_time(reports: Reports) -> int:
+    """Return the event time that the median reader has reached in a batch, by its own median."""
+    times = [report.value.times.median for report in reports[ReadingStage.name]]
+    known = sorted(time for time in times if time is not None)
+    return known[(len(known) - 1) // 2] if known else TIME_MIN
+
+
+def fold_items(catalogue: Catalogue) -> list[tuple[int, tuple[LevelPart, ...]]]:
+    """Return the parts of each owner that has a delta, with their levels."""
+    found: dict[int, list[LevelPart]] = {}
     changed = set()
-    for file in sketch.files:
+    for file in catalogue.files:
         for number, part in enumerate(file.parts):
-            found.setdefault(part.owner, []).append((file.name, number))
+            found.setdefault(part.owner, []).append(((file.name, number), part.level))
             if file.kind is FileKind.DELTA:
                 changed.add(part.owner)
     return [(owner, tuple(parts)) for owner, parts in sorted(found.items()) if owner in changed]
+
+
+def _owner_bytes(catalogue: Catalogue) -> Counter[int]:
+    """Return the bytes of each owner; a file with several owners counts by their rows."""
+    nbytes = Counter[int]()
+    for file in catalogue.files:
+        for part in file.parts if file.kind is not FileKind.ROWS else ():
+            nbytes[part.owner] += file.nbytes * part.rows // max(file.rows, 1)
+    return nbytes

@@ -9,7 +9,7 @@ batches are stored as *rows* at full resolution.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +23,7 @@ from roost.model.schemas import TIMESTAMP
 from roost.storage.files import Files
 from roost.storage.private import private_file
 from roost.storage.store import Fact, Store, View
+from roost.synopsis.ageing import Band
 from roost.synopsis.bins import Bins
 from roost.synopsis.scope import Scope, judge_boxes
 from roost.synopsis.spec import SynopsisSpec
@@ -54,6 +55,7 @@ class SketchPart:
     bounds: Bounds
     time_min: int
     time_max: int
+    level: int = 0  # of coarsening
 
     def overlaps(self, scope: Scope, spec: SynopsisSpec) -> bool:
         """Return whether rows of the part may be in a scope."""
@@ -95,16 +97,18 @@ class SketchFile:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class Catalogue:
     """The synopsis of a state directory after a batch: files, and the bins if they are known.
 
-    ``version`` changes with every batch and every fold.
+    ``version`` changes with every batch and every fold. ``now`` is the event time that most points
+    of a batch have reached.
     """
 
-    batch_id: int | None
-    version: int
-    bins: Bins | None
-    files: tuple[SketchFile, ...]
+    batch_id: int | None = None
+    version: int = 0
+    now: int = TIME_MIN
+    bins: Bins | None = None
+    files: tuple[SketchFile, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -115,13 +119,33 @@ class Sketch:
         """Return the files of a kind."""
         return [file for file in self.files if file.kind is kind]
 
+    def changed(self, added: Sequence[SketchFile], removed: Iterable[str]) -> Catalogue:
+        """Return the catalogue with other files."""
+        gone = set(removed)
+        files = (*(file for file in self.files if file.name not in gone), *added)
+        ordered = tuple(sorted(files, key=lambda file: file.name))
+        return replace(self, version=self.version + 1, files=ordered)
 
-def read_sketch(view: View) -> Sketch:
+    def facts(self, before: Catalogue) -> list[Fact]:
+        """Return the facts that change another catalogue into this one."""
+        state = {"batch": self.batch_id, "version": self.version, "now": self.now}
+        facts = [Fact(TABLE, STATE, state)]
+        if self.bins is not before.bins:
+            facts.append(Fact(TABLE, BINS, self.bins and self.bins.to_json()))
+        names = {file.name for file in self.files}
+        known = {file.name for file in before.files}
+        facts += [Fact(FILES, name, None) for name in sorted(known - names)]
+        return facts + [file.fact for file in self.files if file.name not in known]
+
+
+def read_catalogue(view: View) -> Catalogue:
     """Return what the store lists."""
-    state, bins = view.get(TABLE, STATE) or {}, view.get(TABLE, BINS)
+    state, bins = view.get(TABLE, STATE), view.get(TABLE, BINS)
+    if state is None:
+        return Catalogue()
     files = tuple(SketchFile.from_json(name, row) for name, row in view.items(FILES))
     known = None if bins is None else Bins.from_json(bins)
-    return Sketch(state.get("batch"), state.get("version", 0), known, files)
+    return Catalogue(state["batch"], state["version"], state["now"], known, files)
 
 
 def sketch_files(store: Store) -> Files:
@@ -129,7 +153,7 @@ def sketch_files(store: Store) -> Files:
     return store.files("synopsis")
 
 
-def describe(synopsis: Synopsis, owner: int) -> SketchPart:
+def describe(synopsis: Synopsis, owner: int, level: int = 0) -> SketchPart:
     """Return the extent of a synopsis, from its records and rows."""
     groups, rows = synopsis.groups, synopsis.rows
     bounds = np.concatenate(
@@ -137,22 +161,23 @@ def describe(synopsis: Synopsis, owner: int) -> SketchPart:
     )
     times = np.concatenate([groups.times.ravel(), rows.time])
     if not times.size:
-        return SketchPart(owner, 0, (0.0, 0.0, 0.0, 0.0), TIME_MAX, TIME_MIN)
+        return SketchPart(owner, 0, (0.0, 0.0, 0.0, 0.0), TIME_MAX, TIME_MIN, level)
     low, high = bounds[:, :2].min(axis=0).tolist(), bounds[:, 2:].max(axis=0).tolist()
-    return SketchPart(owner, synopsis.count, (*low, *high), int(times.min()), int(times.max()))
+    extent = ((*low, *high), int(times.min()), int(times.max()))
+    return SketchPart(owner, synopsis.count, *extent, level)
 
 
 def write_parts(
-    files: Files, name: str, kind: FileKind, parts: Sequence[tuple[int, Synopsis]]
+    files: Files, name: str, kind: FileKind, parts: Sequence[tuple[int, Band]]
 ) -> SketchFile:
-    """Write synopses, each with its owner, to a file."""
+    """Write bands, each with its owner, to a file."""
     arrays = {
         f"{number}:{key}": array
-        for number, (_, synopsis) in enumerate(parts)
-        for key, array in synopsis.arrays().items()
+        for number, (_, band) in enumerate(parts)
+        for key, array in band.synopsis.arrays().items()
     }
     nbytes = files.write(name, arrays, durable=kind is FileKind.BASE)
-    described = tuple(describe(synopsis, owner) for owner, synopsis in parts)
+    described = tuple(describe(band.synopsis, owner, band.level) for owner, band in parts)
     return SketchFile(name, kind, nbytes, described)
 
 
@@ -189,26 +214,10 @@ def read_rows(files: Files, names: Iterable[str], spec: SynopsisSpec) -> pa.Tabl
 
 def build_parts(
     rows: pa.Table, owners: Ints, spec: SynopsisSpec, bins: Bins
-) -> list[tuple[int, Synopsis]]:
+) -> list[tuple[int, Band]]:
     """Build the synopsis of the rows of each owner."""
     present = np.unique(owners).tolist()
     if len(present) == 1:
-        return [(present[0], build(rows, spec, bins))]
+        return [(present[0], Band(0, build(rows, spec, bins)))]
     chosen = ((owner, as_arrow(np.flatnonzero(owners == owner))) for owner in present)
-    return [(owner, build(rows.take(at), spec, bins)) for owner, at in chosen]
-
-
-def changes(
-    sketch: Sketch,
-    batch_id: int | None,
-    added: Sequence[SketchFile],
-    removed: Iterable[str],
-) -> tuple[list[Fact], Sketch]:
-    """Return the facts that add and remove files, and the sketch after them."""
-    gone = set(removed)
-    files = (*(file for file in sketch.files if file.name not in gone), *added)
-    files = tuple(sorted(files, key=lambda file: file.name))
-    after = Sketch(batch_id, sketch.version + 1, sketch.bins, files)
-    facts = [Fact(TABLE, STATE, {"batch": batch_id, "version": after.version})]
-    facts += [Fact(FILES, name, None) for name in sorted(gone)]
-    return facts + [file.fact for file in added], after
+    return [(owner, Band(0, build(rows.take(at), spec, bins))) for owner, at in chosen]

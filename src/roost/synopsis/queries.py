@@ -12,10 +12,10 @@ from typing import Any
 from roost.errors import ConfigError
 from roost.model.columns import parse_time
 from roost.model.records import Box, Circle, Instant, Polygon
+from roost.synopsis.bands import Sketch
 from roost.synopsis.density import density, probability, quantiles
 from roost.synopsis.scope import Scope
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
-from roost.synopsis.synopsis import Synopsis
 
 QUERIES: dict[str, Callable[..., Any]] = {
     function.__name__: function
@@ -28,7 +28,7 @@ SCOPES = ("scope", "other")  # arguments that are scopes
 SHAPES: dict[str, tuple[type[Box | Circle], int]] = {"box": (Box, 4), "circle": (Circle, 3)}
 
 
-def run_query(synopsis: Synopsis, query: str, arguments: Mapping[str, Any]) -> Any:
+def run_query(synopsis: Sketch, query: str, arguments: Mapping[str, Any]) -> Any:
     """Run a query that is known by name; raises `ConfigError` for a wrong name or argument.
 
     ``contrast`` takes the ``statistic`` by name, and the arguments of the statistic.

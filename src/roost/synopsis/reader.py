@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from roost.errors import StateError
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
-from roost.synopsis.bins import Bins, learn_bins
+from roost.synopsis.ageing import Band, add
+from roost.synopsis.bands import Bands, Sketch
+from roost.synopsis.bins import learn_bins
 from roost.synopsis.catalogue import (
     SPEC,
     STATE,
     TABLE,
+    Catalogue,
     FileKind,
     PartName,
-    Sketch,
     open_part,
+    read_catalogue,
     read_rows,
-    read_sketch,
     sketch_files,
 )
 from roost.synopsis.queries import run_query, scopes_of
 from roost.synopsis.scope import Scope
 from roost.synopsis.spec import SynopsisSpec
-from roost.synopsis.synopsis import Synopsis, build, merge
+from roost.synopsis.synopsis import Synopsis, build
 
 LEASE_S = 600.0
+LOADED = 16  # sets of files that queries of the newest batch have read
 ATTEMPTS = 3
 
 
@@ -69,9 +71,10 @@ class SynopsisReader:
         self._clock = clock
         self._lock = threading.Lock()
         self._lease: tuple[int, float] | None = None  # number, and when it ends
-        self._sketch: Sketch | None = None
+        self._catalogue: Catalogue | None = None
         self._bases: dict[PartName, Synopsis] = {}
-        self._pending: tuple[frozenset[str], Synopsis] | None = None  # deltas, merged
+        self._pending: tuple[frozenset[str], list[Band]] = frozenset(), []  # deltas, merged
+        self._loaded: OrderedDict[tuple[PartName, ...], Sketch] = OrderedDict()
         spec = (agreed(self._store) or {}).get(SPEC)
         if spec is None:
             self._store.close()
@@ -96,7 +99,7 @@ class SynopsisReader:
             batch_id, synopsis = self._read(scopes_of(arguments))
         return BatchResult(batch_id, run_query(synopsis, query, arguments))
 
-    def synopsis(self, *scopes: Scope) -> Synopsis:
+    def synopsis(self, *scopes: Scope) -> Sketch:
         """Return the synopsis of the newest batch, without files that no scope can need."""
         with self._lock:
             return self._read(scopes or (Scope(),))[1]
@@ -104,24 +107,25 @@ class SynopsisReader:
     def explain(self, *scopes: Scope) -> Explained:
         """Return which files a query with these scopes reads."""
         with self._lock:
-            sketch = self._refresh()
-        needed = {name for name, _ in self._needed(sketch, scopes or (Scope(),))}
-        pruned = (file.name for file in sketch.files if file.name not in needed)
-        return Explained(sketch.batch_id, tuple(sorted(needed)), tuple(pruned))
+            catalogue = self._refresh()
+        needed = {name for name, _ in self._needed(catalogue, scopes or (Scope(),))}
+        pruned = (file.name for file in catalogue.files if file.name not in needed)
+        return Explained(catalogue.batch_id, tuple(sorted(needed)), tuple(pruned))
 
-    def _read(self, scopes: Iterable[Scope]) -> tuple[int | None, Synopsis]:
+    def _read(self, scopes: Sequence[Scope]) -> tuple[int | None, Sketch]:
         for _ in range(ATTEMPTS):
-            sketch = self._refresh()
+            catalogue = self._refresh()
+            needed = self._needed(catalogue, scopes)
             # A file may be folded and deleted if the lease has ended meanwhile.
             with suppress(FileNotFoundError):
-                return sketch.batch_id, self._load(sketch, self._needed(sketch, tuple(scopes)))
+                return catalogue.batch_id, self._load(catalogue, needed)
             self._release()
         raise StateError(f"files of the synopsis in {self._store.folder} are missing")
 
-    def _refresh(self) -> Sketch:
-        """Return the sketch of the newest batch; pins it, if it is another one than before."""
+    def _refresh(self) -> Catalogue:
+        """Return the files of the newest batch; pins them, if it is another one than before."""
         now, row = self._clock(), self._store.get(TABLE, STATE) or {}
-        known = self._sketch
+        known = self._catalogue
         held = self._lease is not None and self._lease[1] > now + LEASE_S / 2
         if known is not None and held and known.version == row.get("version", 0):
             return known
@@ -130,31 +134,40 @@ class SynopsisReader:
         self._release()
         self._lease = lease, now + LEASE_S
         with self._store.view() as view:
-            self._sketch = read_sketch(view)
-        listed = {file.name for file in self._sketch.files}
+            self._catalogue = read_catalogue(view)
+        listed = {file.name for file in self._catalogue.files}
         self._bases = {part: s for part, s in self._bases.items() if part[0] in listed}
-        return self._sketch
+        self._loaded.clear()
+        return self._catalogue
 
     def _release(self) -> None:
         if self._lease is not None:
             self._store.leases.release(self._lease[0])
             self._lease = None
 
-    def _needed(self, sketch: Sketch, scopes: Sequence[Scope]) -> tuple[PartName, ...]:
+    def _needed(self, catalogue: Catalogue, scopes: Sequence[Scope]) -> tuple[PartName, ...]:
         found = [
             (file.name, number)
-            for file in sketch.files
+            for file in catalogue.files
             for number, part in enumerate(file.parts)
             if any(part.overlaps(scope, self.spec) for scope in scopes)
         ]
         return tuple(found)
 
-    def _load(self, sketch: Sketch, needed: Sequence[PartName]) -> Synopsis:
+    def _load(self, catalogue: Catalogue, needed: tuple[PartName, ...]) -> Sketch:
         """Return the bases that a query needs, with all that is not folded yet."""
-        bins = sketch.bins
-        if bins is None:
-            return self._build(sketch, learn_bins)
-        bases = {file.name for file in sketch.of_kind(FileKind.BASE)}
+        if needed not in self._loaded:
+            found = self._open(catalogue, needed)
+            self._loaded[needed] = found[0] if len(found) == 1 else Bands(tuple(found))
+            while len(self._loaded) > LOADED:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(needed)
+        return self._loaded[needed]
+
+    def _open(self, catalogue: Catalogue, needed: Sequence[PartName]) -> list[Synopsis]:
+        bins, bases = catalogue.bins, {file.name for file in catalogue.of_kind(FileKind.BASE)}
+        if bins is None or not needed:
+            return [self._build(catalogue)]
         parts = []
         for part in needed:
             if part[0] in bases:
@@ -162,26 +175,23 @@ class SynopsisReader:
                     self._bases[part] = open_part(self._files, part)
                 parts.append(self._bases[part])
         if len(parts) < len(needed):
-            parts.append(self._merge_deltas(sketch))
-        return merge(parts) if parts else self._build(sketch, lambda *_: bins)
+            parts += [band.synopsis for band in self._merge_deltas(catalogue)]
+        return parts
 
-    def _build(self, sketch: Sketch, learn: Callable[[pa.Table, SynopsisSpec], Bins]) -> Synopsis:
-        """Build from rows at full resolution."""
-        names = [file.name for file in sketch.of_kind(FileKind.ROWS)]
-        if self._pending is None or self._pending[0] != frozenset(names):
-            rows = read_rows(self._files, names, self.spec)
-            self._pending = frozenset(names), build(rows, self.spec, learn(rows, self.spec))
-        return self._pending[1]
+    def _build(self, catalogue: Catalogue) -> Synopsis:
+        """Build from the rows at full resolution, if there are any."""
+        names = [file.name for file in catalogue.of_kind(FileKind.ROWS)]
+        rows = read_rows(self._files, names, self.spec)
+        return build(rows, self.spec, catalogue.bins or learn_bins(rows, self.spec))
 
-    def _merge_deltas(self, sketch: Sketch) -> Synopsis:
-        deltas = {file.name: file for file in sketch.of_kind(FileKind.DELTA)}
-        known, parts = frozenset[str](), []
-        if self._pending is not None and self._pending[0] <= deltas.keys():
-            known, parts = self._pending[0], [self._pending[1]]
+    def _merge_deltas(self, catalogue: Catalogue) -> list[Band]:
+        """Merge the deltas with those of the batches before."""
+        deltas = {file.name: file for file in catalogue.of_kind(FileKind.DELTA)}
+        known, bands = self._pending
+        if not known <= deltas.keys():
+            known, bands = frozenset(), []
         for name in deltas.keys() - known:
-            numbers = range(len(deltas[name].parts))
-            parts += [open_part(self._files, (name, number)) for number in numbers]
-        if len(parts) > 1 or not known:
-            self._pending = frozenset(deltas), merge(parts)
-        assert self._pending is not None
-        return self._pending[1]
+            for number in range(len(deltas[name].parts)):
+                bands = add(bands, Band(0, open_part(self._files, (name, number))))
+        self._pending = frozenset(deltas), bands
+        return bands
