@@ -201,8 +201,9 @@ def test_the_python_example_of_settings_runs(capsys) -> None:
     assert names["plain"].engine == RunConfig().engine
 
 
-def test_the_python_example_of_synopses_runs(capsys) -> None:
-    (example,) = blocks(text_of("docs/synopsis.md"), "python")
+def test_the_python_examples_of_synopses_run(capsys) -> None:
+    """The blocks build on each other."""
+    example = "\n".join(blocks(text_of("docs/synopsis.md"), "python"))
     exec(compile(example, "docs/synopsis.md", "exec"), {})
     promised = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
     assert promised and capsys.readouterr().out.splitlines() == promised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
+from synopsis_tables import FEATURES, NUMBERS, Rows, draw_scope, make_spec, make_table
 
 from properties import examples
-from roost.synopsis import Bands, SynopsisSpec, build, count, learn_bins, mean, quantiles
-from roost.synopsis.ageing import Band, add, bands_of
-from roost.synopsis.bins import BinLearner, Bins
+from roost.errors import ConfigError
+from roost.synopsis import (
+    Bands,
+    Resolution,
+    Scope,
+    SynopsisSpec,
+    build,
+    coarsen,
+    count,
+    learn_bins,
+    mean,
+    quantiles,
+)
+from roost.synopsis.ageing import BINS_OF_LEVEL_MAX, Band, add, bands_of
+from roost.synopsis.bins import DROPPED, BinLearner, Bins
 from roost.synopsis.drift import bin_error, requantise
-from synopsis_tables import FEATURES, Rows, draw_scope, make_spec, make_table
+from roost.synopsis.rebinning import rebin
 
 TABLE = make_table(8, 3_000)
 SPEC = make_spec(TABLE)
@@ -85,6 +100,70 @@ def requantised(spec: SynopsisSpec, bins: Bins) -> Bands:
 
 
 BANDS = requantised(SPEC, BINS)
+
+
+def generations() -> tuple[Bands, pa.Table]:
+    """Six tables, each with bins of its own, without planes."""
+    bands: list[Band] = []
+    tables = []
+    for number in range(6):
+        table, at = make_table(number, 400), TABLE.column_names.index("kind")
+        kinds = np.array([name or "" for name in table["kind"].to_pylist()], object)
+        # Other names are the most frequent each time, and rows are warmer.
+        swapped = np.select(
+            [kinds == "sun", kinds == f"other{number}"], [f"other{number}", "sun"], kinds
+        )
+        table = table.set_column(at, "kind", pa.array(swapped, mask=kinds == ""))
+        warmer = pc.add(table["temp"], pa.scalar(float(number), pa.float32()))
+        table = table.set_column(table.column_names.index("temp"), "temp", warmer)
+        tables.append(table)
+        bins = replace(learn_bins(table, SPEC), shifts=BINS.shifts)
+        built = build(table, SPEC, bins)
+        coarse = coarsen(built, Resolution((DROPPED,) * 7, 3, 4, 14, 21_600, 4))
+        bands = add(bands, Band(5, coarse))
+        assert len(bands) == min(number + 1, BINS_OF_LEVEL_MAX)
+    return bands_of(bands), pa.concat_tables(tables).combine_chunks()
+
+
+AGED, AGED_TABLE = generations()
+
+
+def test_few_bands_of_a_level_have_different_bins() -> None:
+    assert AGED.count == AGED_TABLE.num_rows
+    merged = next(part for part in AGED.parts if part.count > 400)
+    assert merged.groups.keys.size > 5 and merged.rows.x.size > 5
+    rows = merged.groups.counts[:, None]
+    assert (merged.groups.marginals.sum(axis=2) == rows).all()
+    assert np.array_equal(merged.bin_records.counts, merged.groups.marginals.sum(axis=0))
+    with pytest.raises(ConfigError, match="planes that are all dropped"):
+        rebin(BANDS.parts[0], BANDS.parts[1].bins)
+
+
+def test_conditions_hold_after_rebinning() -> None:
+    rows = Rows(AGED_TABLE)
+    kinds, temps = rows.column("kind"), rows.column("temp")
+    names = {name for name in kinds if name is not None}
+    cases = [(f"kind = '{name}'", (kinds == name).sum()) for name in sorted(names)]
+    cases += [(f"temp > {limit}", (temps > limit).sum()) for limit in np.arange(-5.0, 35.0, 0.7)]
+    cases += [(f"{name} is null", np.isnan(rows.column(name)).sum()) for name in NUMBERS]
+    assert len(cases) > 60
+    for predicate, truth in cases:
+        result = count(AGED, Scope(predicate=predicate))
+        assert result.low <= truth <= result.high, predicate
+
+
+@given(draw_scope(Rows(AGED_TABLE)), st.sampled_from(NUMBERS))
+def test_bounds_hold_after_rebinning(drawn: Any, name: str) -> None:
+    scope, found = drawn
+    result = count(AGED, scope)
+    assert result.low <= found.sum() <= result.high
+    column = Rows(AGED_TABLE).column(name)[found]
+    column = column[np.isfinite(column)]
+    if column.size:
+        average = mean(AGED, name, scope)
+        assert average.low <= column.mean() <= average.high
+        (middle,) = quantiles(AGED, name, [0.5], scope)
+        assert middle.low <= np.quantile(column, 0.5) <= middle.high
 
 
 @examples(40)

@@ -20,10 +20,12 @@ from roost.synopsis.bins import DROPPED
 from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
 from roost.synopsis.coarsening import Resolution, coarsen, split_at
 from roost.synopsis.leaves import run_words
+from roost.synopsis.rebinning import rebin
 from roost.synopsis.spec import split_group_keys
 from roost.synopsis.synopsis import Synopsis, merge
 
 BUCKET_DAYS_MAX = 10_000
+BINS_OF_LEVEL_MAX = 4  # bands of a level without planes that have different bins
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,16 +150,23 @@ def _apply(bands: Sequence[Band], move: Move) -> list[Band]:
 
 
 def add(bands: Sequence[Band], added: Band) -> list[Band]:
-    """Return the bands with the rows of a further one, merged if a band has its resolution."""
-    same = [
-        band
-        for band in bands
-        if band.level == added.level
-        and mergeable(band.synopsis, added.synopsis)
-        and band.synopsis.bins.same_values(added.synopsis.bins)
-    ]
+    """Return the bands with the rows of a further one.
+
+    It is merged with a band of its resolution and bins. Without planes, a level has only a few
+    bands with different bins: rows of further ones go to the bins of the oldest.
+    """
+    level = [band for band in bands if band.level == added.level]
+    alike = [band for band in level if mergeable(band.synopsis, added.synopsis)]
+    same = [b for b in alike if b.synopsis.bins.same_values(added.synopsis.bins)]
+    if not same and len(alike) >= BINS_OF_LEVEL_MAX and all(added.synopsis.bins.dropped):
+        same = [min(alike, key=_oldest)]
+        added = Band(added.level, rebin(added.synopsis, same[0].synopsis.bins))
     merged = merge([*(band.synopsis for band in same), added.synopsis])
     return [*(band for band in bands if band not in same), Band(added.level, merged)]
+
+
+def _oldest(band: Band) -> int:
+    return int(band.synopsis.groups.times.min(initial=np.iinfo(np.int64).max))
 
 
 def fit_budget(
