@@ -117,28 +117,20 @@ def unresolved_counts(
     found, read = count_listed(synopsis, scope, compiled)
     at = _positions(synopsis, compiled)
     known = synopsis.groups.exact[at]
-    parts = [
-        _unknown_entries(synopsis, at[~known], feature, RowCounts(*(x[~known] for x in found)))
-    ]
+    missing = RowCounts(*(column[~known] for column in found))
+    unknown = _unknown_entries(synopsis, at[~known], feature, missing)
     at, found = at[known], RowCounts(*(column[known] for column in found))
     if not exact:
-        parts.append(_bin_entries(synopsis, at, feature, found))
-        return join_counts(parts), None, read
-    moments = moments_of(synopsis, at, feature)
-    shift = synopsis.bins.shifts[feature]
-    entries = _group_entries(synopsis, at, found, feature, feature)
+        return join_counts([_bin_entries(synopsis, at, feature, found), unknown]), None, read
+    moments, shift = moments_of(synopsis, at, feature), synopsis.bins.shifts[feature]
     expected = found.value * moments.rows / np.maximum(synopsis.groups.counts[at], 1)
     spread = np.sqrt(moments.squares / np.maximum(moments.rows, 1.0))
     points = [
         _points(shift + moments.means + side * spread, expected / 2.0) for side in (-1.0, 1.0)
     ]
-    parts = [parts[0], *points, entries]
-    padding = Moments.none(sum(part.lows.size for part in parts[:-1]))
-    return (
-        join_counts(parts),
-        Moments(*map(np.concatenate, zip(padding, moments, strict=True))),
-        read,
-    )
+    entries = _group_entries(synopsis, at, found, feature, feature)
+    counts = join_counts([entries, *points, unknown])
+    return counts, moments.padded(counts.lows.size), read
 
 
 def unresolved_pairs(
