@@ -27,6 +27,7 @@ NAMES = (
     "strategies",
     "operators",
     "synopsis",
+    "elastic",
 )
 
 # All draw plots.

@@ -48,3 +48,11 @@ class LayoutName(StrEnum):
     def divides(self) -> bool:
         """Whether machines are divided among operators or subqueries."""
         return self in (LayoutName.OPERATOR_CLOUD, LayoutName.OPERATOR_SET)
+
+
+class ElasticPolicyName(StrEnum):
+    """How an executor group is sized; ``docs/elastic.md`` describes each."""
+
+    LOAD_AWARE = "load_aware"  # for the offered load, in one step
+    INDIVIDUAL = "individual"  # one executor at a time
+    SPARK = "spark"  # by waiting tasks, doubling

@@ -25,7 +25,7 @@ from roost.dataflow.moves import (
     window_times,
 )
 from roost.dataflow.schema import Node
-from roost.runtime.rounds import Proposer, arbitrate
+from roost.runtime.rounds import AnyDecision, Proposer, arbitrate
 from roost.stages.contract import Batch
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
 from roost.stages.flow_subquery import SubqueryStage
@@ -99,10 +99,10 @@ class FlowSnapshot:
 
     subqueries: Mapping[str, SubqueryStatus]
     clock: float  # of the last batch
-    accepted: Mapping[str, Decision | MapChange] = field(default_factory=dict)  # by policy
+    accepted: Mapping[str, AnyDecision] = field(default_factory=dict)  # by policy
     after: Mapping[str, BucketMap] = field(default_factory=dict)  # maps of the next round
 
-    def accepting(self, policy: str, decision: Decision | MapChange) -> FlowSnapshot:
+    def accepting(self, policy: str, decision: AnyDecision) -> FlowSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
         after = dict(self.after)
         if isinstance(decision, MapChange):
@@ -112,6 +112,8 @@ class FlowSnapshot:
             if name in after:
                 raise ValueError(f"another policy changed the bucket map of {name!r}")
             after[name] = self.subqueries[name].changed(decision)
+        elif not isinstance(decision, Decision):
+            raise ValueError("a policy of a dataflow changes no executors")
         return replace(self, accepted={**self.accepted, policy: decision}, after=after)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
 from roost.dataflow.moves import MapChange
+from roost.elastic.decisions import ElasticDecision
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
@@ -29,6 +30,7 @@ from roost.storage.totals import ROUNDS, TOTALS, add_round
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD = "balance", "guard"
 ACCEPTED, REFUSED = "accepted", "refused"
+AnyDecision = Decision | MapChange | ElasticDecision
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class RoundSnapshot:
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
     after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
 
-    def accepting(self, policy: str, decision: Decision | MapChange) -> RoundSnapshot:
+    def accepting(self, policy: str, decision: AnyDecision) -> RoundSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
-        if isinstance(decision, MapChange):
-            raise ValueError("a policy of the spatial plan changes no bucket map")
+        if not isinstance(decision, Decision):
+            raise ValueError("a policy of the spatial plan changes no bucket map and no executors")
         after = self.after
         if isinstance(decision, Rebalance):
             after = (after or self.routing).apply(decision.changes)
@@ -70,7 +72,7 @@ class Proposal:
     metrics.
     """
 
-    decision: Decision | MapChange
+    decision: AnyDecision
     memory: Mapping[str, Any] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
 
@@ -78,7 +80,7 @@ class Proposal:
 class Snapshot(Protocol):
     """What policies see at the end of a round, with the decisions accepted so far."""
 
-    def accepting(self, policy: str, decision: Decision | MapChange) -> Self:
+    def accepting(self, policy: str, decision: AnyDecision) -> Self:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
 
 
