@@ -262,6 +262,13 @@ def test_what_a_machine_should_have_is_a_lower_bound(load: SubqueryLoad) -> None
         assert view.level == pytest.approx(mean) or load.map.machines > load.machines
 
 
+def test_rounding_leaves_no_machine_less_than_nothing() -> None:
+    """The sum of these loads, added one after the other, is more than their sum by pairs."""
+    load = snapshot([0, 0, 0], 5, [0.6, 0.3, 0.4])
+    level = RoundView.of(load, load.newest.busy_s).level
+    assert 0.0 < level < 0.3
+
+
 @pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
 def test_the_threshold_of_the_planner(least: float) -> None:
     # The busiest machine can go from 3 to 2.25: an improvement of 0.25.

@@ -43,7 +43,8 @@ class RoundView:
         stay, machines = ~load.movable, load.machines
         fixed = machine_loads(load.owners[stay], cost[stay], max(machines, load.map.machines))
         heaviest = -np.sort(-np.concatenate([cost[~stay], fixed]))[: machines - 1]
-        left = float(cost.sum()) - np.concatenate([[0.0], heaviest.cumsum()])
+        # Rounding may leave less than nothing.
+        left = np.maximum(float(cost.sum()) - np.concatenate([[0.0], heaviest.cumsum()]), 0.0)
         levels = left / np.arange(machines, machines - left.size, -1)
         # The first level that the next heaviest does not exceed.
         above = np.flatnonzero(np.append(heaviest, 0.0) <= levels)
