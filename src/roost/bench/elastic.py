@@ -41,7 +41,7 @@ from roost.errors import SourceError
 from roost.model.arrays import Floats, Ints, as_numpy
 from roost.model.choices import ElasticPolicyName
 from roost.model.columns import one_array
-from roost.sim.executor_scenario import ExecutorScenario, ExecutorTrace
+from roost.sim.executor_scenario import ExecutorRow, ExecutorScenario, ExecutorTrace
 from roost.sim.executors import simulate_executors
 from roost.sim.load_curves import HOUR_S, hourly, ramp, step
 
@@ -64,7 +64,7 @@ STEP_S = (100.0, 500.0)
 PEAK = 40
 WEEKS, WEEKS_QUICK = 13, 2
 HOURS_OF_DAY = 24
-PROVISION_S, SLOW_S = 6.0, 120.0  # the second as for a virtual machine
+PROVISION_S, SLOW_S = 6.0, 600.0  # the second as for a virtual machine
 BATCH_S, ROUND_S = 10.0, 60.0
 # Consistent hashing.
 NODES, RINGS = 9, 100
@@ -295,23 +295,22 @@ def season_rows(counts: Floats) -> tuple[list[Row], dict[str, Line]]:
                 "saved": 1.0 - hours / float(days.sum()),
                 "saved_of_overall_peak": 1.0 - hours / float(ideal.max() * ideal.size),
                 "over_clairvoyant": hours / float(ideal.sum()),
-                **forecast_errors(trace),
+                "rounds_by_forecast": np.mean([by_forecast(row) for row in trace.rows]).item(),
             }
         )
     return rows, week_lines(loads, traces["default"], ideal, days)
 
 
-def forecast_errors(trace: ExecutorTrace) -> Row:
-    """Return how often a forecast was used, and its decisions."""
-    foreseen = [row for row in trace.rows if row.decision.reason.startswith("forecast")]
-    return {"rounds_by_forecast": len(foreseen) / len(trace.rows)}
+def by_forecast(row: ExecutorRow) -> bool:
+    """Return whether the forecast was larger than the load, and used."""
+    return row.decision.reason.startswith("forecast")
 
 
 def week_lines(loads: Floats, trace: ExecutorTrace, ideal: Ints, days: Ints) -> dict[str, Line]:
     """Return the week with the busiest hour."""
     week = 7 * HOURS_OF_DAY
     first = int(loads.argmax()) // week * week
-    hours = range(first, first + week)
+    hours = range(first, min(first + week, loads.size))
     mine = [(clock / HOUR_S - first, size) for clock, size in planned(trace)]
     return {
         "load": [(k - first + 0.5, float(loads[k])) for k in hours],
