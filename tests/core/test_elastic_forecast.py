@@ -30,8 +30,7 @@ def test_a_trend_is_continued() -> None:
     clock, load = forecast.recent[-1]
     assert clock == 3_540.0
     assert forecast.newest == pytest.approx(load + 0.002 * HORIZON_S)
-    assert forecast.error is not None
-    assert forecast.error.forecast < 0.1 * forecast.error.constant
+    assert all(one.forecast < 0.1 * one.constant for one in forecast.errors)
     falling = run(lambda clock: 5.0 - 0.001 * clock, 4_980.0)
     assert falling.newest == 0.0, "no load is negative"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
@@ -25,7 +25,8 @@ from roost.sim.load_curves import Curve, day, hourly, ramp, spike, step, swing
 
 SEEDS = st.integers(0, 1 << 30)
 EVEN = np.full(BUCKETS, 1.0 / BUCKETS)
-FEW = examples(40)  # in full, 400
+# A thousand in full; fewer otherwise than other properties have, because each is a simulation.
+FEW = examples(100 if settings().max_examples >= 1_000 else 40)
 
 
 def scenario(load: Curve, seconds: float = 400.0, high: int = 40, **more: Any) -> ExecutorScenario:

@@ -122,13 +122,6 @@ class Forecast:
         mine, constant = (sum(column) for column in zip(*self.errors, strict=True))
         return self.issued[-1].forecast if mine < constant else None
 
-    @property
-    def error(self) -> Errors | None:
-        """Mean errors of the forecasts that were compared."""
-        if not self.errors:
-            return None
-        return Errors(*(sum(one) / len(one) for one in zip(*self.errors, strict=True)))
-
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as JSON."""
         return {

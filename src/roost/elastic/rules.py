@@ -25,6 +25,10 @@ class ElasticRules:
         Duration that a batch should have, for sources without a pace.
     spares
         Warm executors outside the layout.
+    forecast
+        Whether the load after the provisioning time is predicted.
+    policy
+        How sizes are chosen.
     arrival_s
         How long to wait for a requested executor at least.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,6 @@ class ExecutorTrace:
     delays: Floats
     executor_s: float
     unplanned: int  # executors that arrived when they were not needed any more, and were released
-    memory: Mapping[str, Any]  # of the policy
 
     def decisions(self, *kinds: type) -> list[ElasticDecision]:
         """Return the decisions of some kinds, in order."""

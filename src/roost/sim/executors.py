@@ -16,9 +16,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -38,8 +36,6 @@ READ, KEYED = "read", "aggregate"
 KEYED_S = 1.0 / 6.0e6
 READ_S = 1.0 / 1.3e6 - KEYED_S
 KEYED_SHARE = KEYED_S / (READ_S + KEYED_S)
-
-
 RECOVERY_S = 3.5  # of a batch whose executor dies
 RELEASE_S = 2.0  # until an executor that leaves is gone
 MOVE_S = 2e-3  # to read the state of a bucket
@@ -101,7 +97,6 @@ class _Cluster:
         self._loading_s = 0.0  # of the next batch
         self._loads: tuple[BucketLoads, ...] = ()
         self._rows: list[ExecutorRow] = []
-        self._memory: Mapping[str, Any] = {}
         self._waited_s = 0.0
         self._relayout()
         self._reconcile(0.0)
@@ -124,14 +119,8 @@ class _Cluster:
                 self._arrivals(self._free_at)
                 self._end_round(self._free_at)
         self._count(self._free_at)
-        return ExecutorTrace(
-            s,
-            tuple(self._rows),
-            np.array(self._delays),
-            self._executor_s,
-            self._unplanned,
-            self._memory,
-        )
+        rows, delays = tuple(self._rows), np.array(self._delays)
+        return ExecutorTrace(s, rows, delays, self._executor_s, self._unplanned)
 
     def _batch(self, start: float) -> float:
         """Process complete intervals; returns the end."""
@@ -232,7 +221,8 @@ class _Cluster:
         s, machines = self._s, self._planned * self._s.slots
         if s.tasks is not None or machines == self._map.machines or self._present < self._planned:
             return
-        change: Any = resized(replace(self._routing(), machines=machines), BucketPlanner())
+        change = resized(replace(self._routing(), machines=machines), BucketPlanner())
+        assert isinstance(change, MapChange), change
         self._move(change)
         self._changed = True
 
@@ -314,12 +304,11 @@ class _Cluster:
     def _end_round(self, clock: float) -> None:
         s, group = self._s, self._measured(clock)
         (verdict,), decided = arbitrate(GroupRound(group, s.rules), [self._policy])
-        self._memory = verdict.proposal.memory
         if len(self._rows) in s.faults.driver_lost:
-            saved = json.loads(json.dumps(self._memory))
+            saved = json.loads(json.dumps(verdict.proposal.memory))
             self._policy = ElasticPolicy(self._size_policy, saved)
-        self._start_round(clock)
         self._carry_out(clock, decided)
+        self._start_round(clock)
         load = sum(stage.arrived for stage in group.stages[:1]) * (READ_S + KEYED_S)
         load /= group.seconds * s.slots
         self._rows.append(
