@@ -235,6 +235,15 @@ def test_a_growing_backlog_under_an_even_load_needs_executors() -> None:
     assert isinstance(last(*growing(1.1, 2, routings=(even,))[:2]), NoChange)
 
 
+def test_rows_of_the_next_batch_are_no_backlog() -> None:
+    """Three times the load: more rows wait for the next batch, which is on time."""
+    even = routing(EVEN, SPREAD)
+    on_time = [replace(one, interval_s=7.0) for one in growing(1.4, 2, routings=(even,))]
+    assert [type(d) for d in decisions(*on_time)] == [NoChange] * 3
+    late = [replace(one, interval_s=1.0) for one in on_time]
+    assert isinstance(last(*late[:2]), Provision)
+
+
 def test_a_growing_backlog_never_releases() -> None:
     assert isinstance(last(*growing(0.4, 2)), NoChange)
     assert isinstance(last(group(0.4, 2), group(0.4, 2)), Release)

@@ -54,6 +54,9 @@ class GroupSnapshot:
         Whether all that was decided before has been in force for the whole round.
     backlog
         Rows of the source that have arrived and are not processed.
+    interval_s
+        From the beginning of a batch to that of the next, if both are on time: rows of so many
+        seconds always wait.
     paced
         Whether the source determines when rows arrive; a replay at full speed does not.
     routings
@@ -74,6 +77,7 @@ class GroupSnapshot:
     settled: bool
     stages: tuple[StageLoad, ...]
     backlog: float
+    interval_s: float = 0.0
     paced: bool = True
     routings: tuple[SubqueryLoad, ...] = ()
     required: Mapping[str, int] = field(default_factory=dict)

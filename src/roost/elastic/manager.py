@@ -30,7 +30,7 @@ from roost.model.arrays import Floats, Ints
 from roost.model.choices import ElasticPolicyName
 
 ROUNDS = 2  # that a condition must hold for
-# A backlog grows if it gains this share of the round's rows; less are rows of the next batch.
+# A backlog grows if it is more than the next batch reads, and gains this share of the round's rows.
 BACKLOG_GROWTH = 0.05
 PATIENCE = 3.0  # times the measured provisioning time, to wait for an executor at least
 FAILURES_MAX = 6  # after which the time between attempts stays the same
@@ -94,6 +94,7 @@ class Manager:
         """Decide from the rounds since the last change was in force."""
         costs = {**memory.costs, **{s.name: s.busy_s / s.rows for s in group.stages if s.rows > 0}}
         grew = group.backlog - memory.backlog > BACKLOG_GROWTH * group.arrived
+        grew = grew and group.backlog * group.seconds > group.arrived * group.interval_s
         memory = replace(memory, costs=costs, backlog=group.backlog)
         load = group.offered(costs, self.rules.batch_seconds)
         if load is None:

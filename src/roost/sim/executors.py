@@ -293,6 +293,7 @@ class _Cluster:
             not self._changed and self._present >= self._planned,
             stages,
             (self._arrived_at(clock) - self._arrived[self._done]) * rate,
+            s.batch_s,
             s.paced,
             (self._routing(),) if s.tasks is None else (),
             s.required(clock),
