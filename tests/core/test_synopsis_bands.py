@@ -210,6 +210,49 @@ def test_moments_narrow_a_mean_and_a_deviation() -> None:
     assert spread.low <= inside.std(ddof=1) <= spread.high < values.std() * np.sqrt(4 / 3.5)
 
 
+OUTLIERS = [3.0, -3.0]
+#: Tables whose first 3,630 rows are as far from the others as moments allow. The scope cuts the
+#: step of the last 30 of them.
+FAR = {
+    "higher mean": [1.0] * 3_630 + [0.0] * 368 + OUTLIERS,
+    "higher mean with nulls": [None] * 430 + [1.0] * 3_200 + [0.0] * 368 + OUTLIERS,
+    "larger squares": [1.0, -1.0] * 1_815 + [0.0] * 368 + OUTLIERS,
+    "smaller squares": [0.0] * 3_630 + [1.0, -1.0] * 185,
+}
+
+
+@pytest.mark.parametrize("name", sorted(FAR))
+def test_moments_hold_for_the_farthest_part(name: str) -> None:
+    sketch, scope = sketch_of(FAR[name]), Scope(until=3_630_000_000)
+    inside = np.array([value for value in FAR[name][:3_630] if value is not None])
+    average, spread = mean(sketch, "v", scope), stddev(sketch, "v", scope)
+    assert average.low <= inside.mean() <= average.high < 1.1
+    assert spread.low <= inside.std(ddof=1) <= spread.high < 1.2
+
+
+def test_conditions_of_dropped_features_are_combined() -> None:
+    none = coarsen(WHOLE, Resolution((8,) * 7, 0, 2, 280, 21_600, 4))
+    temp, wind = ROWS.column("temp"), ROWS.column("wind")
+    for predicate, truth in (
+        ("temp > 15 and temp <= 15", 0),
+        ("temp > 15 or temp <= 15", np.isfinite(temp).sum()),
+        ("temp > 10 and wind > 1", ((temp > 10) & (wind > 1)).sum()),
+        ("temp > 20 or wind > 6", ((temp > 20) | (wind > 6)).sum()),
+    ):
+        result = count(none, Scope(predicate=predicate))
+        assert result.low <= truth <= result.high, predicate
+    both = count(none, Scope(predicate="temp > 10 and wind > 1"))
+    assert both.high - both.low < 0.7 * TABLE.num_rows
+
+
+def test_a_dropped_plane_has_the_values_of_its_band() -> None:
+    none = coarsen(WHOLE, Resolution((8,) * 7, 0, 2, 280, 21_600, 4))
+    table = pa.Table.from_batches(list(record_batches(Bands((none,)))))
+    temp = ROWS.column("temp")
+    lows, highs = (np.asarray(table[f"temp_{end}"]) for end in ("low", "high"))
+    assert (lows <= np.nanmin(temp) + 1.0).all() and (highs >= np.nanmax(temp) - 1.0).all()
+
+
 @pytest.mark.parametrize(
     ("values", "predicate", "most"),
     [

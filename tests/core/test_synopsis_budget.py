@@ -62,12 +62,15 @@ def decide(buckets: list[BucketSize], memory: int, now: int, **options: Any) -> 
             Plan((Move(1, 10 * DAY_US),)),
         ),
         ([bucket(0, 80)], 90, 100, Plan((Move(0, 90 * DAY_US),))),
+        # Hours of the day are merged last, after younger buckets.
+        ([bucket(0, 80), bucket(LAST_LEVEL - 1, 0)], 190, 100, Plan((Move(0, 90 * DAY_US),))),
+        ([bucket(LAST_LEVEL - 1, 0)], 90, 100, Plan((Move(LAST_LEVEL - 1, 10 * DAY_US),))),
         # Late rows go where the other rows of their time are.
         ([bucket(0, 0, 1), bucket(0, 90), bucket(2, 0)], 999, 500, Plan((Move(0, 10 * DAY_US),))),
         # Nothing can become coarser than the last level.
         ([bucket(LAST_LEVEL, 0)], 90, 500, Plan((), excess=10)),
     ],
-    ids=["fits", "oldest", "both", "weight of older", "weight of recent", "age", "young", "late",
+    ids=["fits", "oldest", "both", "weight of older", "weight of recent", "age", "young", "hours", "only hours", "late",
          "last"],
 )  # fmt: skip
 def test_decisions(buckets: list[BucketSize], memory: int, now: int, expected: Plan) -> None:

@@ -166,11 +166,12 @@ def errors_by_age(stream: Stream, bands: Mapping[float, Bands], queries: int) ->
 
 def _questions(draw: Draw, queries: int) -> Iterator[tuple[str, list[Question]]]:
     """Draw means of the country and of regions, and counts with a condition, over 90 days."""
+    days = min(DAYS, (draw.last - draw.first) // DAY_US // 2)  # within one copy
     for kind, hours in (("mean", AFTERNOON), ("region", None), ("count", AFTERNOON)):
         questions = []
         for _ in range(queries):
-            since = draw.first + int(draw.rng.integers(0, DAYS)) * DAY_US
-            scope = Scope(None, since, since + DAYS * DAY_US, hours)
+            since = draw.first + int(draw.rng.integers(0, days)) * DAY_US
+            scope = Scope(None, since, since + days * DAY_US, hours)
             if kind == "region":
                 scope = replace(scope, shape=draw.circle(100.0, 1_000.0))
             if kind == "count":

@@ -4,8 +4,9 @@ Nothing is coarsened while everything fits. Then the oldest buckets of the level
 bytes for its weight go to the next level, one after the other, until the predicted size fits. So
 each level has about the same bytes, and since a coarser level takes less for a row, resolution
 falls off with age: the paper's bands. Buckets younger than the length of study only move if that is
-allowed and no older one is left. Sizes are predicted; the caller measures what a plan achieved and
-plans again.
+allowed and no older one is left. The step to the last level, which merges the hours of the day, is
+taken when no other is left. Sizes are predicted; the caller measures what a plan achieved and plans
+again.
 """
 
 from __future__ import annotations
@@ -97,11 +98,10 @@ def plan(
     shrinkage = [_shrinkage(fine, coarse) for fine, coarse in pairwise(levels)]
     excess = other + sum(sizes) - budget.memory
     while excess > 0:
-        oldest = [level for level in range(last_level) if levels[level]]
-        aged = [level for level in oldest if levels[level][0].last_us < aged_us]
-        if not (aged or (young and oldest)):
+        candidates = _candidates(levels, aged_us, young=young)
+        if not candidates:
             break
-        level = max(aged or oldest, key=lambda k: (sizes[k] / (1.0 if k else RECENT_WEIGHT), -k))
+        level = max(candidates, key=lambda k: (sizes[k] / (1.0 if k else RECENT_WEIGHT), -k))
         bucket = levels[level].pop(0)
         until[level] = max(until.get(level, bucket.end_us), bucket.end_us)
         smaller = round(bucket.nbytes * shrinkage[level])
@@ -110,6 +110,16 @@ def plan(
         excess -= bucket.nbytes - smaller
     moves = tuple(Move(level, until[level]) for level in sorted(until, reverse=True))
     return Plan(moves, expire_us, max(excess, 0))
+
+
+def _candidates(levels: Sequence[Sequence[BucketSize]], aged_us: int, *, young: bool) -> list[int]:
+    """Return the levels whose oldest bucket may move: hours of the day are merged last of all."""
+    filled = [level for level in range(len(levels) - 1) if levels[level]]
+    aged = [level for level in filled if levels[level][0].last_us < aged_us]
+    last = len(levels) - 2
+    choices = [aged, filled] if young else [aged]
+    keeping_hours = [[level for level in own if level < last] for own in choices]
+    return next((own for own in (*keeping_hours, *choices) if own), [])
 
 
 def _late(levels: Sequence[Sequence[BucketSize]], aged_us: int) -> dict[int, int]:
