@@ -70,9 +70,11 @@ def decide(buckets: list[BucketSize], memory: int, now: int, **options: Any) -> 
         # Nothing can become coarser than the last level.
         ([bucket(LAST_LEVEL, 0)], 90, 500, Plan((), excess=10)),
     ],
-    ids=["fits", "oldest", "both", "weight of older", "weight of recent", "age", "young", "hours", "only hours", "late",
-         "last"],
-)  # fmt: skip
+    ids=[
+        *("fits", "oldest", "both", "older", "recent", "age"),
+        *("young", "hours", "only hours", "late", "last"),
+    ],
+)
 def test_decisions(buckets: list[BucketSize], memory: int, now: int, expected: Plan) -> None:
     assert decide(buckets, memory, now) == expected
 
