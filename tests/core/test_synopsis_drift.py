@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import FEATURES, NUMBERS, Rows, draw_scope, make_spec, make_table
 
 from properties import examples
 from roost.errors import ConfigError
@@ -31,6 +30,7 @@ from roost.synopsis.ageing import BINS_OF_LEVEL_MAX, Band, add, bands_of
 from roost.synopsis.bins import DROPPED, BinLearner, Bins
 from roost.synopsis.drift import bin_error, requantise
 from roost.synopsis.rebinning import rebin
+from synopsis_tables import FEATURES, NUMBERS, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(8, 3_000)
 SPEC = make_spec(TABLE)
