@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -144,7 +145,7 @@ def test_a_killed_batch_counts_once(step: str, number: int, tmp_path: Path, poin
     check_state(settings.out.state_dir)
 
 
-@examples(20)
+@examples(10)
 @given(st.integers(0, 2**32))
 def test_random_runs_give_the_synopsis_of_their_rows(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -259,6 +260,36 @@ def test_the_budget_holds_and_so_do_the_bounds(tmp_path: Path, points: Path) -> 
                 values = rows.column(name)[inside]
                 average = mean(found, name, scope)
                 assert average.low <= np.nanmean(values) <= average.high
+
+
+def test_new_bins_are_chosen_after_a_drift(tmp_path: Path) -> None:
+    """The second half of the rows is far from the first; bounds of both hold."""
+    rows = TABLE.num_rows
+    far = np.arange(rows) >= rows // 2
+    temp = pc.add(TABLE["temp"], pa.array(np.where(far, 500.0, 0.0), pa.float32()))
+    table = TABLE.set_column(TABLE.column_names.index("temp"), "temp", temp)
+    path = tmp_path / "points.parquet"
+    pq.write_table(table, path)
+    settings = config(tmp_path, path, learn_rows=200, fold_files=4)
+    chosen = []
+
+    def record(step: str, number: int) -> None:
+        if step == "end":
+            with closing(Store(settings.out.state_dir, durable=False)) as store:
+                bins = read_catalogue(store).bins
+                if bins is not None:
+                    chosen.append(bins.edges[FEATURES.index("temp")].tolist())
+
+    run(settings, on_step=record)
+    assert max(chosen[0]) < 100.0 < max(chosen[-1])
+    values = Rows(table).column("temp")
+    with closing(SynopsisReader(settings.out.state_dir)) as reader:
+        for predicate, holds in (("temp > 515", values > 515.0), ("temp < 15", values < 15.0)):
+            found = reader.query("count", scope=Scope(predicate=predicate)).result
+            assert found.low <= holds.sum() <= found.high
+        assert reader.query("count").result.value == rows
+        average = reader.query("mean", feature="temp").result
+        assert average.value == pytest.approx(np.nanmean(values), rel=1e-6)
 
 
 def test_points_leave_after_the_retention(tmp_path: Path, points: Path) -> None:

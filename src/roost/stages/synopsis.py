@@ -49,7 +49,7 @@ from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Leases, View
 from roost.synopsis.ageing import Band, add, fit_budget
-from roost.synopsis.bins import Bins, learn_bins
+from roost.synopsis.bins import BinLearner, Bins, learn_bins
 from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import (
     TABLE,
@@ -61,9 +61,11 @@ from roost.synopsis.catalogue import (
     open_part,
     read_catalogue,
     read_rows,
+    read_sample,
     write_parts,
     write_rows,
 )
+from roost.synopsis.drift import VALUES_MIN, requantise
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 
@@ -172,7 +174,7 @@ class SynopsisWork(Work):
         owners = np.concatenate([task.routing.owners(block) for block in self._blocks])
         parts = build_parts(rows, owners, task.spec, task.bins)
         name = task.files.name(task.prefix, label, ".delta")
-        return Report(write_parts(task.files, name, FileKind.DELTA, parts))
+        return Report(write_parts(task.files, name, FileKind.DELTA, parts, rows))
 
 
 def table_of(block: PointBlock, spec: SynopsisSpec) -> pa.Table:
@@ -204,7 +206,7 @@ class Quantise:
         owners = self.routing.tree.owners_of(places, spec.place_bits)
         parts = build_parts(rows, owners, spec, self.bins)
         delta = self.files.name(self.prefix, "quantised", ".delta")
-        return write_parts(self.files, delta, FileKind.DELTA, parts)
+        return write_parts(self.files, delta, FileKind.DELTA, parts, rows)
 
 
 @dataclass(frozen=True)
@@ -329,8 +331,19 @@ class SynopsisStage(Stage):
                 )
         now = self.catalogue
         gone = self._gone(now.batch_id, inputs)
-        facts = now.changed(results, inputs).facts(now)
+        after = replace(now.changed(results, inputs), bins=self._suitable_bins(inputs))
+        facts = after.facts(now)
         return Outcome(facts=[*facts, Fact(TABLE, GONE, gone)])
+
+    def _suitable_bins(self, folded: Iterable[str]) -> Bins:
+        """Return the bins of the next batches: other ones if those in use suit the rows badly."""
+        assert self.catalogue.bins is not None
+        recent = BinLearner(self.spec)
+        for file in self.catalogue.of_kind(FileKind.DELTA):
+            if file.name in folded:
+                recent.update(read_sample(self.files, file.name))
+        found = requantise(recent, self.catalogue.bins, min(self.learn_rows, VALUES_MIN))
+        return self.catalogue.bins if found is None else found.bins
 
     def discard(self, prefix: str) -> None:
         """Delete the files of a job that was abandoned."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from roost.model.arrays import Ints, as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
@@ -33,6 +34,8 @@ TABLE, FILES = "synopsis", "synopsis files"  # tables of facts
 STATE, BINS = "state", "bins"  # keys of the first
 SPEC = "synopsis"  # setting on which a state directory agrees
 NO_OWNER = -1  # of rows for which no bins exist yet
+SAMPLE = "sample"  # array of a delta
+SAMPLE_ROWS = 1_250  # of a delta; those of a fold show whether the bins still suit the rows
 
 Bounds = tuple[float, float, float, float]
 PartName = tuple[str, int]  # file, and number of the part in it
@@ -168,10 +171,15 @@ def describe(synopsis: Synopsis, owner: int, level: int = 0) -> SketchPart:
 
 
 def write_parts(
-    files: Files, name: str, kind: FileKind, parts: Sequence[tuple[int, Band]]
+    files: Files,
+    name: str,
+    kind: FileKind,
+    parts: Sequence[tuple[int, Band]],
+    rows: pa.Table | None = None,
 ) -> SketchFile:
-    """Write bands, each with its owner, to a file."""
-    arrays = {
+    """Write bands, each with its owner, to a file; with a sample of ``rows``, if there are any."""
+    arrays = {} if rows is None else {SAMPLE: _pack_sample(rows)}
+    arrays |= {
         f"{number}:{key}": array
         for number, (_, band) in enumerate(parts)
         for key, array in band.synopsis.arrays().items()
@@ -179,6 +187,19 @@ def write_parts(
     nbytes = files.write(name, arrays, durable=kind is FileKind.BASE)
     described = tuple(describe(band.synopsis, owner, band.level) for owner, band in parts)
     return SketchFile(name, kind, nbytes, described)
+
+
+def _pack_sample(rows: pa.Table) -> NDArray[np.uint8]:
+    chosen = rows.take(as_arrow(np.arange(0, rows.num_rows, -(-rows.num_rows // SAMPLE_ROWS))))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, chosen.schema) as writer:
+        writer.write_table(chosen)
+    return np.frombuffer(sink.getvalue(), np.uint8)
+
+
+def read_sample(files: Files, name: str) -> pa.Table:
+    """Return a sample of the rows of a delta."""
+    return pa.ipc.open_stream(pa.py_buffer(files.map(name)[SAMPLE])).read_all()
 
 
 def open_part(files: Files, part: PartName) -> Synopsis:
