@@ -338,6 +338,20 @@ def test_executors_that_do_not_arrive_are_given_up() -> None:
     assert found.reason == "1 of 4 executors did not arrive in 60 s; next request in 120 s"
     soon = replace(late, executors=Executors(4, 1, 3, 59.0))
     assert isinstance(last(soon), NoChange)
+    # A cluster that always takes 40 s is given three times as long.
+    slow = replace(late, provision_s=40.0, executors=Executors(4, 1, 3, 119.0))
+    assert isinstance(last(slow), NoChange)
+    assert isinstance(last(replace(slow, executors=Executors(4, 1, 3, 120.0))), Cannot)
+
+
+def test_below_the_minimum_each_attempt_lasts_longer() -> None:
+    """The layout cannot have fewer executors, so the same ones are requested again at once."""
+    rules, twice = replace(RULES, min=4), Memory(failures=2)
+    for waited, kind in ((239.0, NoChange), (240.0, Cannot)):
+        few = group(1.0, 4, settled=False, executors=Executors(4, 1, 3, waited))
+        (found,) = decisions(few, rules=rules, memory=twice)
+        assert type(found) is kind
+        assert not isinstance(found, Cannot) or found.executors == 4
 
 
 def test_attempts_are_further_and_further_apart() -> None:
