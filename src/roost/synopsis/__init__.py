@@ -15,7 +15,8 @@ from roost.synopsis.density import density, probability, quantiles, silverman
 from roost.synopsis.part import record_batches, select
 from roost.synopsis.planes import fit_memory
 from roost.synopsis.scope import Scope
-from roost.synopsis.spec import BinRule, Feature, SynopsisSpec
+from roost.synopsis.set_queries import cardinality, contains, frequency
+from roost.synopsis.spec import BinRule, Feature, SetSpec, SynopsisSpec
 from roost.synopsis.statistics import (
     Outliers,
     contrast,
@@ -37,17 +38,21 @@ __all__ = [
     "Outliers",
     "Resolution",
     "Scope",
+    "SetSpec",
     "Sketch",
     "Synopsis",
     "SynopsisResult",
     "SynopsisSpec",
     "build",
+    "cardinality",
     "coarsen",
+    "contains",
     "contrast",
     "correlation",
     "count",
     "density",
     "fit_memory",
+    "frequency",
     "learn_bins",
     "mean",
     "merge",

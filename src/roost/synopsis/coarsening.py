@@ -20,6 +20,7 @@ from roost.synopsis.bins import DROPPED, Bins
 from roost.synopsis.leaves import Bytes, Leaves, Paths
 from roost.synopsis.paths import combine, join_leaves, sort_runs
 from roost.synopsis.records import BinRecords, merge_groups, reduce_bounds
+from roost.synopsis.sets import NO_SETS
 from roost.synopsis.spec import SynopsisSpec, join_group_keys, places_of, split_group_keys
 from roost.synopsis.synopsis import (
     PlaceBounds,
@@ -90,7 +91,8 @@ def coarsen(synopsis: Synopsis, resolution: Resolution) -> Synopsis:
     rest = (synopsis.bin_records, synopsis.rows)
     coarse = assemble(spec, bins, groups, paths, bounds, *rest)
     rows, grown = promote([coarse])
-    return join([coarse, *grown], rows) if grown else coarse
+    coarse = join([coarse, *grown], rows) if grown else coarse
+    return replace(coarse, sets=synopsis.sets)
 
 
 def _group_keys(keys: Ints, fine: SynopsisSpec, coarse: SynopsisSpec) -> Ints:
@@ -136,8 +138,11 @@ def _coarse_codes(codes: Bytes, fine: Bins, coarse: Bins) -> Bytes:
 def split_at(synopsis: Synopsis, time_us: int) -> tuple[Synopsis, Synopsis]:
     """Return the calendar buckets that end by a time, and all others.
 
-    Both parts know the extremes of every bin; sums by bin are divided in proportion.
+    Both parts know the extremes of every bin; sums by bin are divided in proportion. They have no
+    set sketches, which cannot be divided.
     """
+    if synopsis.spec.sets:
+        synopsis = replace(synopsis, spec=replace(synopsis.spec, sets=()), sets=NO_SETS)
     layout = synopsis.spec.layout
     old = (split_group_keys(synopsis.groups.keys)[1] + 1) * layout.bucket_us <= time_us
     old_rows = (synopsis.rows.time // layout.bucket_us + 1) * layout.bucket_us <= time_us

@@ -14,7 +14,8 @@ from roost.synopsis.density import density
 from roost.synopsis.part import select
 from roost.synopsis.planes import fit_memory
 from roost.synopsis.scope import Scope
-from roost.synopsis.spec import SynopsisSpec
+from roost.synopsis.set_queries import contains
+from roost.synopsis.spec import SetSpec, SynopsisSpec
 from roost.synopsis.statistics import correlation, count, mean
 from roost.synopsis.synopsis import Synopsis, build, merge
 
@@ -29,9 +30,11 @@ def compile_loops() -> None:
             "event_time": pa.array(np.arange(rows) * 60_000_000, pa.timestamp("us", "UTC")),
             "a": np.arange(rows) % 7.0,
             "b": np.arange(rows) % 11.0,
+            "c": ["x", "y"] * (rows // 2),
         }
     )
-    spec = SynopsisSpec.of(table.schema, ["a", "b"], bins=8)
+    own = SetSpec.of(table.schema, ["a", "c"])
+    spec = SynopsisSpec.of(table.schema, ["a", "b"], bins=8, sets=(own,))
     built = build(table, spec)
     joined = merge([built, build(table.slice(0, rows // 2), spec, built.bins)])
     small = fit_memory(built, built.nbytes - 64)
@@ -45,3 +48,4 @@ def compile_loops() -> None:
         density(synopsis, "a", [1.0], scope)
         count(synopsis, scope)
         select(synopsis, scope)
+        assert contains(synopsis, {"a": 1.0, "c": "y"}).records

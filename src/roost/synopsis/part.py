@@ -8,6 +8,7 @@ its exact sums, and results use its leaves instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import overload
 
 import numpy as np
@@ -66,7 +67,7 @@ def select(sketch: Synopsis, scope: Scope) -> Synopsis: ...
 @overload
 def select(sketch: Bands, scope: Scope) -> Bands: ...
 def select(sketch: Sketch, scope: Scope) -> Sketch:
-    """Return the part of a synopsis, or of several, in a scope."""
+    """Return the part of a synopsis, or of several, in a scope; it has no set sketches."""
     parts = tuple(_select(part, scope) for part in parts_of(sketch, scope))
     return Bands(parts) if isinstance(sketch, Bands) else parts[0]
 
@@ -90,7 +91,9 @@ def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     rows = synopsis.rows.take(compiled.rows == INSIDE)
     part = assemble(spec, synopsis.bins, records, joined, places, synopsis.bin_records, rows)
     possible = synopsis.rows.take(compiled.rows == BORDER)
-    return part if not possible.x.size else join([part, _marked(possible, synopsis)], rows)
+    if possible.x.size:
+        part = join([part, _marked(possible, synopsis)], rows)
+    return replace(part, spec=replace(spec, sets=())) if spec.sets else part
 
 
 def _records(synopsis: Synopsis, whole: Ints, cut: Ints, kept: Paths) -> GroupRecords:

@@ -10,6 +10,7 @@ sorting and their sketches could be merged across machines. Records and marginal
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -116,4 +117,5 @@ def merge_planes(synopsis: Synopsis, paths: Paths, bins: Bins) -> Synopsis:
     copies = Paths._make(column.copy() for column in paths)
     merged = combine(copies._replace(codes=codes))
     rest = (synopsis.places, synopsis.bin_records, synopsis.rows)
-    return assemble(synopsis.spec, bins, synopsis.groups, merged, *rest)
+    fitted = assemble(synopsis.spec, bins, synopsis.groups, merged, *rest)
+    return replace(fitted, sets=synopsis.sets)

@@ -65,6 +65,48 @@ class Feature:
         return kind_of(self.type) in (Kind.STRING, Kind.BOOLEAN)
 
 
+@dataclass(frozen=True, slots=True)
+class SetSpec:
+    """Set sketches of a column or of a combination of columns, one for each period.
+
+    Columns need not be features. Those in ``binned``, which must be, count as the bin of their
+    value. ``members`` distinct values fit in a Bloom filter with 1 % of false positives, ``lg_k``
+    is the size of a HyperLogLog, and ``counters`` that of a count-min sketch, whose error is
+    ``e / counters`` of the rows. A sketch of size 0 is not stored.
+    """
+
+    columns: tuple[Feature, ...]
+    binned: tuple[str, ...] = ()
+    period_days: int = 10
+    members: int = 10_000
+    lg_k: int = 12
+    counters: int = 2_048
+
+    def __post_init__(self) -> None:
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ConfigError("synopsis.sets.columns", self.names, "distinct columns")
+        _check_range("sets.period_days", self.period_days, 1, 10_000)
+        _check_range("sets.members", self.members, 0, 1 << 30)
+        _check_range("sets.lg_k", self.lg_k, 7 if self.lg_k else 0, 21)
+        _check_range("sets.counters", self.counters, 0, 1 << 24)
+
+    @classmethod
+    def of(cls, schema: pa.Schema, columns: Sequence[str], **settings: Any) -> SetSpec:
+        """Build the spec of a table's columns."""
+        return cls(_typed(schema, columns, "sets.columns"), **settings)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SetSpec:
+        """Build from the JSON data of a file."""
+        columns, binned = _features_from(data["columns"]), tuple(data["binned"])
+        return cls(**data | {"columns": columns, "binned": binned})
+
+
 class KeyLayout(NamedTuple):
     """The numbers by which compiled loops compute keys and times."""
 
@@ -96,6 +138,7 @@ class SynopsisSpec:
     x: str = "lon"
     y: str = "lat"
     time: str = "event_time"
+    sets: tuple[SetSpec, ...] = ()
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
@@ -112,15 +155,19 @@ class SynopsisSpec:
         if self.step_s < 1 or self.slot_s % self.step_s:
             expected = f"a number of seconds that divides a slot of {self.slot_s}"
             raise ConfigError("synopsis.step_s", self.step_s, expected)
+        combinations = [frozenset(own.names) for own in self.sets]
+        for own in self.sets:
+            if combinations.count(frozenset(own.names)) > 1:
+                raise ConfigError("synopsis.sets", own.names, "one set for the same columns")
+            for name in own.binned:
+                if name not in names or name not in own.names:
+                    expected = f"columns of the set that are features: {', '.join(names)}"
+                    raise ConfigError("synopsis.sets.binned", name, expected)
 
     @classmethod
     def of(cls, schema: pa.Schema, features: Sequence[str], **settings: Any) -> SynopsisSpec:
         """Build the spec of a table's columns."""
-        missing = [name for name in features if name not in schema.names]
-        if missing:
-            raise ConfigError("synopsis.features", missing[0], f"one of {', '.join(schema.names)}")
-        columns = (Feature(name, _value_type(schema.field(name).type)) for name in features)
-        return cls(tuple(columns), **settings)
+        return cls(_typed(schema, features, "features"), **settings)
 
     @property
     def slot_s(self) -> int:
@@ -169,18 +216,36 @@ class SynopsisSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data for a file."""
-        features = [[feature.name, str(feature.type)] for feature in self.features]
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"features": features, "space": self.space.to_json()}
+        sets = [_values_of(own) | {"columns": _names_and_types(own.columns)} for own in self.sets]
+        values = {"features": _names_and_types(self.features), "sets": sets}
+        return _values_of(self) | values | {"space": self.space.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SynopsisSpec:
         """Invert :meth:`to_json`."""
-        features = tuple(
-            Feature(name, pa.type_for_alias(alias)) for name, alias in data["features"]
-        )
-        space, rule = Space.from_json(data["space"]), BinRule(data["rule"])
-        return cls(**data | {"features": features, "space": space, "rule": rule})
+        features, space = _features_from(data["features"]), Space.from_json(data["space"])
+        sets = tuple(map(SetSpec.from_json, data["sets"]))
+        changed = {"features": features, "space": space, "rule": BinRule(data["rule"])}
+        return cls(**data | changed | {"sets": sets})
+
+
+def _typed(schema: pa.Schema, names: Sequence[str], setting: str) -> tuple[Feature, ...]:
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise ConfigError(f"synopsis.{setting}", missing[0], f"one of {', '.join(schema.names)}")
+    return tuple(Feature(name, _value_type(schema.field(name).type)) for name in names)
+
+
+def _values_of(spec: SynopsisSpec | SetSpec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in fields(spec)}
+
+
+def _names_and_types(columns: Sequence[Feature]) -> list[list[str]]:
+    return [[column.name, str(column.type)] for column in columns]
+
+
+def _features_from(columns: Sequence[Sequence[str]]) -> tuple[Feature, ...]:
+    return tuple(Feature(name, pa.type_for_alias(alias)) for name, alias in columns)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from roost.synopsis.records import (
     merge_groups,
     reduce_bounds,
 )
+from roost.synopsis.sets import NO_SETS, SetRecords, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
 
 FORMAT = 1
@@ -92,6 +93,7 @@ class Synopsis:
     places: PlaceBounds
     bin_records: BinRecords
     rows: SmallRows
+    sets: SetRecords = NO_SETS
 
     @property
     def count(self) -> int:
@@ -175,6 +177,7 @@ _PARTS: dict[str, Any] = {
     "places": PlaceBounds,
     "bin_records": BinRecords,
     "rows": SmallRows,
+    "sets": SetRecords,
 }
 
 
@@ -186,12 +189,14 @@ def build(table: pa.Table, spec: SynopsisSpec, bins: Bins | None = None) -> Syno
     """
     check_columns(table, spec)
     known = learn_bins(table, spec) if bins is None else bins
-    return from_rows(read_rows(table, spec, known), spec, known)
+    rows = read_rows(table, spec, known)
+    return replace(from_rows(rows, spec, known), sets=build_sets(table, rows.time, spec, known))
 
 
 def check_columns(table: pa.Table, spec: SynopsisSpec) -> None:
     """Refuse a table that lacks a column."""
-    for name in (spec.x, spec.y, spec.time, *spec.schema.names):
+    of_sets = [name for own in spec.sets for name in own.names]
+    for name in (spec.x, spec.y, spec.time, *spec.schema.names, *of_sets):
         if name not in table.column_names:
             expected = f"a column of the table: one of {', '.join(table.column_names)}"
             raise ConfigError("synopsis column", name, expected)
@@ -292,7 +297,8 @@ def merge(parts: Sequence[Synopsis]) -> Synopsis:
     if len(parts) == 1:
         return first
     rows, grown = promote(parts)
-    return join([*parts, *grown], rows)
+    sets = merge_sets([part.sets for part in parts], first.spec)
+    return replace(join([*parts, *grown], rows), sets=sets)
 
 
 def promote(parts: Sequence[Synopsis]) -> tuple[SmallRows, list[Synopsis]]:
