@@ -32,17 +32,22 @@ from roost.bench.synopsis_cases import (
     load_weather,
     widths_of,
 )
+from roost.bench.synopsis_models import measure_forecasts
 from roost.model.arrays import Floats, frozen
 from roost.synopsis import (
     BinRule,
     Scope,
+    SetSpec,
     Synopsis,
     SynopsisResult,
     SynopsisSpec,
     build,
+    cardinality,
+    contains,
     correlation,
     density,
     fit_memory,
+    frequency,
     learn_bins,
     mean,
     merge,
@@ -63,6 +68,7 @@ BUDGET_PER_ROW = 7.5
 BUDGETS = (0.6, 0.8, 1.0)  # of the budget, for the trade-off
 QUERIES, QUERIES_QUICK = 500, 100
 TIMED, TIMED_QUICK = 200, 40
+SITE = ("lon", "lat")
 BIN_COUNTS = (16, 29, 48, 96, 192)
 TARGETS = {
     "nrmse_p80": 0.005,
@@ -76,13 +82,17 @@ TARGETS = {
     "bounds_broken": 0,
     "bound_width": 0.10,
     "rows_per_s_per_core": 1e6,
+    "forecast_ratio_vs_naive": 0.85,
+    "forecast_coverage": (0.93, 0.97),
 }
 
 
 def run(quick: bool) -> Measured:
     """Measure all parts."""
     weather = load_weather(ROWS_QUICK if quick else None)
-    spec = SynopsisSpec.of(weather.table.schema, FEATURES)
+    schema = weather.table.schema
+    sites = SetSpec.of(schema, SITE, period_days=30, members=1_000, counters=1_000)
+    spec = SynopsisSpec.of(schema, FEATURES, sets=(sites,))
     full = build(weather.table, spec)
     memory = int(BUDGET_PER_ROW * weather.table.num_rows)
     fitted = fit_memory(full, memory)
@@ -110,6 +120,7 @@ def run(quick: bool) -> Measured:
         "bound_width": width,
         "rows_per_s_per_core": rate,
         **ageing,
+        **measure_forecasts(synopsis, weather, SEED + 2, quick),
     }
     figure = errors_by_bins(weather.table, spec)
     return Measured(
@@ -235,12 +246,21 @@ def measure_speed(synopsis: Synopsis, weather: Weather, oracle: Oracle, quick: b
         "quantile": lambda name, scope: quantiles(synopsis, name, [0.5], scope),
         "density": lambda name, scope: density(synopsis, name, [1.0], scope, 1.0),
     }
-    times: dict[str, list[float]] = {kind: [] for kind in (*lookups, "relational")}
+    sets: dict[str, Callable[[dict[str, float], Scope], Any]] = {
+        "contains": lambda site, scope: contains(synopsis, site, scope),
+        "cardinality": lambda site, scope: cardinality(synopsis, SITE, scope),
+        "frequency": lambda site, scope: frequency(synopsis, site, scope),
+    }
+    times: dict[str, list[float]] = {kind: [] for kind in (*lookups, *sets, "relational")}
     for _ in range(number + 1):
         (name,) = draw.features(1)
         scope = draw.local()
         for kind, lookup in lookups.items():
             times[kind].append(timed_ms(lambda: lookup(name, scope)))  # noqa: B023 - called here
+        site = dict(zip(SITE, draw.rng.choice(weather.sites).tolist(), strict=True))
+        for kind, query in sets.items():
+            span = Scope(since=scope.since, until=scope.until)
+            times[kind].append(timed_ms(lambda: query(site, span)))  # noqa: B023
         times["relational"].append(timed_ms(lambda: list(record_batches(select(synopsis, scope)))))  # noqa: B023
     country: dict[str, list[float]] = {"own": [], "duckdb": [], "rollup": []}
     for _ in range(number + 1):
@@ -251,8 +271,8 @@ def measure_speed(synopsis: Synopsis, weather: Weather, oracle: Oracle, quick: b
         country["rollup"].append(timed_ms(lambda: oracle.connection.execute(sql).fetchall()))  # noqa: B023
     p50 = {kind: median(values[1:]) for kind, values in (times | country).items()}
     return {
-        "p50_ms_lookup": max(p50[kind] for kind in lookups),
-        **{f"p50_ms_{kind}": p50[kind] for kind in lookups},
+        "p50_ms_lookup": max(p50[kind] for kind in (*lookups, *sets)),
+        **{f"p50_ms_{kind}": p50[kind] for kind in (*lookups, *sets)},
         "p50_ms_country": p50["own"],
         "p50_ms_relational": p50["relational"],
         "ratio_vs_duckdb": p50["duckdb"] / p50["own"],

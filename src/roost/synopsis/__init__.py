@@ -12,8 +12,10 @@ from roost.synopsis.bins import BinLearner, Bins, learn_bins
 from roost.synopsis.bounds import BoundKind, SynopsisResult
 from roost.synopsis.coarsening import Resolution, coarsen, split_at
 from roost.synopsis.density import density, probability, quantiles, silverman
+from roost.synopsis.forecast import forecast
 from roost.synopsis.part import record_batches, select
 from roost.synopsis.planes import fit_memory
+from roost.synopsis.regression import Regression, regress
 from roost.synopsis.scope import Scope
 from roost.synopsis.set_queries import cardinality, contains, frequency
 from roost.synopsis.spec import BinRule, Feature, SetSpec, SynopsisSpec
@@ -36,6 +38,7 @@ __all__ = [
     "BoundKind",
     "Feature",
     "Outliers",
+    "Regression",
     "Resolution",
     "Scope",
     "SetSpec",
@@ -52,6 +55,7 @@ __all__ = [
     "count",
     "density",
     "fit_memory",
+    "forecast",
     "frequency",
     "learn_bins",
     "mean",
@@ -60,6 +64,7 @@ __all__ = [
     "probability",
     "quantiles",
     "record_batches",
+    "regress",
     "select",
     "silverman",
     "split_at",

@@ -13,18 +13,17 @@ from typing import overload
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
-from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
+from roost.kernel.shapes import BORDER, INSIDE
 from roost.model.arrays import Floats, Ints
 from roost.model.schemas import TIMESTAMP
 from roost.synopsis.bands import Bands, Sketch, parts_of
-from roost.synopsis.leaves import Bytes, Leaves, Paths
+from roost.synopsis.leaves import Bytes, Paths
 from roost.synopsis.paths import sort_runs
 from roost.synopsis.records import GroupRecords, merge_groups
-from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch, near_runs
+from roost.synopsis.scan import near_runs
 from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
-from roost.synopsis.spec import KeyLayout, split_group_keys
+from roost.synopsis.scope_leaves import judge_leaves, step_times, whole_runs
 from roost.synopsis.synopsis import (
     PlaceBounds,
     SmallRows,
@@ -35,31 +34,6 @@ from roost.synopsis.synopsis import (
 )
 
 BATCH_LEAVES = 1 << 16
-
-
-@njit(cache=True, nogil=True)
-def _judge_leaves(
-    leaves: Leaves,
-    runs: Ints,
-    owners: Ints,
-    groups: GroupList,
-    layout: KeyLayout,
-    leaf_filter: LeafFilter,
-    out: Bytes,
-) -> None:  # pragma: no cover - compiled
-    """Fill the state of every leaf of some runs, in order."""
-    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
-    at = np.int64(0)
-    for k in range(runs.size):
-        run, g = runs[k], owners[k]
-        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-        begin, end, inside = judge_run(
-            leaves, run, start, slot, timed, layout, leaf_filter, scratch
-        )
-        for j in range(np.int64(leaves.sizes[run])):
-            state = INSIDE if inside else scratch.states[0, j]
-            out[at + j] = state if begin <= j < end else OUTSIDE
-        at += np.int64(leaves.sizes[run])
 
 
 @overload
@@ -77,16 +51,14 @@ def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     spec, leaves, listed = synopsis.spec, synopsis.leaves, compiled.listed
     runs, owners = near_runs(leaves, listed, compiled.leaf_filter)
     paths = synopsis.paths(runs)
-    states = np.empty(paths.steps.size, np.uint8)
-    _judge_leaves(leaves, runs, owners, listed, spec.layout, compiled.leaf_filter, states)
+    states, shares = np.empty(paths.steps.size, np.uint8), np.empty(paths.steps.size)
+    judge_leaves(leaves, runs, owners, listed, spec.layout, compiled.leaf_filter, states, shares)
     kept = _filter(paths, states)
-    starts = synopsis.run_starts
-    ranges = [np.arange(starts[g], starts[g + 1]) for g in compiled.whole]
-    whole_runs = np.concatenate([np.empty(0, np.int64), *ranges])
-    joined = _concatenate(synopsis.paths(whole_runs), kept)
-    cut = np.searchsorted(starts, listed.first_runs, side="right") - 1
+    whole = whole_runs(synopsis, compiled)
+    joined = _concatenate(synopsis.paths(whole), kept)
+    cut = np.searchsorted(synopsis.run_starts, listed.first_runs, side="right") - 1
     records = _records(synopsis, compiled.whole, cut, kept)
-    at = np.unique(leaves.places[np.concatenate([whole_runs, runs])])
+    at = np.unique(leaves.places[np.concatenate([whole, runs])])
     places = PlaceBounds(synopsis.places.cells[at], synopsis.places.bounds[at])
     rows = synopsis.rows.take(compiled.rows == INSIDE)
     part = assemble(spec, synopsis.bins, records, joined, places, synopsis.bin_records, rows)
@@ -164,17 +136,12 @@ def _record_batches(synopsis: Synopsis) -> Iterator[pa.RecordBatch]:
 
 
 def _leaf_batch(synopsis: Synopsis, runs: Ints) -> pa.RecordBatch:
-    spec, layout = synopsis.spec, synopsis.spec.layout
+    spec = synopsis.spec
     paths = synopsis.paths(runs)
-    sizes = np.diff(paths.starts)
-    _, buckets, slots = split_group_keys(np.repeat(paths.run_keys >> spec.rest_bits, sizes))
-    day, step = np.divmod(paths.steps.astype(np.int64), layout.steps_per_slot)
-    begin = buckets * layout.bucket_us + day * 86_400_000_000
-    begin = begin + slots * layout.slot_us + step * layout.step_us
+    begin, sizes = step_times(paths, spec), np.diff(paths.starts)
     bounds = np.repeat(synopsis.places.bounds[synopsis.leaves.places[runs]], sizes, axis=0)
-    columns = _common(
-        bounds, begin, begin + layout.step_us, paths.counts.astype(np.int64), paths.unsure
-    )
+    end, counts = begin + spec.layout.step_us, paths.counts.astype(np.int64)
+    columns = _common(bounds, begin, end, counts, paths.unsure)
     table = synopsis.plane_table
     for k, feature in enumerate(spec.features):
         codes = paths.codes[:, k]

@@ -14,6 +14,8 @@ from roost.model.columns import parse_time
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.synopsis.bands import Sketch
 from roost.synopsis.density import density, probability, quantiles
+from roost.synopsis.forecast import forecast
+from roost.synopsis.regression import regress
 from roost.synopsis.scope import Scope
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
 
@@ -21,7 +23,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(count, mean, stddev, correlation, contrast, outliers),
-        *(density, probability, quantiles),
+        *(density, probability, quantiles, regress, forecast),
     )
 }
 SCOPES = ("scope", "other")  # arguments that are scopes

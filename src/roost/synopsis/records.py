@@ -76,6 +76,13 @@ def pair_index(a: Whole, b: Whole, features: Whole) -> Whole:  # pragma: no cove
     return a * (2 * features - a - 1) // 2 + b - a - 1
 
 
+def product_matrix(products: Floats, features: int) -> Floats:
+    """Return products by pair as a symmetric matrix; its diagonal is 0."""
+    matrix = np.zeros((features, features))
+    matrix[np.triu_indices(features, 1)] = products
+    return matrix + matrix.T
+
+
 class BinRecords(NamedTuple):
     """Number, sums and extremes of the values, by feature and code; null is code 0."""
 

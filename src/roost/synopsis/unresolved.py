@@ -26,10 +26,11 @@ from roost.synopsis.synopsis import Synopsis
 
 def is_unresolved(synopsis: Synopsis, predicate: str | None) -> bool:
     """Return whether marginals tell more of a feature of a predicate than leaves do."""
-    return any(synopsis.bins.halvings[feature] for feature in _features(synopsis, predicate))
+    return any(synopsis.bins.halvings[feature] for feature in features_of(synopsis, predicate))
 
 
-def _features(synopsis: Synopsis, predicate: str | None) -> set[int]:
+def features_of(synopsis: Synopsis, predicate: str | None) -> set[int]:
+    """Return the features of a predicate."""
     if predicate is None:
         return set()
     steps = postfix(predicate, synopsis.spec.schema)
@@ -96,7 +97,7 @@ def count_listed(
     holds = predicate_rows(synopsis, at, scope.predicate)
     value = value * holds.value / np.maximum(rows, 1.0)
     low, high = np.maximum(holds.low - (rows - low), 0.0), np.minimum(holds.high, high)
-    dropped = [synopsis.bins.dropped[feature] for feature in _features(synopsis, scope.predicate)]
+    dropped = [synopsis.bins.dropped[feature] for feature in features_of(synopsis, scope.predicate)]
     if not all(dropped):
         leaves, further = _scan_groups(synopsis, compiled)
         low, high = np.maximum(low, leaves.low), np.minimum(high, leaves.high)
