@@ -26,11 +26,12 @@ from roost.stages.routing import PLANS, SpatialRouting, spatial
 from roost.stages.statistics import STATISTICS
 from roost.storage.store import Fact, Store
 from roost.storage.totals import ROUNDS, TOTALS, add_round
+from roost.synopsis.scaling import ScalingDecision
 
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD = "balance", "guard"
 ACCEPTED, REFUSED = "accepted", "refused"
-AnyDecision = Decision | MapChange | ElasticDecision
+AnyDecision = Decision | MapChange | ElasticDecision | ScalingDecision
 
 
 @dataclass(frozen=True)

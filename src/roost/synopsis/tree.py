@@ -66,6 +66,38 @@ class PrefixTree:
             before += rows
         return cls(machines, _joined(owners))
 
+    def listed(self, prefix: str) -> str:
+        """Return the longest prefix of a prefix that the tree lists."""
+        ends = range(len(prefix), -1, -1)
+        return next(prefix[:end] for end in ends if prefix[:end] in self.owners)
+
+    def owner(self, prefix: str) -> int:
+        """Return the owner of what longer prefixes did not take over."""
+        return self.owners[self.listed(prefix)]
+
+    def moved(self, prefix: str, target: int) -> PrefixTree:
+        """Return the tree in which the part of a prefix that its owner has goes to another."""
+        source = self.owner(prefix)
+        owners = {
+            listed: target if listed.startswith(prefix) and owner == source else owner
+            for listed, owner in self.owners.items()
+        }
+        return PrefixTree(self.machines, owners | {prefix: target})._reduced()
+
+    def taken_back(self, subtree: str) -> PrefixTree:
+        """Return the tree in which a prefix with all below it belongs to the owner around it."""
+        kept = {p: owner for p, owner in self.owners.items() if not p.startswith(subtree)}
+        return PrefixTree(self.machines, kept)._reduced()
+
+    def _reduced(self) -> PrefixTree:
+        """Omit prefixes that have the owner of the prefix around them."""
+        kept = {
+            prefix: owner
+            for prefix, owner in self.owners.items()
+            if not prefix or self.owner(prefix[:-1]) != owner
+        }
+        return PrefixTree(self.machines, kept)
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON data for a fact."""
         return {"machines": self.machines, "owners": dict(self.owners)}
