@@ -319,11 +319,27 @@ class SynopsisSettings(Section, section="synopsis"):
     memory: int = _number(int, 1 << 16, 1 << 28)
     study: float = _number(float, 0, 30.0)
     retention: float | None = _number(float, 0, inclusive=False)
+    scaling: bool = _flag()
+    scaling_observations: int = _number(int, 1, 4)
+    scaling_stabilisation: int = _number(int, 0, 4)
+    scaling_memory_upper: float = _number(float, 0, 0.45, inclusive=False, below=1)
+    scaling_memory_lower: float = _number(float, 0, 0.25, below=1)
+    scaling_backlog_upper: float = _number(float, 0, 2.0)
+    scaling_backlog_lower: float = _number(float, 0, 0.5)
+    scaling_utilisation: float = _number(float, 0, 0.8, inclusive=False, below=1)
 
     def _check(self) -> None:
         if self.features is None:
             for name, value in self._changed().items():
                 raise ConfigError(f"synopsis.{name}", value, "synopsis.features, too")
+        if self.scaling and not self.exchange:
+            raise ConfigError("synopsis.scaling", True, "synopsis.exchange, too")
+        for name in ("scaling_memory", "scaling_backlog"):
+            low, high = getattr(self, f"{name}_lower"), getattr(self, f"{name}_upper")
+            if low > high:
+                raise ConfigError(
+                    f"synopsis.{name}_lower", low, f"at most synopsis.{name}_upper, {high:g}"
+                )
         if self.retention is not None and self.retention <= self.study:
             expected = f"more days than synopsis.study, {self.study:g}"
             raise ConfigError("synopsis.retention", self.retention, expected)

@@ -43,7 +43,7 @@ from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
 from roost.runtime.rounds import NO_CELLS, Policy, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
-from roost.runtime.synopsis import synopsis_spec, synopsis_stage
+from roost.runtime.synopsis import prefix_rounds, synopsis_spec, synopsis_stage
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.flow_source import own_schemas
@@ -304,6 +304,7 @@ class _Assembly:
             only_delivered=_only_delivered(config, self.flow),
             rounds=self._rounds(strategy, statistics),
             flow_rounds=flow_rounds(config, self.store, stages, hooks.flow_policies),
+            prefix_rounds=prefix_rounds(self.store, stages, config.synopsis, hooks.clock),
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,

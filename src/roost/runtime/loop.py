@@ -35,6 +35,7 @@ from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
 from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds
 from roost.runtime.jobs import Jobs
+from roost.runtime.prefix_rounds import PREFIX_ROUNDS, PrefixRounds
 from roost.runtime.records import (
     COMMITS,
     INTENTS,
@@ -53,6 +54,7 @@ from roost.runtime.rounds import Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.flow_routing import BucketTable, maps_of
 from roost.stages.routing import PLANS, SPACE, SpatialTable
+from roost.stages.synopsis import PREFIXES, TREES
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
@@ -99,6 +101,7 @@ class BatchLoop:
     only_delivered: frozenset[str] = frozenset()
     rounds: Rounds | None = None  # if anything adapts
     flow_rounds: FlowRounds | None = None  # if bucket maps of a dataflow may change
+    prefix_rounds: PrefixRounds | None = None  # if the prefix tree of a synopsis may change
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None
@@ -298,7 +301,10 @@ class BatchLoop:
 
     def _delete_old_rows(self, batch_id: int) -> None:
         """Delete rows of batches, rounds and epochs that no step after a batch can request."""
-        newest = {table: self.store.last(table) for table in (ROUNDS, FLOW_ROUNDS, GUARD_LOG)}
+        newest = {
+            table: self.store.last(table)
+            for table in (ROUNDS, FLOW_ROUNDS, PREFIX_ROUNDS, GUARD_LOG)
+        }
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
         done = intent(self.store, batch_id)
@@ -306,6 +312,10 @@ class BatchLoop:
             if isinstance(found, BucketTable):
                 used = found.epoch if done is None else done.epochs.get(name, found.epoch)
                 limits[maps_of(found.node.name)] = min(found.epoch - self.history, used - 1)
+        if PREFIXES in self.tables:
+            epoch = self.tables[PREFIXES].epoch
+            used = epoch if done is None else done.epochs.get(PREFIXES, epoch)
+            limits[TREES] = min(epoch - self.history, used - 1)
         if SPACE in self.tables:
             limits[PLANS] = self.tables[SPACE].epoch - self.history
             if done is not None:  # the next batch compares its plan with that of this one
@@ -318,6 +328,8 @@ class BatchLoop:
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
         if self.flow_rounds is not None:
             self.flow_rounds.after_batch(batch)
+        if self.prefix_rounds is not None:
+            self.prefix_rounds.after_batch(batch, reports)
         table = self.tables.get(SPACE)
         if self.rounds is None or table is None or intent.epochs[SPACE] != table.epoch:
             return  # policies see only batches of the current plan

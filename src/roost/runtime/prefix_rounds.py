@@ -1,15 +1,38 @@
-"""Rounds of a prefix tree: every machine's policy proposes, and the arbiter accepts or refuses."""
+"""Rounds of a prefix tree: every machine's policy proposes, and the arbiter accepts or refuses.
+
+A round is one batch. Verdicts, the policies' memories and the next tree are recorded in one
+transaction; the next batch uses the tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from roost.runtime.rounds import AnyDecision, Proposal, Verdict, arbitrate
-from roost.synopsis.scaling import Scaler, ScalingDecision, ScalingRules, SketchletSnapshot, Streak
+import numpy as np
 
+from roost.model.arrays import Floats, Ints
+from roost.runtime.rounds import AnyDecision, Proposal, Verdict, arbitrate
+from roost.stages.contract import Batch, Reports, task_seconds
+from roost.stages.synopsis import PREFIXES, TREES, SynopsisStage, owner_bytes
+from roost.storage.store import Fact, Store
+from roost.synopsis.catalogue import FileKind
+from roost.synopsis.prefix_loads import add_loads, divide_rows, stored_bytes, transfers
+from roost.synopsis.scaling import (
+    MachineStatus,
+    Scaler,
+    ScalingDecision,
+    ScalingRules,
+    SketchletSnapshot,
+    Streak,
+)
+
+PREFIX_ROUNDS = "prefix rounds"  # table of the rounds
 QUIET = "quiet"  # key of the machines that were part of an operation
+PARTS = 64  # prefixes for each machine whose load policies see, about
+KEPT = 0.5  # share of older rows and seconds that is kept with each batch
+BEHIND_MAX = 10.0  # batches
 
 
 @dataclass(frozen=True)
@@ -60,3 +83,95 @@ class Scaling:
         own = {key: value for v in verdicts for key, value in v.proposal.memory.items()}
         self.memory = own | {QUIET: {str(m): left for m, left in self._quiet.items()}}
         return verdicts, decided.seen
+
+
+class PrefixRounds:
+    """Measures the load of prefixes, and ends a round with every batch."""
+
+    def __init__(
+        self,
+        store: Store,
+        stage: SynopsisStage,
+        rules: ScalingRules,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._stage, self._rules, self._clock = store, stage, rules, clock
+        found = store.last(PREFIX_ROUNDS)
+        last = {} if found is None else found[1]
+        self._number = int(last.get("round", -1)) + 1
+        machines = stage.table.at(stage.table.epoch).machines
+        saved = last.get("memory", {}) if last.get("machines") == machines else {}
+        self._scaling = Scaling(rules, machines, saved)
+        self._opened: float | None = None
+        self._places: Ints = np.empty(0, np.int64)
+        self._rows: Floats = np.empty(0)
+        self._seconds = 0.0
+        self._worked = np.zeros((2, machines))  # rows and seconds
+        self._behind = np.zeros(machines)
+
+    def after_batch(self, batch: Batch, reports: Reports) -> None:
+        """Note a batch of the current tree, and decide."""
+        opened, self._opened = self._opened, self._clock()
+        table, routing = self._stage.table, batch.routings[PREFIXES]
+        if opened is None or routing.epoch != table.epoch:
+            return
+        self._note(batch, reports, max(self._opened - opened, 1e-9))
+        seen = self._seen()
+        verdicts, decided = self._scaling.observe(seen)
+        changed = decided.tree != seen.tree
+        row = {
+            "round": self._number,
+            "batch_id": batch.number,
+            "machines": seen.tree.machines,
+            "next_epoch": table.epoch + 1 if changed else None,
+            "verdicts": [verdict.to_json() for verdict in verdicts],
+            "memory": self._scaling.memory,
+        }
+        tree = [Fact(TREES, table.epoch + 1, decided.tree.to_json())] if changed else []
+        self._store.record(Fact(PREFIX_ROUNDS, self._number, row), *tree)
+        self._number += 1
+        table.epoch += changed
+
+    def _note(self, batch: Batch, reports: Reports, seconds: float) -> None:
+        """Add what a batch measured; older batches count less."""
+        name = self._stage.name
+        cells = [found for found in batch.outcomes[name].observed if found is not None]
+        places = np.concatenate([self._places, *(places for places, _ in cells)])
+        rows = np.concatenate([self._rows * KEPT, *(rows for _, rows in cells)])
+        self._places, at = np.unique(places, return_inverse=True)
+        self._rows = np.bincount(at, rows, self._places.size).astype(np.float64)
+        self._seconds = self._seconds * KEPT + seconds
+        worked = np.zeros_like(self._worked)
+        for report in reports[name]:
+            worked[0, report.machine] += report.rows_in
+        for machine, busy in task_seconds(reports, name).items():
+            worked[1, machine] = busy
+        self._worked = self._worked * KEPT + worked
+        # A machine that works for longer than it should makes the next batch late.
+        most = self._rules.utilisation
+        late = (worked[1] / seconds - most) / (1.0 - most)
+        self._behind = np.clip(self._behind + late, 0.0, BEHIND_MAX)
+
+    def _seen(self) -> SketchletSnapshot:
+        """Return what policies see."""
+        stage, table = self._stage, self._stage.table
+        tree, now = table.at(table.epoch).tree, stage.catalogue
+        rows, seconds = self._worked
+        known = rows[seconds > 0.0] / seconds[seconds > 0.0]
+        # Of a machine without rows nothing is known: it is like the slowest one.
+        capacity = np.full(tree.machines, known[known > 0.0].min(initial=np.inf))
+        capacity = np.divide(rows, seconds, out=capacity, where=(seconds > 0.0) & (rows > 0.0))
+        nbytes, deltas = owner_bytes(now), np.zeros(tree.machines)
+        for file in now.of_kind(FileKind.DELTA):
+            for owner in {part.owner for part in file.parts}:
+                deltas[owner] += owner < tree.machines
+        behind = self._behind + np.maximum(deltas - stage.fold_files, 0.0)
+        status = [
+            MachineStatus(float(behind[m]), float(nbytes[m]), float(capacity[m]))
+            for m in range(tree.machines)
+        ]
+        bits = stage.spec.place_bits
+        found = divide_rows(tree, self._places, self._rows, bits, PARTS * tree.machines)
+        rates = {prefix: rows / self._seconds for prefix, rows in found.items()}
+        loads = add_loads(rates, stored_bytes(now, tree))
+        return SketchletSnapshot(tree, status, loads, transfers(now, tree))

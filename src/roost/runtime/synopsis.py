@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from roost.errors import ConfigError
 from roost.model.schemas import TIMESTAMP
 from roost.model.settings import RunConfig, SynopsisSettings
 from roost.model.space import Space
+from roost.runtime.prefix_rounds import PrefixRounds
 from roost.runtime.sampled import Sampled, sampled_positions
+from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.synopsis import TREES, PrefixTable, SynopsisStage
 from roost.storage.store import Fact, Store
 from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import sketch_files
+from roost.synopsis.scaling import ScalingRules
 from roost.synopsis.spec import DAY_S, BinRule, SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 
@@ -54,5 +58,17 @@ def synopsis_stage(
     table = PrefixTable(store, spec, epoch)
     retention = None if settings.retention is None else settings.retention * DAY_S
     budget = Budget(settings.memory, settings.study * DAY_S, retention)
-    how = (settings.exchange, settings.learn_rows, settings.fold_files, budget)
+    how = (settings.exchange, settings.learn_rows, settings.fold_files, budget, settings.scaling)
     return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how)
+
+
+def prefix_rounds(
+    store: Store, stages: Sequence[Stage], settings: SynopsisSettings, clock: Callable[[], float]
+) -> PrefixRounds | None:
+    """Return what changes the prefix tree; None if it stays as it is."""
+    if not settings.scaling:
+        return None
+    (stage,) = (stage for stage in stages if isinstance(stage, SynopsisStage))
+    names = (item.name for item in fields(ScalingRules))
+    given = {name: getattr(settings, f"scaling_{name}") for name in names if name != "memory"}
+    return PrefixRounds(store, stage, ScalingRules(memory=settings.memory, **given), clock)

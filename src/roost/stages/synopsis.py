@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from roost.errors import StateError
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Ints, as_arrow
 from roost.model.records import TIME_MIN
 from roost.model.schemas import TIMESTAMP, PointBlock
 from roost.stages.contract import (
@@ -66,6 +66,8 @@ from roost.synopsis.catalogue import (
     write_rows,
 )
 from roost.synopsis.drift import VALUES_MIN, requantise
+from roost.synopsis.handover import divide
+from roost.synopsis.prefix_loads import CellRows, cell_bits, count_cells, passed_on
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 
@@ -95,8 +97,11 @@ class PrefixRouting:
         """Return the owner of each point."""
         if self.machines == 1:
             return np.zeros(block.size, np.int64)
-        places = locate(block.x, block.y, self.spec)
-        return self.tree.owners_of(places, self.spec.place_bits)
+        return self.tree.owners_of(self.places(block), self.spec.place_bits)
+
+    def places(self, block: PointBlock) -> Ints:
+        """Return the place of each point."""
+        return locate(block.x, block.y, self.spec)
 
     def split(
         self, port: str, block: PointBlock, cache: WorkerCache
@@ -131,6 +136,14 @@ class PrefixTable:
 
 
 @dataclass(frozen=True)
+class Added:
+    """What a machine adds in a batch: its file, and its rows by prefix if they are counted."""
+
+    file: SketchFile
+    cells: CellRows | None
+
+
+@dataclass(frozen=True)
 class SynopsisTask(Task):
     """How the machines of a batch build their deltas."""
 
@@ -140,6 +153,7 @@ class SynopsisTask(Task):
     routing: PrefixRouting
     schema: pa.Schema  # of a packed block
     files: Files
+    cell_bits: int | None  # of the prefixes for which rows are counted, if the tree may change
 
     def build(self, machine: int, cache: WorkerCache) -> SynopsisWork:
         """Build one machine's work."""
@@ -168,13 +182,18 @@ class SynopsisWork(Work):
         if not self._blocks:
             return Report(None)
         rows = pa.concat_tables([table_of(block, task.spec) for block in self._blocks])
+        places = np.concatenate([task.routing.places(block) for block in self._blocks])
+        cells = None
+        if task.cell_bits is not None:
+            cells = count_cells(places, task.spec.place_bits, task.cell_bits)
         if task.bins is None:
             name = task.files.name(task.prefix, label, ".parquet")
-            return Report(write_rows(task.files, name, rows, task.spec))
-        owners = np.concatenate([task.routing.owners(block) for block in self._blocks])
+            return Report(Added(write_rows(task.files, name, rows, task.spec), cells))
+        owners = task.routing.tree.owners_of(places, task.spec.place_bits)
         parts = build_parts(rows, owners, task.spec, task.bins)
         name = task.files.name(task.prefix, label, ".delta")
-        return Report(write_parts(task.files, name, FileKind.DELTA, parts, rows))
+        delta = write_parts(task.files, name, FileKind.DELTA, parts, rows)
+        return Report(Added(delta, cells))
 
 
 def table_of(block: PointBlock, spec: SynopsisSpec) -> pa.Table:
@@ -216,18 +235,28 @@ class Fold:
     files: Files
     budget: Budget
     now: int  # event time from which ages are counted
+    tree: PrefixTree | None  # if it may change
 
     def __call__(
         self, item: tuple[int, Sequence[LevelPart]], cache: WorkerCache, prefix: str
-    ) -> SketchFile:
-        """Write the new base of an owner."""
+    ) -> list[SketchFile]:
+        """Write the new base of an owner, and what it passes on to others."""
         owner, parts = item
         bands: Sequence[Band] = []
         for part, level in parts:
             bands = add(bands, Band(level, open_part(self.files, part)))
+        if self.tree is None:
+            return [self._write(prefix, owner, bands)]
+        found: dict[int, list[Band]] = {}
+        for target, band in divide(bands, owner, self.tree):
+            found.setdefault(target, []).append(band)
+        return [self._write(prefix, target, own) for target, own in sorted(found.items())]
+
+    def _write(self, prefix: str, owner: int, bands: Sequence[Band]) -> SketchFile:
         bands, _ = fit_budget(bands, self.budget, self.now)
-        name = self.files.name(prefix, f"{owner:05d}", ".base")
-        return write_parts(self.files, name, FileKind.BASE, [(owner, band) for band in bands])
+        name, parts = self.files.name(prefix, f"{owner:05d}", ".base"), [(owner, b) for b in bands]
+        counted = self.tree is not None
+        return write_parts(self.files, name, FileKind.BASE, parts, count_prefixes=counted)
 
 
 @dataclass
@@ -245,6 +274,7 @@ class SynopsisStage(Stage):
     learn_rows: int  # with which bins are chosen
     fold_files: int  # deltas that are folded together
     budget: Budget  # of each machine
+    scaling: bool = False  # whether the prefix tree may change
     clock: Callable[[], float] = time.time  # seconds since 1970, for leases
     catalogue: Catalogue = field(init=False)
     gone: Mapping[str, int] = field(init=False)  # files that were removed, by batch
@@ -271,11 +301,13 @@ class SynopsisStage(Stage):
         schema = block_schema(self.points, batch.attributes)
         routing = _prefixes(batch)
         bins = self.catalogue.bins
-        return SynopsisTask(batch.prefix, self.spec, bins, routing, schema, self.files)
+        cells = cell_bits(routing.tree, self.spec.place_bits) if self.scaling else None
+        return SynopsisTask(batch.prefix, self.spec, bins, routing, schema, self.files, cells)
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """List the files of the batch; choose the bins as soon as there are enough rows."""
-        added = [report.value for report in reports[self.name] if report.value is not None]
+        values = [report.value for report in reports[self.name] if report.value is not None]
+        added = [value.file for value in values]
         now, removed = self.catalogue, list[str]()
         after = replace(now, batch_id=batch.number, now=max(now.now, median_time(reports)))
         rows = [*now.of_kind(FileKind.ROWS), *added]
@@ -285,7 +317,8 @@ class SynopsisStage(Stage):
             quantise = Quantise(batch.prefix, self.spec, bins, _prefixes(batch), self.files)
             added, after = executor.map(quantise, names), replace(after, bins=bins)
         after, gone = after.changed(added, removed), self._gone(batch.number, removed)
-        return Outcome(facts=[*after.facts(now), Fact(TABLE, GONE, gone)], result=(after, gone))
+        facts, cells = [*after.facts(now), Fact(TABLE, GONE, gone)], [v.cells for v in values]
+        return Outcome(facts=facts, result=(after, gone), observed=cells)
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue from the files of the batch."""
@@ -312,17 +345,19 @@ class SynopsisStage(Stage):
         """Fold the deltas, if there are enough, or if they exceed the budget of a machine."""
         deltas = self.catalogue.of_kind(FileKind.DELTA)
         full = len(deltas) >= self.fold_files
-        if not full and max(_owner_bytes(self.catalogue).values(), default=0) <= self.budget.memory:
+        if not full and max(owner_bytes(self.catalogue).values(), default=0) <= self.budget.memory:
             return None
-        items = fold_items(self.catalogue)
+        tree = self.table.at(self.table.epoch).tree if self.scaling else None
+        items = fold_items(self.catalogue, tree)
         if not items:
             return None
         inputs = sorted({part[0] for _, parts in items for part, _ in parts})
-        fold = Fold(self.files, self.budget, self.catalogue.now)
+        fold = Fold(self.files, self.budget, self.catalogue.now, tree)
         return Job(fold, items, partial(self._folded, inputs))
 
-    def _folded(self, inputs: Sequence[str], results: Sequence[SketchFile]) -> Outcome:
-        for file in results:
+    def _folded(self, inputs: Sequence[str], results: Sequence[Sequence[SketchFile]]) -> Outcome:
+        bases = [file for files in results for file in files]
+        for file in bases:
             if file.nbytes > self.budget.memory + HEAD_BYTES:
                 warnings.warn(
                     f"the synopsis of machine {file.parts[0].owner} takes {file.nbytes:,} bytes "
@@ -331,7 +366,7 @@ class SynopsisStage(Stage):
                 )
         now = self.catalogue
         gone = self._gone(now.batch_id, inputs)
-        after = replace(now.changed(results, inputs), bins=self._suitable_bins(inputs))
+        after = replace(now.changed(bases, inputs), bins=self._suitable_bins(inputs))
         facts = after.facts(now)
         return Outcome(facts=[*facts, Fact(TABLE, GONE, gone)])
 
@@ -369,19 +404,21 @@ def median_time(reports: Reports) -> int:
     return known[(len(known) - 1) // 2] if known else TIME_MIN
 
 
-def fold_items(catalogue: Catalogue) -> list[tuple[int, tuple[LevelPart, ...]]]:
-    """Return the parts of each owner that has a delta, with their levels."""
+def fold_items(
+    catalogue: Catalogue, tree: PrefixTree | None = None
+) -> list[tuple[int, tuple[LevelPart, ...]]]:
+    """Return the parts of each owner that has a delta, or rows of others, with their levels."""
     found: dict[int, list[LevelPart]] = {}
     changed = set()
     for file in catalogue.files:
         for number, part in enumerate(file.parts):
             found.setdefault(part.owner, []).append(((file.name, number), part.level))
-            if file.kind is FileKind.DELTA:
+            if file.kind is FileKind.DELTA or (tree is not None and passed_on(part, tree)):
                 changed.add(part.owner)
     return [(owner, tuple(parts)) for owner, parts in sorted(found.items()) if owner in changed]
 
 
-def _owner_bytes(catalogue: Catalogue) -> Counter[int]:
+def owner_bytes(catalogue: Catalogue) -> Counter[int]:
     """Return the bytes of each owner; a file with several owners counts by their rows."""
     nbytes = Counter[int]()
     for file in catalogue.files:

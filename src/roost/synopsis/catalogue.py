@@ -9,7 +9,7 @@ batches are stored as *rows* at full resolution.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +26,7 @@ from roost.storage.private import private_file
 from roost.storage.store import Fact, Store, View
 from roost.synopsis.ageing import Band
 from roost.synopsis.bins import Bins
+from roost.synopsis.handover import count_rows
 from roost.synopsis.scope import Scope, judge_boxes
 from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import Synopsis, build
@@ -59,6 +60,8 @@ class SketchPart:
     time_min: int
     time_max: int
     level: int = 0  # of coarsening
+    # Rows by prefix of their groups, if the tree may change.
+    prefixes: Mapping[str, int] = field(default_factory=dict)
 
     def overlaps(self, scope: Scope, spec: SynopsisSpec) -> bool:
         """Return whether rows of the part may be in a scope."""
@@ -176,6 +179,8 @@ def write_parts(
     kind: FileKind,
     parts: Sequence[tuple[int, Band]],
     rows: pa.Table | None = None,
+    *,
+    count_prefixes: bool = False,
 ) -> SketchFile:
     """Write bands, each with its owner, to a file; with a sample of ``rows``, if there are any."""
     arrays = {} if rows is None else {SAMPLE: _pack_sample(rows)}
@@ -185,8 +190,12 @@ def write_parts(
         for key, array in band.synopsis.arrays().items()
     }
     nbytes = files.write(name, arrays, durable=kind is FileKind.BASE)
-    described = tuple(describe(band.synopsis, owner, band.level) for owner, band in parts)
-    return SketchFile(name, kind, nbytes, described)
+    described = [describe(band.synopsis, owner, band.level) for owner, band in parts]
+    if count_prefixes:
+        counted = (count_rows(band.synopsis) for _, band in parts)
+        pairs = zip(described, counted, strict=True)
+        described = [replace(part, prefixes=rows) for part, rows in pairs]
+    return SketchFile(name, kind, nbytes, tuple(described))
 
 
 def _pack_sample(rows: pa.Table) -> NDArray[np.uint8]:

@@ -146,16 +146,26 @@ def split_at(synopsis: Synopsis, time_us: int) -> tuple[Synopsis, Synopsis]:
     layout = synopsis.spec.layout
     old = (split_group_keys(synopsis.groups.keys)[1] + 1) * layout.bucket_us <= time_us
     old_rows = (synopsis.rows.time // layout.bucket_us + 1) * layout.bucket_us <= time_us
+    return split_groups(synopsis, old, old_rows)
+
+
+def split_groups(
+    synopsis: Synopsis, groups: NDArray[np.bool_], small: NDArray[np.bool_]
+) -> tuple[Synopsis, Synopsis]:
+    """Return some groups, and all others; rows of small groups are chosen by themselves.
+
+    Both parts know the extremes of every bin; sums by bin are divided in proportion.
+    """
     records = synopsis.bin_records
-    counts = synopsis.groups.marginals[old].sum(axis=0, dtype=np.int64)
+    counts = synopsis.groups.marginals[groups].sum(axis=0, dtype=np.int64)
     # Groups of a selected part have no marginals.
     shares = np.minimum(counts / np.maximum(records.counts, 1), 1.0)
     sums, squares = records.sums * shares, records.squares * shares
     first = records._replace(counts=counts, sums=sums, squares=squares)
     rest = (records.counts - counts, records.sums - sums, records.squares - squares)
     second = BinRecords(*rest, records.lows, records.highs)
-    rows = synopsis.rows.take(old_rows), synopsis.rows.take(~old_rows)
-    return _take(synopsis, old, first, rows[0]), _take(synopsis, ~old, second, rows[1])
+    rows = synopsis.rows.take(small), synopsis.rows.take(~small)
+    return _take(synopsis, groups, first, rows[0]), _take(synopsis, ~groups, second, rows[1])
 
 
 def _take(

@@ -118,11 +118,11 @@ ScalingDecision = ScaleOut | ScaleIn | Provision | NoChange
 
 @dataclass(frozen=True)
 class SketchletSnapshot:
-    """Machines, and the load of prefixes, each of which has one owner."""
+    """Machines, and the load of prefixes; what moves with a prefix has one owner."""
 
     tree: PrefixTree
     machines: Sequence[MachineStatus]
-    loads: Mapping[str, PrefixLoad]  # of prefixes that do not contain each other
+    loads: Mapping[str, PrefixLoad]  # what moves with a prefix, beside that of longer ones
     transfers: tuple[Transfer, ...] = ()
     busy: frozenset[int] = frozenset()  # machines with an operation under way
 

@@ -35,12 +35,12 @@ class PrefixTree:
 
     def ranges(self, place_bits: int) -> tuple[Ints, Ints]:
         """Return the first place of each range of places with one owner, and the owners."""
-        spans = [_span(prefix, place_bits) for prefix in self.owners]
+        spans = [span(prefix, place_bits) for prefix in self.owners]
         firsts = np.unique([place for span in spans for place in span])[:-1]
         owners = np.empty(firsts.size, np.int64)
         # Longer prefixes replace what shorter ones set.
         for prefix in sorted(self.owners, key=len):
-            first, last = np.searchsorted(firsts, _span(prefix, place_bits))
+            first, last = np.searchsorted(firsts, span(prefix, place_bits))
             owners[first:last] = self.owners[prefix]
         return firsts, owners
 
@@ -75,6 +75,12 @@ class PrefixTree:
         """Return the owner of what longer prefixes did not take over."""
         return self.owners[self.listed(prefix)]
 
+    def whole_owner(self, prefix: str) -> int | None:
+        """Return the only owner of a prefix; None if there are several."""
+        inside = {owner for listed, owner in self.owners.items() if listed.startswith(prefix)}
+        owner = self.owner(prefix)
+        return owner if inside <= {owner} else None
+
     def moved(self, prefix: str, target: int) -> PrefixTree:
         """Return the tree in which the part of a prefix that its owner has goes to another."""
         source = self.owner(prefix)
@@ -108,7 +114,7 @@ class PrefixTree:
         return cls(data["machines"], data["owners"])
 
 
-def _span(prefix: str, place_bits: int) -> tuple[int, int]:
+def span(prefix: str, place_bits: int) -> tuple[int, int]:
     """Return the first place of a prefix, and the first one after it."""
     first = int(prefix or "0", 2)
     rest = place_bits - len(prefix)
@@ -122,7 +128,7 @@ def _divide(places: Ints, place_bits: int, parts: int) -> dict[str, float]:
     """
 
     def weigh(prefix: str) -> tuple[float, int, str]:
-        first, last = np.searchsorted(places, _span(prefix, place_bits))
+        first, last = np.searchsorted(places, span(prefix, place_bits))
         return -float(last - first) - 0.5 ** len(prefix), len(prefix), prefix
 
     heap = [weigh("")]
