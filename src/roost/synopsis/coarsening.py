@@ -20,7 +20,6 @@ from roost.synopsis.bins import DROPPED, Bins
 from roost.synopsis.leaves import Bytes, Leaves, Paths
 from roost.synopsis.paths import combine, join_leaves, sort_runs
 from roost.synopsis.records import BinRecords, merge_groups, reduce_bounds
-from roost.synopsis.sets import NO_SETS
 from roost.synopsis.spec import SynopsisSpec, join_group_keys, places_of, split_group_keys
 from roost.synopsis.synopsis import (
     PlaceBounds,
@@ -138,11 +137,12 @@ def _coarse_codes(codes: Bytes, fine: Bins, coarse: Bins) -> Bytes:
 def split_at(synopsis: Synopsis, time_us: int) -> tuple[Synopsis, Synopsis]:
     """Return the calendar buckets that end by a time, and all others.
 
-    Both parts know the extremes of every bin; sums by bin are divided in proportion. They have no
-    set sketches, which cannot be divided.
+    Both parts know the extremes of every bin; sums by bin are divided in proportion. Set
+    sketches cannot be divided.
     """
     if synopsis.spec.sets:
-        synopsis = replace(synopsis, spec=replace(synopsis.spec, sets=()), sets=NO_SETS)
+        expected = "no set sketches in a synopsis that is divided by time"
+        raise ConfigError("synopsis.sets", synopsis.spec.sets[0].names, expected)
     layout = synopsis.spec.layout
     old = (split_group_keys(synopsis.groups.keys)[1] + 1) * layout.bucket_us <= time_us
     old_rows = (synopsis.rows.time // layout.bucket_us + 1) * layout.bucket_us <= time_us
