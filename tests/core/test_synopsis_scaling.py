@@ -106,6 +106,9 @@ def test_owners_of_siblings_are_preferred_then_machines_in_use() -> None:
     loads = {"0": (1.0, 1.0), "100": (60.0, 1.0), "110": (60.0, 1.0), "111": (5.0, 1.0)}
     late = [LATE, CALM, CALM, CALM]
     assert moves_of(decide(snapshot(tree, loads, late))) == [("10", 3)]
+    # The sibling's owner is part of another operation.
+    busy = replace(snapshot(tree, loads, late), busy=frozenset([3]))
+    assert moves_of(decide(busy)) == [("10", 2)]
     # The sibling's owner has no room.
     loads["111"] = (70.0, 1.0)
     assert moves_of(decide(snapshot(tree, loads, late))) == [("10", 2)]

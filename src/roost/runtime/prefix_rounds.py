@@ -32,6 +32,7 @@ PREFIX_ROUNDS = "prefix rounds"  # table of the rounds
 QUIET = "quiet"  # key of the machines that were part of an operation
 PARTS = 64  # prefixes for each machine whose load policies see, about
 KEPT = 0.5  # share of older rows and seconds that is kept with each batch
+FORGOTTEN = 0.1  # rows below which a prefix is not remembered
 BEHIND_MAX = 10.0  # batches
 
 
@@ -138,8 +139,10 @@ class PrefixRounds:
         cells = [found for found in batch.outcomes[name].observed if found is not None]
         places = np.concatenate([self._places, *(places for places, _ in cells)])
         rows = np.concatenate([self._rows * KEPT, *(rows for _, rows in cells)])
-        self._places, at = np.unique(places, return_inverse=True)
-        self._rows = np.bincount(at, rows, self._places.size).astype(np.float64)
+        found, at = np.unique(places, return_inverse=True)
+        sums = np.bincount(at, rows, found.size).astype(np.float64)
+        recent = sums >= FORGOTTEN
+        self._places, self._rows = found[recent], sums[recent]
         self._seconds = self._seconds * KEPT + seconds
         worked = np.zeros_like(self._worked)
         for report in reports[name]:

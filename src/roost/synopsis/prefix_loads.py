@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,8 +15,7 @@ from roost.synopsis.scaling import Transfer
 from roost.synopsis.tree import PrefixTree, span
 
 DEPTH = 4  # bits of counted prefixes beyond the longest prefix of the tree
-SHORTEST = 8  # bits of counted prefixes
-TABLE_BITS = 18  # up to which rows are counted in a table, without sorting
+SHORTEST = 24  # bits of counted prefixes, if places have as many
 
 CellRows = tuple[Ints, Ints]  # first place, and number of rows
 
@@ -27,13 +27,8 @@ def cell_bits(tree: PrefixTree, place_bits: int) -> int:
 
 def count_cells(places: Ints, place_bits: int, bits: int) -> CellRows:
     """Count rows by prefixes of some length."""
-    rest = place_bits - bits
-    if bits <= TABLE_BITS:
-        counts = np.bincount(places >> rest)
-        cells = np.flatnonzero(counts)
-        return cells << rest, counts[cells]
-    cells, counts = np.unique(places >> rest, return_counts=True)
-    return cells << rest, counts
+    cells, counts = np.unique(places >> place_bits - bits, return_counts=True)
+    return cells << place_bits - bits, counts
 
 
 def divide_rows(
@@ -41,15 +36,15 @@ def divide_rows(
 ) -> dict[str, float]:
     """Return the rows of prefixes with one owner each; the heaviest ones are halved."""
     order = np.argsort(places, kind="stable")
-    places, sums = places[order], np.concatenate([[0.0], np.cumsum(rows[order])])
+    firsts, sums = places[order].tolist(), [0.0, *np.cumsum(rows[order]).tolist()]
     inner = {prefix[:end] for prefix in tree.owners for end in range(len(prefix))}
     bits = cell_bits(tree, place_bits)
     heap: list[tuple[float, str]] = []
     found: dict[str, float] = {}
 
     def add(prefix: str) -> None:
-        first, last = np.searchsorted(places, span(prefix, place_bits))
-        weight = float(sums[last] - sums[first])
+        first, last = (bisect_left(firsts, place) for place in span(prefix, place_bits))
+        weight = sums[last] - sums[first]
         if weight > 0.0 and prefix in inner:
             halve(prefix)
         elif weight > 0.0:
