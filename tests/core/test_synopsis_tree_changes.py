@@ -145,7 +145,8 @@ def test_folds_pass_whole_groups_on(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = TABLE.slice(int(rng.integers(2_000)), int(rng.integers(1, 1_000)))
     bits = {"place_bits": 12, "prefix_bits": int(rng.integers(0, 9))}
-    spec = SynopsisSpec.of(table.schema, FEATURES, bins=8, bucket_days=30, slots=1, **bits)
+    bits |= {"bucket_days": int(rng.choice([1, 30])), "slots": int(rng.choice([1, 4]))}
+    spec = SynopsisSpec.of(table.schema, FEATURES, bins=8, **bits)
     whole = build(table, spec)
     x, y = table["lon"].to_numpy(), table["lat"].to_numpy()
     prefixes = locate(x, y, spec) >> spec.rest_bits

@@ -15,7 +15,7 @@ import numpy as np
 from roost.model.arrays import Floats, Ints
 from roost.runtime.rounds import AnyDecision, Proposal, Verdict, arbitrate
 from roost.stages.contract import Batch, Reports, task_seconds
-from roost.stages.synopsis import PREFIXES, TREES, SynopsisStage, owner_bytes
+from roost.stages.synopsis import TREES, SynopsisStage, owner_bytes
 from roost.storage.store import Fact, Store
 from roost.synopsis.catalogue import FileKind
 from roost.synopsis.prefix_loads import add_loads, divide_rows, stored_bytes, transfers
@@ -111,11 +111,11 @@ class PrefixRounds:
         self._behind = np.zeros(machines)
 
     def after_batch(self, batch: Batch, reports: Reports) -> None:
-        """Note a batch of the current tree, and decide."""
+        """Note a batch, and decide."""
         opened, self._opened = self._opened, self._clock()
-        table, routing = self._stage.table, batch.routings[PREFIXES]
-        if opened is None or routing.epoch != table.epoch:
-            return
+        table = self._stage.table
+        if opened is None:
+            return  # after a restart, also of a batch that repeats with an older tree
         self._note(batch, reports, max(self._opened - opened, 1e-9))
         seen = self._seen()
         verdicts, decided = self._scaling.observe(seen)
