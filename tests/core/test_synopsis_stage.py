@@ -331,9 +331,9 @@ def test_files_outside_the_scope_are_not_opened(
         assert explained.pruned and explained.read
         assert set(explained.read) < set(reader.explain().read)
         opened: list[str] = []
-        original = type(reader._files).map
+        original = type(reader.files).map
         monkeypatch.setattr(
-            type(reader._files),
+            type(reader.files),
             "map",
             lambda files, name: opened.append(name) or original(files, name),
         )

@@ -79,22 +79,29 @@ class SketchFile:
     kind: FileKind
     nbytes: int
     parts: tuple[SketchPart, ...]
+    batch: int | None = None  # newest one that was committed when it was listed
 
     @property
     def rows(self) -> int:
         """Number of rows described."""
         return sum(part.rows for part in self.parts)
 
+    def added_after(self, batch_id: int) -> bool:
+        """Return whether the file was listed after a batch was committed."""
+        # A fold is recorded after the newest batch, a delta together with its own.
+        first = 0 if self.kind is FileKind.BASE else 1
+        return self.batch is not None and self.batch >= batch_id + first
+
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> SketchFile:
         """Invert :meth:`to_json`."""
         parts = (SketchPart(**part | {"bounds": tuple(part["bounds"])}) for part in data["parts"])
-        return cls(name, FileKind(data["kind"]), data["nbytes"], tuple(parts))
+        return cls(name, FileKind(data["kind"]), data["nbytes"], tuple(parts), data["batch"])
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data for a fact."""
         parts = [asdict(part) for part in self.parts]
-        return {"kind": self.kind, "nbytes": self.nbytes, "parts": parts}
+        return {"kind": self.kind, "nbytes": self.nbytes, "parts": parts, "batch": self.batch}
 
     @property
     def fact(self) -> Fact:
@@ -128,7 +135,8 @@ class Catalogue:
     def changed(self, added: Sequence[SketchFile], removed: Iterable[str]) -> Catalogue:
         """Return the catalogue with other files."""
         gone = set(removed)
-        files = (*(file for file in self.files if file.name not in gone), *added)
+        new = (replace(file, batch=self.batch_id) for file in added)
+        files = (*(file for file in self.files if file.name not in gone), *new)
         ordered = tuple(sorted(files, key=lambda file: file.name))
         return replace(self, version=self.version + 1, files=ordered)
 

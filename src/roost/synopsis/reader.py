@@ -80,7 +80,7 @@ class SynopsisReader:
             self._store.close()
             raise StateError(f"the state in {folder} has no synopsis; set synopsis.features")
         self.spec = SynopsisSpec.from_json(spec)
-        self._files = sketch_files(self._store)
+        self.files = sketch_files(self._store)
 
     def close(self) -> None:
         """Release the lease and close the state directory."""
@@ -111,6 +111,16 @@ class SynopsisReader:
         needed = {name for name, _ in self._needed(catalogue, scopes or (Scope(),))}
         pruned = (file.name for file in catalogue.files if file.name not in needed)
         return Explained(catalogue.batch_id, tuple(sorted(needed)), tuple(pruned))
+
+    def pin(self, *scopes: Scope) -> tuple[Catalogue, tuple[PartName, ...]]:
+        """Return the files of the newest batch, and the parts that the scopes need.
+
+        The caller may open them until the lease expires, also after :meth:`close`.
+        """
+        with self._lock:
+            catalogue = self._refresh()
+            self._lease = None  # nobody releases it
+            return catalogue, self._needed(catalogue, scopes or (Scope(),))
 
     def _read(self, scopes: Sequence[Scope]) -> tuple[int | None, Sketch]:
         for _ in range(ATTEMPTS):
@@ -172,7 +182,7 @@ class SynopsisReader:
         for part in needed:
             if part[0] in bases:
                 if part not in self._bases:
-                    self._bases[part] = open_part(self._files, part)
+                    self._bases[part] = open_part(self.files, part)
                 parts.append(self._bases[part])
         if len(parts) < len(needed):
             parts += [band.synopsis for band in self._merge_deltas(catalogue)]
@@ -181,7 +191,7 @@ class SynopsisReader:
     def _build(self, catalogue: Catalogue) -> Synopsis:
         """Build from the rows at full resolution, if there are any."""
         names = [file.name for file in catalogue.of_kind(FileKind.ROWS)]
-        rows = read_rows(self._files, names, self.spec)
+        rows = read_rows(self.files, names, self.spec)
         return build(rows, self.spec, catalogue.bins or learn_bins(rows, self.spec))
 
     def _merge_deltas(self, catalogue: Catalogue) -> list[Band]:
@@ -192,6 +202,6 @@ class SynopsisReader:
             known, bands = frozenset(), []
         for name in deltas.keys() - known:
             for number in range(len(deltas[name].parts)):
-                bands = add(bands, Band(0, open_part(self._files, (name, number))))
+                bands = add(bands, Band(0, open_part(self.files, (name, number))))
         self._pending = frozenset(deltas), bands
         return bands
