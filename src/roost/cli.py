@@ -224,7 +224,7 @@ def _add_synopsis(commands: Any) -> None:
     )
     synopsis.add_argument("state", type=Path, metavar="STATE_DIR")
     synopsis.add_argument(
-        "query", metavar="QUERY", help="count, mean, correlation, quantiles, … or a JSON object"
+        "query", metavar="QUERY", help="count, mean, quantiles, chart, map, … or a JSON object"
     )
     synopsis.add_argument(
         "arguments", nargs="*", metavar="NAME=VALUE", help="arguments of the query, in JSON or text"
@@ -236,6 +236,8 @@ def _add_synopsis(commands: Any) -> None:
     synopsis.add_argument("--where", metavar="PREDICATE", help=WHERE)
     synopsis.add_argument("--explain", action="store_true", help="list the files it would read")
     synopsis.add_argument("--json", action="store_true", help="print JSON")
+    text = "draw the queries chart and map as .png"
+    synopsis.add_argument("--out", type=Path, metavar="FILE", help=text)
 
 
 def _add_flow(commands: Any) -> None:

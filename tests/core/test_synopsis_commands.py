@@ -149,3 +149,18 @@ def test_wrong_commands_name_what_is_wrong(
     assert code == 2 and "JSON object" in err
     code, _, err = roost(capsys, "synopsis", tmp_path, "count")
     assert code != 0 and "not a state directory" in err
+
+
+def test_the_command_line_draws_pictures(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("synopsis", state, "map", "feature=temp", "bits=8")
+    out = tmp_path / "map.png"
+    code, _, _ = roost(capsys, *words, "--out", out)
+    assert code == 0 and out.read_bytes().startswith(b"\x89PNG")
+    code, printed, _ = roost(capsys, *words, "--json")
+    assert code == 0 and json.loads(printed)["result"]["cells"]
+    code, _, err = roost(capsys, *words)
+    assert code == 2 and "--out: got None, expected a .png file" in err
+    code, _, err = roost(capsys, "synopsis", state, "count", "--out", out)
+    assert code == 2 and "the queries chart and map only" in err

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ConfigError
+from roost.synopsis.pictures import Picture, draw
 from roost.synopsis.queries import read_query, result_json, scopes_of
 from roost.synopsis.reader import BatchResult, Explained, SynopsisReader
 
@@ -60,3 +61,10 @@ def _value(text: str) -> Any:
 def outcome_json(found: BatchResult) -> dict[str, Any]:
     """Return a result and its batch as JSON data."""
     return {"batch": found.batch_id, "result": result_json(found.result)}
+
+
+def draw_result(found: BatchResult, path: Path) -> None:
+    """Draw the result of a chart or map as PNG."""
+    if not isinstance(found.result, Picture):
+        raise ConfigError("--out", str(path), "the queries chart and map only")
+    draw(found.result, path)

@@ -22,13 +22,20 @@ from roost.commands.guard import guard_listing, guard_log, send_command
 from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
 from roost.commands.snapshot import check_format, run_snapshot, write_result
-from roost.commands.synopsis import explain_query, outcome_json, query_json, run_query
+from roost.commands.synopsis import (
+    draw_result,
+    explain_query,
+    outcome_json,
+    query_json,
+    run_query,
+)
 from roost.errors import ConfigError
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.queries.guard_state import BLOCK
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
 from roost.synopsis.catalogue import Catalogue
+from roost.synopsis.pictures import Picture
 from roost.synopsis.reader import Explained
 from roost.window.view import WindowView
 
@@ -145,7 +152,13 @@ def synopsis_command(arguments: argparse.Namespace) -> None:
     if arguments.explain:
         _print_explained(explain_query(arguments.state, data), json_form=arguments.json)
         return
-    found = outcome_json(run_query(arguments.state, data))
+    outcome = run_query(arguments.state, data)
+    if arguments.out is not None:
+        draw_result(outcome, arguments.out)
+        return
+    found = outcome_json(outcome)
+    if isinstance(outcome.result, Picture) and not arguments.json:
+        raise ConfigError("--out", None, "a .png file, or --json for its data")
     if arguments.json:
         _print(json.dumps(found), soft_wrap=True)
         return

@@ -15,6 +15,7 @@ from roost.model.records import Box, Circle, Instant, Polygon
 from roost.synopsis.bands import Sketch
 from roost.synopsis.density import density, probability, quantiles
 from roost.synopsis.forecast import forecast
+from roost.synopsis.pictures import climate_chart, feature_map
 from roost.synopsis.regression import regress
 from roost.synopsis.scope import Scope
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
@@ -26,6 +27,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
         *(density, probability, quantiles, regress, forecast),
     )
 }
+QUERIES |= {"chart": climate_chart, "map": feature_map}
 SCOPES = ("scope", "other")  # arguments that are scopes
 SHAPES: dict[str, tuple[type[Box | Circle], int]] = {"box": (Box, 4), "circle": (Circle, 3)}
 
