@@ -84,6 +84,8 @@ def test_a_map_has_the_mean_of_each_cell(sketch: Bands, scope: Scope) -> None:
     for corner, (c, r) in corners.items():
         own = inside & (column == c) & (row == r)
         assert holds(cells[corner].mean, wind[own].mean())
+        if scope == Scope():
+            assert cells[corner].mean.value == pytest.approx(wind[own].mean(), rel=0.05)
         assert (cells[corner].x1, cells[corner].y1) == (
             corner[0] + 360 / 256,
             corner[1] + 180 / 256,
