@@ -139,7 +139,7 @@ def test_a_plan_can_be_read_until_its_lease_expires(tmp_path: Path) -> None:
         assert held == 5, "closing the reader of a plan does not release its lease"
         reader._store.leases.oldest(time.time() + 2 * LEASE_S)
     run(config)
-    with pytest.raises(StateError, match="the lease of the query expired; repeat it"):
+    with pytest.raises(StateError, match="its lease expired; load the table again"):
         read(TableQuery(config.out.state_dir), plans[5])
 
 

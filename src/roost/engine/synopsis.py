@@ -58,8 +58,9 @@ def register_synopsis(
 ) -> None:
     """Register the format ``roost_synopsis``, and temporary views of a state directory.
 
-    ``view`` has the records, ``{view}_files`` the files. ``options`` are those of the format. Each
-    query of a view reads the newest batch.
+    ``view`` has the records, ``{view}_files`` the files. ``options`` are those of the format. Spark
+    plans a DataFrame of the format once, so a view stays at the batch that was the newest when it
+    was first queried: register it again to read a newer one.
 
     Examples
     --------

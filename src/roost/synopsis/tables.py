@@ -82,7 +82,7 @@ class Records:
 
     def _open(self, part: PartName) -> Synopsis:
         if not self.files.path(part[0]).exists():
-            raise StateError(f"{part[0]} was deleted: the lease of the query expired; repeat it")
+            raise StateError(f"{part[0]} was deleted: its lease expired; load the table again")
         if self.kind is not FileKind.ROWS:
             return open_part(self.files, part)
         rows = read_rows(self.files, [part[0]], self.spec)
