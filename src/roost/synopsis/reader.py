@@ -119,7 +119,7 @@ class SynopsisReader:
         """
         with self._lock:
             catalogue = self._refresh()
-            self._lease = None  # nobody releases it
+            self._lease = None  # it expires
             return catalogue, self._needed(catalogue, scopes or (Scope(),))
 
     def _read(self, scopes: Sequence[Scope]) -> tuple[int | None, Sketch]:

@@ -1,7 +1,8 @@
 """The synopsis of a state directory as tables, read file by file in other processes.
 
 A plan takes a lease on the files of the newest batch and divides their parts into tasks, which any
-process can read. Nobody knows when the last task ends, so the lease is not released: it expires.
+process can read. The plan does not learn when the last task ends, so the lease is not released:
+it expires.
 """
 
 from __future__ import annotations
