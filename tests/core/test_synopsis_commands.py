@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from synopsis_tables import FEATURES, START_US, Rows, make_table
 
 from roost import Circle, RunConfig
 from roost.cli import main
@@ -18,6 +17,7 @@ from roost.synopsis import BoundKind, Scope, build, contrast, learn_bins, mean, 
 from roost.synopsis.queries import read_query, result_json, run_query
 from roost.synopsis.spec import SynopsisSpec
 from roost.testing import InProcessPipeline
+from synopsis_tables import FEATURES, START_US, Rows, make_table
 
 TABLE = make_table(5, 1_500)
 SPEC = SynopsisSpec.of(TABLE.schema, FEATURES, bins=16)

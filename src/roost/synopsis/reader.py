@@ -127,7 +127,7 @@ class SynopsisReader:
             catalogue = self._refresh()
             needed = self._needed(catalogue, scopes)
             # A file may be folded and deleted if the lease has ended meanwhile.
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, StateError):
                 return catalogue.batch_id, self._load(catalogue, needed)
             self._release()
         raise StateError(f"files of the synopsis in {self._store.folder} are missing")
