@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from roost.model.arrays import Floats
 
@@ -71,6 +72,8 @@ class ValueCounts(NamedTuple):
 
 def join_counts(parts: Sequence[ValueCounts]) -> ValueCounts:
     """Return the entries of all parts."""
+    if len(parts) == 1:
+        return parts[0]
     return ValueCounts(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -79,10 +82,6 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-
-    def widened(self, margin: float) -> Interval:
-        """Return the interval with a margin for rounding."""
-        return Interval(self.low - margin, self.high + margin)
 
     def squared(self) -> Interval:
         """Return the interval of the squares."""
@@ -99,6 +98,7 @@ class Interval(NamedTuple):
         return Interval(self.low - other.high, self.high - other.low)
 
 
+@register_jitable
 def rounding(rows: float, size: float) -> float:
     """Return more than the rounding error of a mean of so many numbers of at most this size."""
     return 4.0 * (rows + 16.0) * EPSILON * size
@@ -110,34 +110,20 @@ def greatest_mean(
 ) -> float:  # pragma: no cover - compiled
     """Return the greatest mean of some rows and any selection of further ones.
 
-    ``counts[k]`` further rows have the value ``values[k]``. Adding rows in descending order raises
-    the mean as long as the value exceeds it. The result is -inf if there are no rows at all.
+    ``counts[k]`` further rows have the value ``values[k]``. Rows whose value exceeds a mean raise
+    it: selecting them again and again by the last mean ends, after a few times, with the greatest.
+    The result is -inf if there are no rows at all.
     """
     best = total / rows if rows > 0.0 else -np.inf
-    for k in np.argsort(-values):
-        if counts[k] > 0.0:
-            if rows > 0.0 and values[k] <= best:
-                break
-            total += values[k] * counts[k]
-            rows += counts[k]
-            best = total / rows
-    return best
-
-
-def mean_interval(
-    sure: Interval, rows: float, lows: Floats, highs: Floats, more: Floats
-) -> Interval:
-    """Return the bounds of the mean of rows with a known sum, and any selection of ``more``."""
-    if rows > 0.0 and not more.any():
-        return Interval(sure.low / rows, sure.high / rows)
-    high = greatest_mean(sure.high, rows, highs, more)
-    return Interval(-greatest_mean(-sure.low, rows, -lows, more), high)
-
-
-def square_bounds(lows: Floats, highs: Floats) -> tuple[Floats, Floats]:
-    """Return the least and greatest squares of values between two bounds."""
-    a, b = lows * lows, highs * highs
-    return np.where((lows <= 0.0) & (highs >= 0.0), 0.0, np.minimum(a, b)), np.maximum(a, b)
+    while True:
+        added, number = total, rows
+        for k in range(values.size):
+            if values[k] > best:
+                added += values[k] * counts[k]
+                number += counts[k]
+        if number <= 0.0 or added / number <= best:
+            return best
+        best = added / number
 
 
 def root(value: float) -> float:

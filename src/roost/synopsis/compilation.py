@@ -40,6 +40,8 @@ def compile_loops() -> None:
     small = fit_memory(built, built.nbytes - 64)
     coarse = coarsen(built, replace(Resolution.of(spec, built.bins), halvings=(DROPPED, 1)))
     scope = Scope(Circle(0.5, 0.0, 20_000.0), since=0, until=10**11, predicate="a > 2 or b < 3")
+    # Small groups: their rows are judged one by one.
+    count(build(table.slice(0, 4), spec, built.bins), scope)
     # Mapped arrays are read-only, which numba compiles separately.
     opened = Synopsis.of(small.arrays())
     for synopsis in (built, joined, small, opened, coarse):

@@ -9,18 +9,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 
 from roost.errors import ConfigError
-from roost.model.arrays import Floats, Ints
 from roost.synopsis.bands import Sketch
-from roost.synopsis.bounds import (
-    EPSILON,
-    Interval,
-    SynopsisResult,
-    ValueCounts,
-    greatest_mean,
-    rounding,
-)
+from roost.synopsis.bounds import EPSILON, SynopsisResult, ValueCounts, greatest_mean, rounding
 from roost.synopsis.evidence import count_rows, gather
 from roost.synopsis.scope import EVERYTHING, Scope
 from roost.synopsis.statistics import stddev
@@ -59,36 +52,65 @@ def quantiles(
     _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)
     if not counts.most.any():
         return [SynopsisResult(None, None, None, records) for _ in ranks]
-    by_low, by_high = np.argsort(counts.lows), np.argsort(counts.highs)
-    return [_quantile(counts, float(rank), by_low, by_high, records) for rank in ranks]
+    return [_result(*_quantile(counts, float(rank)), records) for rank in ranks]
 
 
+@njit(cache=True, nogil=True)
 def _quantile(
-    counts: ValueCounts, rank: float, by_low: Ints, by_high: Ints, records: int
-) -> SynopsisResult:
-    """Bound the quantile of any selection: optional rows count where they move it furthest."""
-    sure = float(counts.sure.sum())
+    counts: ValueCounts, rank: float
+) -> tuple[float, float, float]:  # pragma: no cover - compiled
+    """Return a quantile, NaN if no row is expected, and its bounds over all selections."""
+    sure, optional = counts.sure.sum(), counts.most - counts.sure
     # The least: all optional rows up to a value count, and none above it.
-    below = np.cumsum(counts.most[by_low])
-    rows = sure + np.cumsum(counts.optional[by_low])
-    reached = below >= np.floor(rank * np.maximum(rows - 1.0, 0.0)) + 1.0
-    low = float(counts.lows[by_low][np.argmax(reached)])
+    order = np.argsort(counts.lows)
+    low = counts.lows[order[0]]
+    below, rows = 0.0, sure
+    for k in order:
+        below += counts.most[k]
+        rows += optional[k]
+        if below >= math.floor(rank * max(rows - 1.0, 0.0)) + 1.0:
+            low = counts.lows[k]
+            break
     # The greatest: all optional rows from a value on count, and none below it.
-    order = by_high[::-1]
-    above = np.cumsum(counts.sure[order])
-    rows = sure + np.cumsum(counts.optional[order])
-    reached = sure - above <= np.ceil(rank * np.maximum(rows - 1.0, 0.0))
-    high = float(counts.highs[order][np.argmax(reached)])
+    order = np.argsort(counts.highs)[::-1]
+    high = counts.highs[order[0]]
+    above, rows = 0.0, sure
+    for k in order:
+        above += counts.sure[k]
+        rows += optional[k]
+        if sure - above <= math.ceil(rank * max(rows - 1.0, 0.0)):
+            high = counts.highs[k]
+            break
     margin = 4.0 * EPSILON * max(abs(low), abs(high))  # of the interpolation
-    value = None
-    if counts.expected.any():
-        # Each mean is the middle of its rows; equal means are one, whatever their order.
-        means, at = np.unique(counts.means, return_inverse=True)
-        weights = np.bincount(at, counts.expected)
-        middles = np.cumsum(weights) - weights / 2.0
-        value = float(np.interp(rank * weights.sum(), middles, means))
-        value = min(max(value, low), high)
-    return SynopsisResult(value, low - margin, high + margin, records)
+    return _interpolate(counts, rank), low - margin, high + margin
+
+
+@njit(cache=True, nogil=True)
+def _interpolate(counts: ValueCounts, rank: float) -> float:  # pragma: no cover - compiled
+    """Return the estimate of a quantile: each mean is the middle of its rows."""
+    order = np.argsort(counts.means)
+    goal = rank * counts.expected.sum()
+    rows, last_middle, last = 0.0, -1.0, np.nan
+    k = 0
+    while k < order.size:
+        mean, weight = counts.means[order[k]], 0.0
+        # Equal means are one, whatever their order.
+        while k < order.size and counts.means[order[k]] == mean:
+            weight += counts.expected[order[k]]
+            k += 1
+        if weight <= 0.0:
+            continue
+        middle = rows + weight / 2.0
+        if goal <= middle:
+            share = (goal - last_middle) / (middle - last_middle)
+            return float(mean if last_middle < 0.0 else last + share * (mean - last))
+        rows, last_middle, last = rows + weight, middle, mean
+    return float(last)
+
+
+def _result(value: float, low: float, high: float, records: int) -> SynopsisResult:
+    known = None if math.isnan(value) else min(max(value, low), high)
+    return SynopsisResult(known, low, high, records)
 
 
 def density(
@@ -110,26 +132,38 @@ def density(
     _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)
     if width is None or not counts.most.any():
         return [SynopsisResult(None, None, None, records) for _ in points]
-    return [_density_at(counts, float(point), width, records) for point in points]
+    margin = rounding(float(counts.most.sum()), PEAK / width)
+    found = [_density(counts, float(point), width) for point in points]
+    return [
+        _result(value, max(low - margin, 0.0), high + margin, records) for value, low, high in found
+    ]
 
 
-def _density_at(counts: ValueCounts, point: float, width: float, records: int) -> SynopsisResult:
-    near = np.clip(point, counts.lows, counts.highs)
-    far = np.where(point - counts.lows > counts.highs - point, counts.lows, counts.highs)
-    highs, lows, values = (_kernel(point - x, width) for x in (near, far, counts.means))
-    sure, more, rows = counts.sure, counts.optional, float(counts.sure.sum())
-    bounds = Interval(
-        -greatest_mean(-float(sure @ lows), rows, -lows, more),
-        greatest_mean(float(sure @ highs), rows, highs, more),
-    ).widened(rounding(rows + float(more.sum()), PEAK / width))
-    total = float(counts.expected.sum())
-    value = float(counts.expected @ values) / total if total > 0.0 else None
-    low, high = max(bounds.low, 0.0), bounds.high
-    return SynopsisResult(None if value is None else min(max(value, low), high), low, high, records)
+@njit(cache=True, nogil=True)
+def _density(
+    counts: ValueCounts, point: float, width: float
+) -> tuple[float, float, float]:  # pragma: no cover - compiled
+    """Return a density, NaN if no row is expected, and its bounds."""
+    n = counts.lows.size
+    lows, highs = np.empty(n), np.empty(n)
+    low = high = total = 0.0
+    for k in range(n):
+        left, right = point - counts.lows[k], counts.highs[k] - point
+        near = max(-left, -right, 0.0)
+        lows[k], highs[k] = _kernel(max(left, right), width), _kernel(near, width)
+        low += counts.sure[k] * lows[k]
+        high += counts.sure[k] * highs[k]
+        total += counts.expected[k] * _kernel(point - counts.means[k], width)
+    sure, more = counts.sure.sum(), counts.most - counts.sure
+    low, high = -greatest_mean(-low, sure, -lows, more), greatest_mean(high, sure, highs, more)
+    expected = counts.expected.sum()
+    return total / expected if expected > 0.0 else np.nan, low, high
 
 
-def _kernel(distances: Floats, width: float) -> Floats:
-    return np.asarray(np.exp(-0.5 * (distances / width) ** 2) * (PEAK / width))
+@njit(cache=True, nogil=True)
+def _kernel(distance: float, width: float) -> float:  # pragma: no cover - compiled
+    scaled = distance / width
+    return math.exp(-0.5 * scaled * scaled) * (PEAK / width)
 
 
 def silverman(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> float | None:

@@ -8,15 +8,18 @@ The mean of an unknown ``k`` of ``n`` values is within ``stddev * sqrt((n - k) /
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
+from roost.kernel.cells import Whole
 from roost.kernel.shapes import INSIDE, OUTSIDE
 from roost.model.arrays import Floats, Ints
 from roost.predicate.ast import Condition
-from roost.synopsis.bounds import EPSILON, ValueCounts
+from roost.synopsis.bounds import EPSILON
 from roost.synopsis.scan import AND
 from roost.synopsis.scope import judge_codes, postfix, ranges_of
 from roost.synopsis.synopsis import Synopsis
@@ -30,8 +33,8 @@ class RowCounts(NamedTuple):
     value: Floats
 
 
-class Moments(NamedTuple):
-    """Number, mean and sum of squares about the mean of the values of which an entry is a part.
+class GroupMoments(NamedTuple):
+    """Number, mean and sum of squares about the mean of the values of the group of each entry.
 
     ``error`` exceeds the rounding error of the mean, ``squares_error`` that of the squares. Without
     such values their number is infinite.
@@ -44,17 +47,20 @@ class Moments(NamedTuple):
     squares_error: Floats
 
     @classmethod
-    def none(cls, entries: int) -> Moments:
+    def none(cls, entries: int) -> GroupMoments:
         """Return the moments of entries that are not parts of known groups."""
         return cls(np.full(entries, np.inf), *(np.zeros(entries) for _ in range(4)))
 
-    def padded(self, entries: int) -> Moments:
+    def padded(self, entries: int) -> GroupMoments:
         """Return the moments with further entries, so many in all."""
-        rest = Moments.none(entries - self.rows.size)
-        return Moments(*map(np.concatenate, zip(self, rest, strict=True)))
+        rest = GroupMoments.none(entries - self.rows.size)
+        return GroupMoments(*map(np.concatenate, zip(self, rest, strict=True)))
 
 
-def moments_of(synopsis: Synopsis, at: Ints, feature: int) -> Moments:
+NO_MOMENTS = GroupMoments.none(0)
+
+
+def moments_of(synopsis: Synopsis, at: Ints, feature: int) -> GroupMoments:
     """Return the moments of a feature in some groups; values are shifted."""
     groups = synopsis.groups
     rows = groups.present[at, feature, feature].astype(np.float64)
@@ -65,48 +71,39 @@ def moments_of(synopsis: Synopsis, at: Ints, feature: int) -> Moments:
     extremes = np.abs(groups.lows[at, feature] - shift), np.abs(groups.highs[at, feature] - shift)
     sizes = np.where(rows > 0.0, np.maximum(*extremes), 0.0)
     error = 4.0 * (rows + 16.0) * EPSILON * sizes
-    return Moments(rows, means, np.maximum(squares, 0.0), error, error * sizes * some)
+    return GroupMoments(rows, means, np.maximum(squares, 0.0), error, error * sizes * some)
 
 
-def narrow_means(counts: ValueCounts, moments: Moments | None, centre: float) -> ValueCounts:
-    """Return entries whose extremes bound the mean of the rows in the scope, not every value.
+@njit(cache=True, nogil=True)
+def narrow_mean(
+    groups: GroupMoments, k: Whole, sure: float, centre: float, low: float, high: float
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return bounds of the mean of the rows of an entry in the scope, not of every value.
 
-    ``counts`` has values minus their shift and the centre, ``moments`` minus their shift.
+    They are minus the shift and the centre, the moments minus the shift. ``sure`` is above 0.
     """
-    if moments is None:
-        return counts
-    known = np.isfinite(moments.rows) & (counts.sure > 0.0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        left = np.maximum(moments.rows - counts.sure, 0.0)
-        squares = moments.squares + moments.squares_error
-        reach = np.sqrt(squares / moments.rows * left / counts.sure) * (1.0 + 8.0 * EPSILON)
-    reach += moments.error + 4.0 * EPSILON * (abs(centre) + np.abs(moments.means))
-    middle = moments.means - centre
-    lows = np.where(known, np.maximum(counts.lows, middle - reach), counts.lows)
-    highs = np.where(known, np.minimum(counts.highs, middle + reach), counts.highs)
-    return counts._replace(lows=lows, highs=highs)
+    rows, mean = groups.rows[k], groups.means[k]
+    squares = groups.squares[k] + groups.squares_error[k]
+    reach = math.sqrt(squares / rows * max(rows - sure, 0.0) / sure) * (1.0 + 8.0 * EPSILON)
+    reach += groups.error[k] + 4.0 * EPSILON * (abs(centre) + abs(mean))
+    return max(low, mean - centre - reach), min(high, mean - centre + reach)
 
 
-def narrow_squares(
-    lows: Floats, highs: Floats, counts: ValueCounts, moments: Moments | None, centre: float
-) -> tuple[Floats, Floats]:
-    """Return bounds of the mean square of the rows in the scope about a centre, by entry.
+@njit(cache=True, nogil=True)
+def narrow_square(
+    groups: GroupMoments, k: Whole, sure: float, centre: float, low: float, high: float
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return bounds of the mean square of the rows of an entry in the scope about a centre.
 
-    ``lows`` and ``highs`` are those of every square. The squares of a part sum up to at most those
+    ``low`` and ``high`` are those of every square. The squares of a part sum up to at most those
     of the group, and to at least what the largest squares leave of it.
     """
-    if moments is None:
-        return lows, highs
-    known = np.isfinite(moments.rows) & (counts.sure > 0.0)
-    offset = moments.means - centre
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        total = moments.squares + moments.rows * offset * offset
-        error = moments.squares_error + 2.0 * moments.rows * np.abs(offset) * moments.error
-        error += 16.0 * EPSILON * (total + moments.rows * (offset * offset + centre * centre))
-        most = (total + error) / counts.sure
-        least = highs - (moments.rows * highs - total + error) / counts.sure
-    narrow_lows = np.where(known, np.maximum(lows, least), lows)
-    return narrow_lows, np.where(known, np.minimum(highs, most), highs)
+    rows, offset = groups.rows[k], groups.means[k] - centre
+    total = groups.squares[k] + rows * offset * offset
+    error = groups.squares_error[k] + 2.0 * rows * abs(offset) * groups.error[k]
+    error += 16.0 * EPSILON * (total + rows * (offset * offset + centre * centre))
+    least = high - (rows * high - total + error) / sure
+    return max(low, least), min(high, (total + error) / sure)
 
 
 def predicate_rows(synopsis: Synopsis, at: Ints, predicate: str) -> RowCounts:
@@ -170,7 +167,7 @@ def _rows_in_ranges(
     return least, np.minimum(most, moments.rows)
 
 
-def _tail(moments: Moments, shift: float, lows: Floats, highs: Floats, limit: float) -> Floats:
+def _tail(moments: GroupMoments, shift: float, lows: Floats, highs: Floats, limit: float) -> Floats:
     """Return at most how many values are at or above a limit, by Markov's and Cantelli's bounds."""
     error = moments.error + 8.0 * EPSILON * (abs(limit) + abs(shift))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

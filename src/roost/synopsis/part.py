@@ -21,7 +21,7 @@ from roost.synopsis.bands import Bands, Sketch, parts_of
 from roost.synopsis.leaves import Bytes, Paths
 from roost.synopsis.paths import sort_runs
 from roost.synopsis.records import GroupRecords, merge_groups
-from roost.synopsis.scan import near_runs
+from roost.synopsis.scan import find_parts
 from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
 from roost.synopsis.scope_leaves import judge_leaves, step_times, whole_runs
 from roost.synopsis.synopsis import (
@@ -49,10 +49,11 @@ def select(sketch: Sketch, scope: Scope) -> Sketch:
 def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     compiled = compile_scope(synopsis, scope)
     spec, leaves, listed = synopsis.spec, synopsis.leaves, compiled.listed
-    runs, owners = near_runs(leaves, listed, compiled.leaf_filter)
+    parts = find_parts(leaves, listed, compiled.leaf_filter)
+    runs = parts.runs
     paths = synopsis.paths(runs)
     states, shares = np.empty(paths.steps.size, np.uint8), np.empty(paths.steps.size)
-    judge_leaves(leaves, runs, owners, listed, spec.layout, compiled.leaf_filter, states, shares)
+    judge_leaves(leaves, parts, listed, spec.layout, compiled.leaf_filter, states, shares)
     kept = _filter(paths, states)
     whole = whole_runs(synopsis, compiled)
     joined = _concatenate(synopsis.paths(whole), kept)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
@@ -21,8 +22,9 @@ from roost.synopsis.leaves import (
     STEP,
     UNSURE,
     Bytes,
+    Field,
     Leaves,
-    field_start,
+    locate_field,
     read_bits,
     read_code,
     read_field,
@@ -32,6 +34,7 @@ from roost.synopsis.spec import KeyLayout
 
 AND, OR = -1, -2
 DAY_US = 86_400_000_000
+STEPS_END = np.iinfo(np.int64).max  # of a group that time does not cut
 HALF = 0.5
 
 
@@ -54,13 +57,25 @@ class LeafFilter(NamedTuple):
 
 
 class GroupList(NamedTuple):
-    """Groups to scan: runs, first microsecond and slot of each, and whether time can cut it."""
+    """Groups to scan: runs, first microsecond and slot of each, and its steps in the scope."""
 
     first_runs: Ints
     last_runs: Ints
     starts_us: Ints  # of the bucket
     slots: Ints
-    timed: Bytes
+    first_steps: Ints  # -1 if the scope cuts steps
+    last_steps: Ints  # the one after
+
+
+class Parts(NamedTuple):
+    """Runs that a query reads, the group of each, and its leaves that may be in the scope."""
+
+    runs: Ints
+    owners: Ints
+    begins: Ints
+    ends: Ints
+    inside: NDArray[np.bool_]  # all of these leaves are in the scope
+    leaves: Whole  # of all runs, in the scope or not
 
 
 class Scratch(NamedTuple):
@@ -101,10 +116,13 @@ def _judge_time(
     since, until, step_us = leaf_filter.since, leaf_filter.until, layout.step_us
     per_slot = layout.steps_per_slot
     read_steps(leaves, run, scratch.numbers)
+    first: Whole = 0  # step of the current day
     for k in range(np.int64(leaves.sizes[run])):
-        day = scratch.numbers[k] // per_slot
-        of_day = slot * per_slot + scratch.numbers[k] - day * per_slot
-        begin = start_us + day * DAY_US + of_day * step_us
+        while scratch.numbers[k] >= first + per_slot:
+            first += per_slot
+            start_us += DAY_US
+        of_day = slot * per_slot + scratch.numbers[k] - first
+        begin = start_us + of_day * step_us
         end = begin + step_us
         state = leaf_filter.day[of_day]
         if begin >= until or end <= since:
@@ -169,79 +187,43 @@ def _step_at(
 
 @njit(cache=True, nogil=True)
 def step_range(
-    start_us: Whole, slot: Whole, layout: KeyLayout, leaf_filter: LeafFilter
+    start_us: Whole, slot: Whole, layout: KeyLayout, since: Whole, until: Whole, day: Bytes
 ) -> tuple[Whole, Whole]:  # pragma: no cover - compiled
     """Return the steps of a group inside the scope, from and to; -1, -1 if it cuts a step."""
     per_slot = layout.steps_per_slot
     for k in range(slot * per_slot, (slot + 1) * per_slot):
-        if leaf_filter.day[k] != INSIDE:
+        if day[k] != INSIDE:
             return -1, -1
-    low = _step_at(leaf_filter.since, start_us, slot, layout)
-    high = _step_at(leaf_filter.until, start_us, slot, layout)
+    low = _step_at(since, start_us, slot, layout)
+    high = _step_at(until, start_us, slot, layout)
     return (-1, -1) if low < 0 or high < 0 else (low, high)
 
 
 @njit(cache=True, nogil=True)
-def _find_part(
+def _find_leaves(
     leaves: Leaves, run: Whole, low: Whole, high: Whole
 ) -> tuple[Whole, Whole]:  # pragma: no cover - compiled
     """Return the leaves of a run with steps in a range, from and to."""
-    words, size = leaves.words, np.int64(leaves.sizes[run])
-    width = np.int64(leaves.widths[run, STEP])
-    bit, step = np.int64(leaves.starts[run]) * 64, np.int64(leaves.firsts[run])
+    size, first = np.int64(leaves.sizes[run]), np.int64(leaves.firsts[run])
+    if low <= first and high == STEPS_END:
+        return 0, size
+    words, width, word = leaves.words, np.int64(leaves.widths[run, STEP]), leaves.starts[run]
+    if width == 1 and size <= 64:
+        # One leaf in every step, as most sensors report: all differences are 1 after the first.
+        ones = (~np.uint64(0) >> np.uint64(64 - size)) - np.uint64(1)
+        if words[word] & ones == ones:
+            low, high = max(int(low - first), 0), max(int(high - first), 0)
+            return min(low, int(size)), min(high, int(size))
+    bit = np.int64(word) * 64
     begin: Whole = 0
     end = 0
     for k in range(size):
-        step += read_bits(words, bit + k * width, width)
-        if step >= high:
+        first += read_bits(words, bit + k * width, width)
+        if first >= high:
             break
-        begin += step < low
+        begin += first < low
         end += 1
     return begin, end
-
-
-@njit(cache=True, nogil=True)
-def judge_run(
-    leaves: Leaves,
-    run: Whole,
-    start_us: Whole,
-    slot: Whole,
-    timed: bool,
-    layout: KeyLayout,
-    leaf_filter: LeafFilter,
-    scratch: Scratch,
-) -> tuple[Whole, Whole, bool]:  # pragma: no cover - compiled
-    """Return which leaves of a run may be inside, from and to, and whether all of them are.
-
-    Otherwise states and shares of all leaves of the run are filled.
-    """
-    size = np.int64(leaves.sizes[run])
-    place = leaf_filter.places[leaves.places[run]]
-    if place == OUTSIDE:
-        return 0, 0, True
-    simple = place == INSIDE and leaves.widths[run, UNSURE] == 0
-    if simple and leaf_filter.program.size == 0:
-        if not timed:
-            return 0, size, True
-        low, high = step_range(start_us, slot, layout, leaf_filter)
-        if low >= 0:
-            begin, end = _find_part(leaves, run, low, high)
-            return begin, end, True
-    share = 1.0 if place == INSIDE else HALF
-    for k in range(size):
-        scratch.states[0, k] = place
-        scratch.shares[0, k] = share
-    if leaves.widths[run, UNSURE]:
-        read_field(leaves, run, UNSURE, scratch.numbers)
-        for k in range(size):
-            if scratch.numbers[k]:
-                scratch.states[0, k] = BORDER
-                scratch.shares[0, k] *= HALF
-    if timed:
-        _judge_time(leaves, run, start_us, slot, layout, leaf_filter, scratch)
-    if leaf_filter.program.size:
-        _judge_predicate(leaves, run, leaf_filter, scratch)
-    return 0, size, False
 
 
 @njit(cache=True, nogil=True)
@@ -256,20 +238,145 @@ def near_runs(
     runs, owners = np.empty(total, np.int64), np.empty(total, np.int64)
     size = 0
     for g in range(groups.slots.size):
-        first, last = groups.first_runs[g], groups.last_runs[g]
-        # Runs of a group are sorted by place: a few places are searched for, many are merged.
-        few = near.size * 8 < last - first
-        run = first
+        run, last = groups.first_runs[g], groups.last_runs[g]
+        if near.size * 8 >= last - run:
+            for at in range(run, last):
+                if leaf_filter.places[leaves.places[at]] != OUTSIDE:
+                    runs[size], owners[size] = at, g
+                    size += 1
+            continue
+        # Runs of a group are sorted by place.
         for place in near:
-            if few:
-                run += np.searchsorted(leaves.places[run:last], np.uint32(place))
-            else:
-                while run < last and leaves.places[run] < place:
-                    run += 1
+            run += np.searchsorted(leaves.places[run:last], np.uint32(place))
             if run < last and leaves.places[run] == place:
                 runs[size], owners[size] = run, g
                 size += 1
     return runs[:size], owners[:size]
+
+
+@njit(cache=True, nogil=True)
+def find_parts(
+    leaves: Leaves, groups: GroupList, leaf_filter: LeafFilter
+) -> Parts:  # pragma: no cover - compiled
+    """Return the runs, and the leaves of each, that may be in the scope."""
+    runs, owners = near_runs(leaves, groups, leaf_filter)
+    begins, ends = np.empty(runs.size, np.int64), np.empty(runs.size, np.int64)
+    inside = np.zeros(runs.size, np.bool_)
+    plain = leaf_filter.program.size == 0
+    total = np.int64(0)
+    for at in range(runs.size):
+        run, g = runs[at], owners[at]
+        total += np.int64(leaves.sizes[run])
+        low, high = groups.first_steps[g], groups.last_steps[g]
+        if low < 0:
+            begins[at], ends[at] = 0, np.int64(leaves.sizes[run])
+            continue
+        begins[at], ends[at] = _find_leaves(leaves, run, low, high)
+        sure = leaf_filter.places[leaves.places[run]] == INSIDE and not leaves.widths[run, UNSURE]
+        inside[at] = plain and sure
+    return Parts(runs, owners, begins, ends, inside, total)
+
+
+@njit(cache=True, nogil=True)
+def judge_run(
+    leaves: Leaves,
+    run: Whole,
+    groups: GroupList,
+    g: Whole,
+    layout: KeyLayout,
+    leaf_filter: LeafFilter,
+    scratch: Scratch,
+) -> None:  # pragma: no cover - compiled
+    """Fill the states and shares of the leaves of a run, by all but steps wholly outside."""
+    size = np.int64(leaves.sizes[run])
+    place = leaf_filter.places[leaves.places[run]]
+    share = 1.0 if place == INSIDE else HALF
+    for k in range(size):
+        scratch.states[0, k] = place
+        scratch.shares[0, k] = share
+    if leaves.widths[run, UNSURE]:
+        read_field(leaves, run, UNSURE, scratch.numbers)
+        for k in range(size):
+            if scratch.numbers[k]:
+                scratch.states[0, k] = BORDER
+                scratch.shares[0, k] *= HALF
+    if groups.first_steps[g] < 0:
+        start_us, slot = groups.starts_us[g], groups.slots[g]
+        _judge_time(leaves, run, start_us, slot, layout, leaf_filter, scratch)
+    if leaf_filter.program.size:
+        _judge_predicate(leaves, run, leaf_filter, scratch)
+
+
+@njit(cache=True, nogil=True)
+def _locate_codes(
+    leaves: Leaves, run: Whole, feature: Whole
+) -> Field:  # pragma: no cover - compiled
+    """Return where the codes of a feature are; those of a negative one are 0 and have no bits."""
+    used = np.int64(feature >= 0)
+    field = locate_field(leaves, run, CODES + max(feature, 0))
+    return Field(field.bit, field.width * used, field.low * used, field.nulls * used)
+
+
+@njit(cache=True, nogil=True)
+def _add_inside(
+    leaves: Leaves, parts: Parts, a: Whole, b: Whole, sure: Floats
+) -> None:  # pragma: no cover - compiled
+    """Add up the leaves of the runs of which all are inside."""
+    words = leaves.words
+    for at in range(parts.runs.size):
+        if not parts.inside[at]:
+            continue
+        run, begin, end = parts.runs[at], parts.begins[at], parts.ends[at]
+        n = locate_field(leaves, run, COUNT)
+        if n.width == 0 and a < 0:
+            sure[0, 0] += end - begin
+            continue
+        x, y = _locate_codes(leaves, run, a), _locate_codes(leaves, run, b)
+        if n.width == 0:
+            for k in range(begin, end):
+                sure[read_code(words, x, k), read_code(words, y, k)] += 1.0
+        else:
+            for k in range(begin, end):
+                count = read_code(words, n, k)
+                sure[read_code(words, x, k), read_code(words, y, k)] += count
+
+
+@njit(cache=True, nogil=True)
+def _add_judged(
+    leaves: Leaves,
+    parts: Parts,
+    groups: GroupList,
+    layout: KeyLayout,
+    leaf_filter: LeafFilter,
+    a: Whole,
+    b: Whole,
+    sure: Floats,
+) -> Floats:  # pragma: no cover - compiled
+    """Add up the leaves of the other runs; returns those on the border, as `scan` does."""
+    scratch = make_scratch(leaves, parts.runs, leaf_filter.program.size)
+    states, shares = scratch.states[0], scratch.shares[0]
+    border = np.empty((0, 0, 0))
+    for at in range(parts.runs.size):
+        begin, end = parts.begins[at], parts.ends[at]
+        if parts.inside[at] or begin >= end:
+            continue
+        run = parts.runs[at]
+        judge_run(leaves, run, groups, parts.owners[at], layout, leaf_filter, scratch)
+        x, y = _locate_codes(leaves, run, a), _locate_codes(leaves, run, b)
+        n = locate_field(leaves, run, COUNT)
+        for k in range(begin, end):
+            if states[k] == OUTSIDE:
+                continue
+            i, j = read_code(leaves.words, x, k), read_code(leaves.words, y, k)
+            count = read_code(leaves.words, n, k)
+            if states[k] == INSIDE:
+                sure[i, j] += count
+                continue
+            if border.size == 0:
+                border = np.zeros((2, *sure.shape))
+            border[0, i, j] += count
+            border[1, i, j] += count * shares[k]
+    return border
 
 
 @njit(cache=True, nogil=True)
@@ -278,59 +385,19 @@ def scan(
     groups: GroupList,
     layout: KeyLayout,
     leaf_filter: LeafFilter,
+    codes: Whole,
     a: Whole,
     b: Whole,
-    out: Floats,
-) -> Whole:  # pragma: no cover - compiled
-    """Add up rows by the codes of two features: inside, on the border, estimated on the border.
+) -> tuple[Whole, Floats, Floats]:  # pragma: no cover - compiled
+    """Add up rows by the codes of two features; a negative feature counts as code 0.
 
-    A negative feature counts as code 0. Returns the number of leaves read.
+    Returns the number of leaves read, the rows inside, and those on the border with their
+    expected number: the latter is empty if there are none.
     """
-    runs, owners = near_runs(leaves, groups, leaf_filter)
-    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
-    words, widths, lows, sure = leaves.words, leaves.widths, leaves.lows, out[0]
-    read: Whole = 0
-    zero = np.int64(0)
-    for at in range(runs.size):
-        run, g = runs[at], owners[at]
-        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-        begin, end, inside = judge_run(
-            leaves, run, start, slot, timed, layout, leaf_filter, scratch
-        )
-        size = np.int64(leaves.sizes[run])
-        read += size
-        if begin == end:
-            continue
-        bit_n, width_n = field_start(leaves, run, COUNT), np.int64(widths[run, COUNT])
-        bit_a: Whole = zero
-        bit_b: Whole = zero
-        width_a, low_a, nulls_a = zero, zero, zero
-        width_b, low_b, nulls_b = zero, zero, zero
-        if a >= 0:
-            bit_a, low_a = field_start(leaves, run, CODES + a), np.int64(lows[run, a])
-            width_a = np.int64(widths[run, CODES + a] & 127)
-            nulls_a = np.int64(widths[run, CODES + a] >> 7)
-        if b >= 0:
-            bit_b, low_b = field_start(leaves, run, CODES + b), np.int64(lows[run, b])
-            width_b = np.int64(widths[run, CODES + b] & 127)
-            nulls_b = np.int64(widths[run, CODES + b] >> 7)
-        if inside and width_n == 0:
-            bit_a += begin * width_a
-            bit_b += begin * width_b
-            for _ in range(end - begin):
-                i = read_code(words, bit_a, width_a, low_a, nulls_a)
-                j = read_code(words, bit_b, width_b, low_b, nulls_b)
-                sure[i, j] += 1.0
-                bit_a += width_a
-                bit_b += width_b
-            continue
-        for k in range(begin, end):
-            i = read_code(words, bit_a + k * width_a, width_a, low_a, nulls_a)
-            j = read_code(words, bit_b + k * width_b, width_b, low_b, nulls_b)
-            count = 1 + read_bits(words, bit_n + k * width_n, width_n)
-            if inside or scratch.states[0, k] == INSIDE:
-                out[0, i, j] += count
-            elif scratch.states[0, k] == BORDER:
-                out[1, i, j] += count
-                out[2, i, j] += count * scratch.shares[0, k]
-    return read
+    parts = find_parts(leaves, groups, leaf_filter)
+    sure = np.zeros((codes if a >= 0 else 1, codes if b >= 0 else 1))
+    _add_inside(leaves, parts, a, b, sure)
+    border = np.empty((0, 0, 0))
+    if not parts.inside.all():
+        border = _add_judged(leaves, parts, groups, layout, leaf_filter, a, b, sure)
+    return parts.leaves, sure, border

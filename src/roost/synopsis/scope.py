@@ -18,7 +18,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, PredicateError, RequestError
-from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
 from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
@@ -27,8 +26,9 @@ from roost.predicate.ast import LIST_OPERATORS, Comparison, Condition
 from roost.predicate.axis import axis_of
 from roost.predicate.columns import Block
 from roost.predicate.evaluate import compile_expression
+from roost.synopsis.frame import Frame, GroupIndex, open_frame
 from roost.synopsis.leaves import Bytes
-from roost.synopsis.scan import AND, OR, GroupList, LeafFilter
+from roost.synopsis.scan import AND, OR, STEPS_END, GroupList, LeafFilter, step_range
 from roost.synopsis.spec import (
     BUCKET_BITS,
     BUCKET_ZERO,
@@ -43,6 +43,8 @@ from roost.window.evaluate import polygon_of, shape_bounds, time_of
 
 CACHED = 64
 _NO_PREDICATE = (np.empty(0, np.int64), np.empty((0, 0), np.uint8), np.empty((0, 0)))
+_NO_STATES, _NO_IMAGES = np.empty(0, np.uint8), np.empty((0, 4))
+NO_CIRCLE = (0.0, 0.0, -1.0)
 HOURS = 24
 
 
@@ -91,6 +93,22 @@ class Scope:
 EVERYTHING = Scope()
 
 
+class Request(NamedTuple):
+    """A scope as compiled loops read it, before it is evaluated for the groups and places."""
+
+    states: Bytes  # of the boxes of a frame; if empty, images and circle decide
+    images: Floats  # boxes that contain the shape; none if there is no shape
+    circle: tuple[float, float, float]  # with a negative radius if the shape is none
+    lonlat: bool
+    since: int
+    until: int
+    day: Bytes  # state and share of each step of the day
+    day_shares: Floats
+    program: Ints  # see `LeafFilter`
+    code_states: Bytes
+    code_shares: Floats
+
+
 class CompiledScope(NamedTuple):
     """A scope, evaluated for a synopsis."""
 
@@ -102,45 +120,69 @@ class CompiledScope(NamedTuple):
 
 def compile_scope(synopsis: Synopsis, scope: Scope) -> CompiledScope:
     """Evaluate a scope for the places, groups, bins and small rows of a synopsis."""
-    spec, groups = synopsis.spec, synopsis.groups
-    since, until = scope.time_range
-    program = compile_predicate(synopsis, scope.predicate)
-    boxes = judge_boxes(scope.shape, synopsis.boxes, spec)
-    places, boxes = boxes[: synopsis.places.cells.size], boxes[synopsis.places.cells.size :]
-    near = np.flatnonzero(places)
+    request, addresses = prepare(synopsis, scope), synopsis.frame.addresses
+    judged = _judge_frame(addresses, synopsis.spec.layout, request)
+    return CompiledScope(*judged, judge_rows(synopsis, scope))
+
+
+def prepare(synopsis: Synopsis, scope: Scope) -> Request:
+    """Return a scope for compiled loops."""
+    spec, shape = synopsis.spec, scope.shape
+    states, images, circle = _NO_STATES, _NO_IMAGES, NO_CIRCLE
+    if isinstance(shape, Polygon):
+        states = judge_boxes(shape, synopsis.frame.boxes, spec)
+    else:
+        images, circle = _bound_shape(shape, spec)
     day, day_shares = _judge_day(scope.hours, spec.step_s)
-    leaf_filter = LeafFilter(since, until, day, day_shares, places, near, *program)
-    usable = groups.exact if scope.predicate is None else np.zeros_like(groups.exact)
-    whole, *listed = _judge_groups(
-        frozen(groups.keys),
-        frozen(groups.times),
-        boxes,
-        frozen(usable),
-        frozen(synopsis.run_starts),
-        spec.layout,
-        since,
-        until,
-        day,
+    return Request(
+        *(states, images, circle, spec.lonlat, *scope.time_range, day, day_shares),
+        *compile_predicate(synopsis, scope.predicate),
     )
-    return CompiledScope(leaf_filter, whole, GroupList._make(listed), _judge_rows(synopsis, scope))
+
+
+@njit(cache=True, nogil=True)
+def judge(
+    frame: Frame, layout: KeyLayout, request: Request
+) -> tuple[LeafFilter, Ints, GroupList]:  # pragma: no cover - compiled
+    """Evaluate a scope: the restrictions of leaves, the whole groups, and the groups to scan."""
+    boxes = request.states
+    if boxes.size == 0:
+        boxes = _judge_simple(frame.boxes, request.images, request.circle, request.lonlat)
+    groups = frame.groups.keys.size
+    places = boxes[: boxes.size - groups]
+    whole, listed = _judge_groups(frame.groups, boxes[boxes.size - groups :], layout, request)
+    leaf_filter = LeafFilter(
+        request.since,
+        request.until,
+        request.day,
+        request.day_shares,
+        places,
+        np.flatnonzero(places),
+        request.program,
+        request.code_states,
+        request.code_shares,
+    )
+    return leaf_filter, whole, listed
+
+
+@njit(cache=True, nogil=True)
+def _judge_frame(
+    addresses: Ints, layout: KeyLayout, request: Request
+) -> tuple[LeafFilter, Ints, GroupList]:  # pragma: no cover - compiled
+    return judge(open_frame(addresses), layout, request)
 
 
 @njit(cache=True, nogil=True)
 def _judge_groups(
-    keys: Ints,
-    times: Ints,
-    boxes: Bytes,
-    usable: NDArray[np.bool_],
-    run_starts: Ints,
-    layout: KeyLayout,
-    since: Whole,
-    until: Whole,
-    day: Bytes,
-) -> tuple[Ints, Ints, Ints, Ints, Ints, Bytes]:  # pragma: no cover - compiled
-    """Return the groups inside whose records apply, and the columns of the groups to scan."""
+    index: GroupIndex, boxes: Bytes, layout: KeyLayout, request: Request
+) -> tuple[Ints, GroupList]:  # pragma: no cover - compiled
+    """Return the groups inside whose records apply, and those to scan."""
+    keys, times, run_starts = index.keys, index.times, index.run_starts
+    since, until, day = request.since, request.until, request.day
+    plain = request.program.size == 0
     whole, listed = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
     starts_us, slots = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    timed = np.empty(keys.size, np.uint8)
+    steps = np.empty((2, keys.size), np.int64)
     wholes = lists = 0
     for g in range(keys.size):
         slot = keys[g] & ((1 << SLOT_BITS) - 1)
@@ -156,7 +198,7 @@ def _judge_groups(
         state = min(state, hours)
         if min(state, boxes[g]) == OUTSIDE:
             continue
-        if state == INSIDE and boxes[g] == INSIDE and usable[g]:
+        if plain and state == INSIDE and boxes[g] == INSIDE and index.exact[g]:
             whole[wholes] = g
             wholes += 1
             continue
@@ -164,11 +206,16 @@ def _judge_groups(
         listed[lists] = g
         starts_us[lists] = bucket * layout.bucket_us
         slots[lists] = slot
-        timed[lists] = state != INSIDE
+        steps[0, lists], steps[1, lists] = 0, STEPS_END
+        if state != INSIDE:
+            start_us = starts_us[lists]
+            steps[0, lists], steps[1, lists] = step_range(start_us, slot, layout, since, until, day)
         lists += 1
     found = listed[:lists]
-    runs = run_starts[found], run_starts[found + 1]
-    return whole[:wholes], runs[0], runs[1], starts_us[:lists], slots[:lists], timed[:lists]
+    first_runs, last_runs = run_starts[found], run_starts[found + 1]
+    begins, ends = steps[0, :lists], steps[1, :lists]
+    groups = GroupList(first_runs, last_runs, starts_us[:lists], slots[:lists], begins, ends)
+    return whole[:wholes], groups
 
 
 @lru_cache(maxsize=CACHED)
@@ -190,42 +237,56 @@ def _judge_day(hours: tuple[int, int] | None, step_s: int) -> tuple[Bytes, Float
 
 @njit(cache=True, nogil=True)
 def _judge_simple(
-    boxes: Floats, images: Floats, circle: Floats, lonlat: bool, out: Bytes
-) -> None:  # pragma: no cover - compiled
-    """Fill the state of each box in a box, or in a circle if its radius is not negative."""
+    boxes: Floats, images: Floats, circle: tuple[float, float, float], lonlat: bool
+) -> Bytes:  # pragma: no cover - compiled
+    """Return the state of each box in a circle, if its radius is not negative, or else in images.
+
+    Without images every box is inside.
+    """
+    out = np.full(boxes.shape[0], INSIDE, np.uint8)
+    if images.shape[0] == 0:
+        return out
+    x, y, radius = circle
+    turns = np.array([[x, y, radius], [x - 360.0, y, radius], [x + 360.0, y, radius]])
     for k in range(boxes.shape[0]):
         x0, y0, x1, y1 = boxes[k, 0], boxes[k, 1], boxes[k, 2], boxes[k, 3]
-        out[k] = OUTSIDE
+        touched = within = False
         for j in range(images.shape[0]):
             if x1 < images[j, 0] or x0 > images[j, 2] or y1 < images[j, 1] or y0 > images[j, 3]:
                 continue
-            out[k] = BORDER
-            within = images[j, 0] <= x0 and x1 <= images[j, 2]
-            if circle[2] < 0.0 and within and images[j, 1] <= y0 and y1 <= images[j, 3]:
-                out[k] = INSIDE
-        if circle[2] < 0.0 or out[k] == OUTSIDE:
-            continue
-        if x0 == x1 and y0 == y1:
-            held = in_circle(x0, y0, circle[0], circle[1], circle[2], lonlat)
-            out[k] = INSIDE if held else OUTSIDE
-            continue
-        for turn in range(-1, 2):
-            moved = circle.copy()
-            moved[0] += 360.0 * turn
-            if (turn == 0 or lonlat) and circle_holds_cell((x0, y0, x1, y1), moved, lonlat):
-                out[k] = INSIDE
+            touched = True
+            across, along = images[j, 0] <= x0 and x1 <= images[j, 2], images[j, 1] <= y0
+            within = within or (across and along and y1 <= images[j, 3])
+        if not touched:
+            out[k] = OUTSIDE
+        elif radius >= 0.0 and x0 == x1 and y0 == y1:
+            out[k] = INSIDE if in_circle(x0, y0, x, y, radius, lonlat) else OUTSIDE
+        else:
+            if within and radius >= 0.0:
+                within = False
+                for turn in turns[: 3 if lonlat else 1]:
+                    within = within or circle_holds_cell((x0, y0, x1, y1), turn, lonlat)
+            out[k] = INSIDE if within else BORDER
+    return out
+
+
+def _bound_shape(
+    shape: Box | Circle | Polygon | None, spec: SynopsisSpec
+) -> tuple[Floats, tuple[float, float, float]]:
+    """Return boxes that contain a shape, and the circle if it is one."""
+    if shape is None:
+        return _NO_IMAGES, NO_CIRCLE
+    images = np.array(shape_bounds(shape, spec.space), np.float64)
+    if isinstance(shape, Circle):
+        return images, (float(shape.cx), float(shape.cy), float(shape.radius))
+    return images, NO_CIRCLE
 
 
 def judge_boxes(shape: Box | Circle | Polygon | None, boxes: Floats, spec: SynopsisSpec) -> Bytes:
     """Return the state of each box: outside the shape, on its border or inside."""
-    states = np.full(boxes.shape[0], INSIDE, np.uint8)
-    if shape is None or not boxes.shape[0]:
-        return states
-    images = np.array(shape_bounds(shape, spec.space), np.float64)
-    circle = np.array([0.0, 0.0, -1.0])
-    if isinstance(shape, Circle):
-        circle = np.array([shape.cx, shape.cy, shape.radius], np.float64)
-    _judge_simple(frozen(boxes), images, circle, spec.lonlat, states)
+    # Read-only: numba cannot load a loop from its cache if another cached one calls it with arrays
+    # of the same type.
+    states: Bytes = _judge_simple(frozen(boxes), *_bound_shape(shape, spec), spec.lonlat)
     if isinstance(shape, Polygon):
         polygon = polygon_of(shape.text)
         near = np.flatnonzero(states)
@@ -240,7 +301,7 @@ def judge_boxes(shape: Box | Circle | Polygon | None, boxes: Floats, spec: Synop
     return states
 
 
-def _judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
+def judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
     """Return the state of the rows of small groups, by their values."""
     spec, rows = synopsis.spec, synopsis.rows
     if not rows.time.size:

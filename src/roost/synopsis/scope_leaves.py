@@ -13,7 +13,7 @@ from roost.errors import ConfigError
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.leaves import Bytes, Leaves, Paths
-from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch, near_runs
+from roost.synopsis.scan import GroupList, LeafFilter, Parts, find_parts, judge_run, make_scratch
 from roost.synopsis.scope import CompiledScope, Scope
 from roost.synopsis.spec import DAY_S, SECOND_US, KeyLayout, SynopsisSpec, split_group_keys
 from roost.synopsis.synopsis import Synopsis
@@ -34,8 +34,7 @@ class ScopeLeaves(NamedTuple):
 @njit(cache=True, nogil=True)
 def judge_leaves(
     leaves: Leaves,
-    runs: Ints,
-    owners: Ints,
+    parts: Parts,
     groups: GroupList,
     layout: KeyLayout,
     leaf_filter: LeafFilter,
@@ -43,17 +42,15 @@ def judge_leaves(
     shares: Floats,
 ) -> None:  # pragma: no cover - compiled
     """Fill the state of every leaf of some runs, in order, and its share inside the scope."""
-    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
+    scratch = make_scratch(leaves, parts.runs, leaf_filter.program.size)
     at = np.int64(0)
-    for k in range(runs.size):
-        run, g = runs[k], owners[k]
-        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-        begin, end, inside = judge_run(
-            leaves, run, start, slot, timed, layout, leaf_filter, scratch
-        )
+    for k in range(parts.runs.size):
+        run, inside = parts.runs[k], parts.inside[k]
+        if not inside:
+            judge_run(leaves, run, groups, parts.owners[k], layout, leaf_filter, scratch)
         for j in range(np.int64(leaves.sizes[run])):
             state = INSIDE if inside else scratch.states[0, j]
-            states[at + j] = state if begin <= j < end else OUTSIDE
+            states[at + j] = state if parts.begins[k] <= j < parts.ends[k] else OUTSIDE
             shares[at + j] = scratch.shares[0, j] if states[at + j] == BORDER else 1.0
             if states[at + j] == OUTSIDE:
                 shares[at + j] = 0.0
@@ -87,13 +84,13 @@ def leaves_of_runs(synopsis: Synopsis, runs: Ints) -> Iterator[ScopeLeaves]:
 def leaves_cut(synopsis: Synopsis, compiled: CompiledScope) -> Iterator[ScopeLeaves]:
     """Yield the leaves of the groups that a scope cuts."""
     leaves, listed, layout = synopsis.leaves, compiled.listed, synopsis.spec.layout
-    runs, owners = near_runs(leaves, listed, compiled.leaf_filter)
-    for part in _chunks(synopsis, runs):
-        paths = synopsis.paths(runs[part])
+    found = find_parts(leaves, listed, compiled.leaf_filter)
+    for part in _chunks(synopsis, found.runs):
+        own = Parts(*(column[part] for column in found[:-1]), found.leaves)
+        paths = synopsis.paths(own.runs)
         states, shares = np.empty(paths.steps.size, np.uint8), np.empty(paths.steps.size)
-        own = runs[part], owners[part]
-        judge_leaves(leaves, *own, listed, layout, compiled.leaf_filter, states, shares)
-        yield ScopeLeaves(runs[part], paths, states, shares * paths.counts)
+        judge_leaves(leaves, own, listed, layout, compiled.leaf_filter, states, shares)
+        yield ScopeLeaves(own.runs, paths, states, shares * paths.counts)
 
 
 def leaves_in(synopsis: Synopsis, compiled: CompiledScope) -> Iterator[ScopeLeaves]:

@@ -203,12 +203,15 @@ class SynopsisSpec:
         """Names and types of the features, for predicates."""
         return pa.schema([(feature.name, feature.type) for feature in self.features])
 
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {feature.name: k for k, feature in enumerate(self.features)}
+
     def index(self, name: str, *, numeric: bool = False) -> int:
         """Return the position of a feature; raises `ConfigError` if there is none."""
-        names = [feature.name for feature in self.features]
-        if name not in names:
-            raise ConfigError("feature", name, f"one of {', '.join(names)}")
-        position = names.index(name)
+        position = self._positions.get(name)
+        if position is None:
+            raise ConfigError("feature", name, f"one of {', '.join(self._positions)}")
         if numeric and self.features[position].categorical:
             numbers = [feature.name for feature in self.features if not feature.categorical]
             raise ConfigError("feature", name, f"a number: one of {', '.join(numbers)}")

@@ -27,6 +27,7 @@ from roost.model.columns import convert, one_array, times_as_int
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import map_arrays, write_arrays
 from roost.synopsis.bins import Bins, feature_values, learn_bins
+from roost.synopsis.frame import Frame, GroupIndex, GroupSums, PlaneTable, StoredFrame
 from roost.synopsis.leaves import Leaves, Paths, pack, unpack
 from roost.synopsis.paths import combine, join_leaves, rank_keys, sort_rows
 from roost.synopsis.records import (
@@ -70,14 +71,6 @@ class SmallRows(NamedTuple):
         return SmallRows(*(column[rows] for column in self))
 
 
-class PlaneTable(NamedTuple):
-    """Extremes and mean of the values by feature and code of the leaves."""
-
-    lows: Floats
-    highs: Floats
-    means: Floats
-
-
 @dataclass(frozen=True, eq=False)
 class Synopsis:
     """A sketch of a table of points; immutable.
@@ -118,9 +111,14 @@ class Synopsis:
         return np.asarray(groups << self.spec.rest_bits | rest)
 
     @cached_property
-    def boxes(self) -> Floats:
-        """Bounds of the places, then of the groups: a query judges all of them at once."""
-        return frozen(np.concatenate([self.places.bounds, self.groups.bounds]))
+    def frame(self) -> StoredFrame:
+        """The arrays that queries read, for compiled loops."""
+        groups = self.groups
+        index = GroupIndex(groups.keys, groups.times, groups.exact, self.run_starts)
+        sums = GroupSums(groups.sums, groups.squares, groups.products, groups.lows, groups.highs)
+        boxes = np.concatenate([self.places.bounds, groups.bounds])
+        shifts = self.bins.shifts
+        return StoredFrame.of(Frame(self.leaves, index, boxes, self.plane_table, sums, shifts))
 
     @cached_property
     def plane_table(self) -> PlaneTable:

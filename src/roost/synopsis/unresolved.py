@@ -15,10 +15,11 @@ from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.bounds import ValueCounts, join_counts
-from roost.synopsis.leaves import COUNT, Leaves, read_field
-from roost.synopsis.narrowing import Moments, RowCounts, moments_of, predicate_rows
+from roost.synopsis.frame import open_frame
+from roost.synopsis.leaves import COUNT, read_field
+from roost.synopsis.narrowing import NO_MOMENTS, GroupMoments, RowCounts, moments_of, predicate_rows
 from roost.synopsis.records import pair_index
-from roost.synopsis.scan import GroupList, LeafFilter, judge_run, make_scratch, near_runs
+from roost.synopsis.scan import GroupList, LeafFilter, find_parts, judge_run, make_scratch
 from roost.synopsis.scope import CompiledScope, Scope, compile_scope, postfix
 from roost.synopsis.spec import KeyLayout
 from roost.synopsis.synopsis import Synopsis
@@ -39,22 +40,18 @@ def features_of(synopsis: Synopsis, predicate: str | None) -> set[int]:
 
 @njit(cache=True, nogil=True)
 def _count_groups(
-    leaves: Leaves, groups: GroupList, layout: KeyLayout, leaf_filter: LeafFilter, out: Floats
+    addresses: Ints, groups: GroupList, layout: KeyLayout, leaf_filter: LeafFilter, out: Floats
 ) -> Whole:  # pragma: no cover - compiled
     """Add up rows by group: inside, possible, estimated; returns the number of leaves read."""
-    runs, owners = near_runs(leaves, groups, leaf_filter)
-    scratch = make_scratch(leaves, runs, leaf_filter.program.size)
-    read: Whole = 0
-    for at in range(runs.size):
-        run, g = runs[at], owners[at]
-        start, slot, timed = groups.starts_us[g], groups.slots[g], groups.timed[g] > 0
-        begin, end, inside = judge_run(
-            leaves, run, start, slot, timed, layout, leaf_filter, scratch
-        )
-        size = np.int64(leaves.sizes[run])
-        read += size
+    leaves = open_frame(addresses).leaves
+    parts = find_parts(leaves, groups, leaf_filter)
+    scratch = make_scratch(leaves, parts.runs, leaf_filter.program.size)
+    for at in range(parts.runs.size):
+        run, g, inside = parts.runs[at], parts.owners[at], parts.inside[at]
+        if not inside:
+            judge_run(leaves, run, groups, g, layout, leaf_filter, scratch)
         read_field(leaves, run, COUNT, scratch.numbers)
-        for k in range(begin, end):
+        for k in range(parts.begins[at], parts.ends[at]):
             count = scratch.numbers[k]
             if inside or scratch.states[0, k] == INSIDE:
                 for column in range(3):
@@ -62,15 +59,15 @@ def _count_groups(
             elif scratch.states[0, k] == BORDER:
                 out[1, g] += count
                 out[2, g] += count * scratch.shares[0, k]
-    return read
+    return parts.leaves
 
 
 def _scan_groups(synopsis: Synopsis, compiled: CompiledScope) -> tuple[RowCounts, int]:
     out = np.zeros((3, compiled.listed.slots.size))
     if not out.size:
         return RowCounts(*out), 0
-    layout, leaf_filter = synopsis.spec.layout, compiled.leaf_filter
-    read = _count_groups(synopsis.leaves, compiled.listed, layout, leaf_filter, out)
+    layout, addresses = synopsis.spec.layout, synopsis.frame.addresses
+    read = _count_groups(addresses, compiled.listed, layout, compiled.leaf_filter, out)
     return RowCounts(*out), int(read)
 
 
@@ -109,11 +106,12 @@ def count_listed(
 
 def unresolved_counts(
     synopsis: Synopsis, scope: Scope, compiled: CompiledScope, feature: int, *, exact: bool
-) -> tuple[ValueCounts, Moments | None, int]:
+) -> tuple[ValueCounts, GroupMoments, int]:
     """Return entries for the listed groups by a dropped feature, and the number of leaves read.
 
     With ``exact``, one entry bounds the rows of a group, and moments narrow it; two more, at the
     mean minus and plus a standard deviation, only estimate. Otherwise there is one for each bin.
+    Moments are those of the first entries.
     """
     found, read = count_listed(synopsis, scope, compiled)
     at = _positions(synopsis, compiled)
@@ -122,7 +120,7 @@ def unresolved_counts(
     unknown = _unknown_entries(synopsis, at[~known], feature, missing)
     at, found = at[known], RowCounts(*(column[known] for column in found))
     if not exact:
-        return join_counts([_bin_entries(synopsis, at, feature, found), unknown]), None, read
+        return join_counts([_bin_entries(synopsis, at, feature, found), unknown]), NO_MOMENTS, read
     moments, shift = moments_of(synopsis, at, feature), synopsis.bins.shifts[feature]
     expected = found.value * moments.rows / np.maximum(synopsis.groups.counts[at], 1)
     spread = np.sqrt(moments.squares / np.maximum(moments.rows, 1.0))
@@ -130,8 +128,7 @@ def unresolved_counts(
         _points(shift + moments.means + side * spread, expected / 2.0) for side in (-1.0, 1.0)
     ]
     entries = _group_entries(synopsis, at, found, feature, feature)
-    counts = join_counts([entries, *points, unknown])
-    return counts, moments.padded(counts.lows.size), read
+    return join_counts([entries, *points, unknown]), moments, read
 
 
 def unresolved_pairs(
