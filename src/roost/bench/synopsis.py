@@ -112,7 +112,7 @@ def run(quick: bool) -> Measured:
         draw = Draw(weather, SEED)
         questions = [draw.any() for _ in range(QUERIES_QUICK if quick else QUERIES)]
         truths = [oracle.value(question.sql, question.scope) for question in questions]
-        broken, width, by_kind = check_bounds(synopsis, questions, truths)
+        broken, widths, by_kind = check_bounds(synopsis, questions, truths)
         for share in BUDGETS:
             rows.append(trade_off(full, share, memory, questions, truths, arrow))
     # Set sketches cannot be divided by age.
@@ -126,7 +126,7 @@ def run(quick: bool) -> Measured:
         "bytes_ratio_parquet": parquet_bytes(weather.table) / synopsis.nbytes,
         **speed,
         "bounds_broken": broken,
-        "bound_width": width,
+        **widths,
         "rows_per_s_per_core": rate,
         **ageing,
         **engine,
@@ -144,6 +144,7 @@ def run(quick: bool) -> Measured:
             "leaves": ("leaves", ",.0f"),
             "bins of planes": ("planes", ""),
             "width": ("bound_width", ".3f"),
+            "random": ("bound_width_random", ".3f"),
             "broken": ("bounds_broken", ",.0f"),
         },
         more={
@@ -293,8 +294,11 @@ def measure_speed(synopsis: Synopsis, weather: Weather, oracle: Oracle, quick: b
 
 def check_bounds(
     synopsis: Synopsis, questions: list[Question], truths: list[float | None]
-) -> tuple[int, float, dict[str, Row]]:
-    """Return the broken bounds, the median width of counts, and both by kind of query."""
+) -> tuple[int, Row, dict[str, Row]]:
+    """Return the broken bounds, the median width of counts, and both by kind of query.
+
+    The width is that of all counts, of those with recorded constants, and of the others.
+    """
     pairs = [
         (question, question.run(synopsis), truth)
         for question, truth in zip(questions, truths, strict=True)
@@ -311,7 +315,11 @@ def check_bounds(
         failed = sum(id(question) in broken for question, _, _ in own)
         width = median(widths) if widths else 0.0
         kinds[kind] = {"queries": len(own), "broken": failed, "median_width": width}
-    return len(broken), median(widths_of(pairs)), kinds
+    widths: Row = {"bound_width": median(widths_of(pairs))}
+    for key, recorded in (("recorded", True), ("random", False)):
+        own = [pair for pair in pairs if pair[0].recorded is recorded]
+        widths[f"bound_width_{key}"] = median(widths_of(own))
+    return len(broken), widths, kinds
 
 
 def breaks(result: SynopsisResult, truth: float | None) -> bool:
@@ -334,14 +342,14 @@ def trade_off(
 ) -> Row:
     """Measure the width of bounds at a share of the budget."""
     fitted = fit_memory(full, int(share * memory))
-    broken, width, _ = check_bounds(fitted, questions, truths)
+    broken, widths, _ = check_bounds(fitted, questions, truths)
     return {
         "budget": share,
         "mb": fitted.nbytes / 1e6,
         "bytes_ratio": arrow / fitted.nbytes,
         "leaves": fitted.leaf_count,
         "planes": " ".join(map(str, fitted.bins.plane_counts)),
-        "bound_width": width,
+        **widths,
         "bounds_broken": broken,
     }
 

@@ -175,7 +175,7 @@ def _questions(draw: Draw, queries: int) -> Iterator[tuple[str, list[Question]]]
             if kind == "region":
                 scope = replace(scope, shape=draw.circle(100.0, 1_000.0))
             if kind == "count":
-                scope = replace(scope, predicate=draw.predicate())
+                scope = replace(scope, predicate=draw.predicate(recorded=True))
             name = "count" if kind == "count" else "mean"
             questions.append(Question(name, draw.features(0 if kind == "count" else 1), scope))
         yield kind, questions

@@ -130,6 +130,7 @@ class Question:
     features: tuple[str, ...]
     scope: Scope
     rank: float = 0.5
+    recorded: bool = True  # the constants of the predicate are values of the rows
 
     def run(self, synopsis: Sketch) -> SynopsisResult:
         """Return the result of the synopsis."""
@@ -201,11 +202,15 @@ class Draw:
             return Box(float(x - width), float(y - height), float(x + width), float(y + height))
         return None
 
-    def predicate(self) -> str:
-        """Draw one or two conditions with values that occur."""
+    def predicate(self, recorded: bool) -> str:
+        """Draw one or two conditions, with recorded values or any between the extremes."""
         conditions = []
         for name in self.features(int(self.rng.integers(1, 3))):
-            low, high = sorted(float(v) for v in self.rng.choice(self.values[name], 2))
+            values = self.values[name]
+            drawn = self.rng.choice(values, 2)
+            if not recorded:
+                drawn = self.rng.uniform(values.min(), values.max(), 2).astype(np.float32)
+            low, high = sorted(float(v) for v in drawn)
             kind = self.rng.integers(3)
             if kind == 0:
                 conditions.append(f"{name} > {low!r}")
@@ -237,10 +242,11 @@ class Draw:
         since, until = self.times()
         hours = self.slot() if self.rng.random() < 0.5 else None
         scope = Scope(self.place(), since, until, hours)
+        recorded = bool(self.rng.random() < 0.5)
         if kind == "count" or self.rng.random() < 0.5:
-            scope = replace(scope, predicate=self.predicate())
+            scope = replace(scope, predicate=self.predicate(recorded))
         number = {"count": 0, "correlation": 2}.get(kind, 1)
-        return Question(kind, self.features(number), scope, float(self.rng.random()))
+        return Question(kind, self.features(number), scope, float(self.rng.random()), recorded)
 
 
 def batches(table: pa.Table, rows: int) -> Iterator[pa.Table]:
