@@ -307,13 +307,13 @@ def check_bounds(
     kinds: dict[str, Row] = {}
     for kind in sorted({question.kind for question in questions}):
         own = [pair for pair in pairs if pair[0].kind == kind]
-        widths = [
+        own_widths = [
             result.high - result.low
             for _, result, truth in own
             if truth and result.low is not None and result.high is not None
         ]
         failed = sum(id(question) in broken for question, _, _ in own)
-        width = median(widths) if widths else 0.0
+        width = median(own_widths) if own_widths else 0.0
         kinds[kind] = {"queries": len(own), "broken": failed, "median_width": width}
     widths: Row = {"bound_width": median(widths_of(pairs))}
     for key, recorded in (("recorded", True), ("random", False)):
