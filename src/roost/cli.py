@@ -142,7 +142,7 @@ def _add_bench(commands: Any) -> None:
         description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
     names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot, guard, strategies, "
-    names += "reconfigure, operators or synopsis"
+    names += "reconfigure, operators, synopsis or elastic"
     bench.add_argument("name", metavar="NAME", help=names)
     bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(

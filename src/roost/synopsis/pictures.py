@@ -118,9 +118,8 @@ def total(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> Synopsis
         return SynopsisResult(None, None, None, records)
     bounds = Interval(average.low, average.high).times(Interval(rows.low or 0.0, rows.high or 0.0))
     margin = 4.0 * EPSILON * max(abs(bounds.low), abs(bounds.high))
-    bounds = bounds.widened(margin)
     value = None if average.value is None or rows.value is None else average.value * rows.value
-    return SynopsisResult(value, *bounds, records)
+    return SynopsisResult(value, bounds.low - margin, bounds.high + margin, records)
 
 
 def _span(synopsis: Sketch, scope: Scope) -> tuple[int, int]:

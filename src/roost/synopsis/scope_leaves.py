@@ -86,7 +86,11 @@ def leaves_cut(synopsis: Synopsis, compiled: CompiledScope) -> Iterator[ScopeLea
     leaves, listed, layout = synopsis.leaves, compiled.listed, synopsis.spec.layout
     found = find_parts(leaves, listed, compiled.leaf_filter)
     for part in _chunks(synopsis, found.runs):
-        own = Parts(*(column[part] for column in found[:-1]), found.leaves)
+        own = Parts(
+            *(found.runs[part], found.owners[part], found.begins[part], found.ends[part]),
+            found.inside[part],
+            found.leaves,
+        )
         paths = synopsis.paths(own.runs)
         states, shares = np.empty(paths.steps.size, np.uint8), np.empty(paths.steps.size)
         judge_leaves(leaves, own, listed, layout, compiled.leaf_filter, states, shares)
