@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost.cli import main
+from roost.commands import terminal
 from roost.commands.queries import QueryService
 from roost.errors import RequestError
 from roost.guard.tally import Tally
@@ -25,6 +26,7 @@ from roost.model.columns import stream_bytes
 from roost.model.records import TIME_MIN, Box, Query, Terminate
 from roost.model.schemas import request_schema
 from roost.model.space import Coordinates, Rect, Space
+from roost.queries import guard_state
 from roost.queries import live as queries_module
 from roost.queries.admission import Rules
 from roost.queries.guard_state import (
@@ -32,6 +34,7 @@ from roost.queries.guard_state import (
     REPLAYS_MAX,
     UNBLOCK,
     GuardCommand,
+    GuardReader,
     GuardState,
     decisions,
     send,
@@ -154,6 +157,7 @@ class Reference:
         self.position = 0
         self.waiting_requests: list[dict[str, Any]] = []
         self.waiting: list[GuardCommand] = []
+        self.snapshots: list[str] = []  # users of snapshot queries that no batch has counted
         self._appended: set[tuple[str, int]] = set()
         self._fresh: dict[str, str] = {}  # registered in the block that admission has now
 
@@ -165,11 +169,18 @@ class Reference:
             else:
                 self.blocked.pop(command.user, None)
         self.waiting.clear()
+        self.counts.update((user, "register") for user in self.snapshots)
+        self.snapshots.clear()
         for user in sorted(user for user in self.blocked if self._going(user)):
             mark = (user, self.blocked[user][1])
             if mark not in self._appended:
                 self.waiting_requests.append({**evict(user), "by the guard": True})
                 self._appended.add(mark)
+
+    def blocked_next(self, user: str) -> bool:
+        """Whether a user is blocked once the waiting commands are applied."""
+        own = [command.action == BLOCK for command in self.waiting if command.user == user]
+        return own[-1] if own else user in self.blocked
 
     def _going(self, user: str) -> bool:
         going, since = self.blocked.get(user, (False, 0))
@@ -242,9 +253,10 @@ requests = st.one_of(
 )
 commands = st.builds(GuardCommand, st.sampled_from([BLOCK, BLOCK, UNBLOCK]), users, st.just("test"))
 evictions = st.builds(GuardCommand, st.just(BLOCK), users, st.just("test"), st.just(True))
+snapshots = st.tuples(st.just("snapshot"), users)
 steps = st.lists(
     st.one_of(
-        requests, requests, requests, commands, evictions,
+        requests, requests, requests, commands, evictions, snapshots,
         st.sampled_from(["replay", "crash", "empty", "torn replay"]),
     ),
     max_size=40,
@@ -278,7 +290,9 @@ def test_any_order_and_any_crash_give_the_result_of_the_log(
 ) -> None:
     directory = Directory(tmp_path_factory.mktemp("state"))
     reference = Reference()
-    with closing(directory):
+    other = Store(directory.folder, durable=False)  # of a process that runs snapshot queries
+    reader = GuardReader(other)
+    with closing(directory), closing(other):
         for step in [*steps, "replay", "crash", "replay"]:
             if step == "replay":
                 reference.apply_commands()
@@ -291,6 +305,15 @@ def test_any_order_and_any_crash_give_the_result_of_the_log(
                 directory.crash()
             elif step == "empty":
                 directory.append_nothing()
+            elif isinstance(step, tuple):
+                _, user = step
+                try:
+                    reader.reject_blocked([user])
+                    reader.count_snapshot(user)
+                    reference.snapshots.append(user)
+                    assert not reference.blocked_next(user)
+                except RequestError as refusal:
+                    assert refusal.reason == "blocked" and reference.blocked_next(user)
             elif isinstance(step, GuardCommand):
                 send(directory.store, step)
                 reference.waiting.append(step)
@@ -584,6 +607,101 @@ def test_the_number_of_tallies_is_bounded(directory) -> None:
         assert len(directory.store.items("guard_tallies")) <= REPLAYS_MAX
     directory.crash()
     assert directory.counts() == {"ann": (3 * REPLAYS_MAX, 0)}
+
+
+# -- snapshot queries
+
+
+def test_snapshot_queries_are_counted_with_the_next_batch_and_survive_a_crash(directory) -> None:
+    directory.append(register("a"))
+    directory.replay()
+    with closing(Store(directory.folder, durable=False)) as other:
+        reader = GuardReader(other)
+        for user in ("ann", "eve", "ann"):
+            reader.reject_blocked([user])
+            reader.count_snapshot(user)
+    assert directory.counts() == {"ann": (1, 0)}
+    before = directory.store.get("guard", "state")
+    directory.replay()
+    after = directory.store.get("guard", "state")
+    assert directory.counts() == {"ann": (3, 0), "eve": (1, 0)}
+    assert after["file"] == before["file"], "the full state is not written for them"
+    assert decisions(directory.store) == []
+    directory.crash()
+    directory.replay()
+    assert directory.counts() == {"ann": (3, 0), "eve": (1, 0)}
+    assert directory.state.guard.gate.counted == 1, "they have no log position"
+
+
+def test_commands_of_snapshot_queries_do_not_accumulate(directory) -> None:
+    reader = GuardReader(directory.store)
+    for _ in range(3 * REPLAYS_MAX):
+        for _ in range(3):
+            reader.reject_blocked(["ann"])
+            reader.count_snapshot("ann")
+        directory.replay()
+        assert len(directory.store.commands.after(0)) <= 3
+        assert len(directory.store.items("guard_tallies")) <= REPLAYS_MAX
+    directory.crash()
+    assert directory.counts() == {"ann": (9 * REPLAYS_MAX, 0)}
+
+
+def test_the_guard_is_read_again_only_after_a_decision(directory, monkeypatch) -> None:
+    loads = []
+    real = guard_state.load_guard
+    monkeypatch.setattr(guard_state, "load_guard", lambda store: loads.append(1) or real(store))
+    reader = GuardReader(directory.store)
+    for _ in range(5):
+        reader.reject_blocked(["ann", "eve"])
+        reader.count_snapshot("ann")
+        directory.replay()
+    assert len(loads) == 1
+    send(directory.store, GuardCommand(BLOCK, "eve", "by hand"))
+    with pytest.raises(RequestError, match="'eve' is blocked"):
+        reader.reject_blocked(["eve"])
+    assert len(loads) == 1, "a command is applied to the guard that is known"
+    directory.replay()
+    with pytest.raises(RequestError, match="'eve' is blocked"):
+        reader.reject_blocked(["ann", "eve"])
+    assert len(loads) == 2
+
+
+def test_without_a_guard_snapshot_queries_leave_no_trace(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        reader = GuardReader(store)
+        reader.reject_blocked(["ann"])
+        reader.count_snapshot("ann")
+        assert store.commands.after(0) == []
+
+
+def test_a_user_that_is_no_text_is_refused_with_the_reason(directory) -> None:
+    with pytest.raises(RequestError, match="UTF-8") as refusal:
+        GuardReader(directory.store).reject_blocked(["ev\udcff"])
+    assert refusal.value.reason == "wrong_type"
+
+
+def test_the_command_line_refuses_snapshots_of_blocked_users(
+    directory, capsys, monkeypatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(terminal, "run_snapshot", started)
+    state = str(directory.folder)
+    reader = GuardReader(directory.store)
+    reader.reject_blocked(["ann"])
+    reader.count_snapshot("ann")
+    assert main(["guard", "block", "eve", "--reason", "spam", "--state", state]) == 0
+    capsys.readouterr()
+    assert main(["snapshot", state, "--user", "eve"]) == 3
+    err = " ".join(capsys.readouterr().err.split())
+    assert "blocked: user 'eve' is blocked since position -1 of the query log, by an" in err
+    for user in (["--user", "ann"], []):
+        with pytest.raises(AssertionError, match="Spark was started"):
+            main(["snapshot", state, *user])
+    assert main(["guard", "list", "--json", "--state", state]) == 0
+    waiting = json.loads(capsys.readouterr().out)["waiting"]
+    assert [item["user"] for item in waiting] == ["eve"], "snapshot queries are no commands"
 
 
 # -- the query service and the command

@@ -18,10 +18,12 @@ from guard_driver import SEED, counted, play
 from pyspark.sql import DataFrame, SparkSession
 
 from guard_scenario import GuardScenario, blocked_users
-from roost import Pipeline, RunConfig
+from roost import Box, Pipeline, RunConfig
+from roost.cli import main
 from roost.commands.queries import QueryService
 from roost.engine import pipeline as engine
-from roost.errors import SourceError
+from roost.engine.snapshot import Snapshots
+from roost.errors import RequestError, SourceError
 from roost.guard.tally import Tally
 from roost.model.choices import Strategy
 from roost.model.records import TIME_MIN
@@ -29,6 +31,7 @@ from roost.model.space import Coordinates, Rect
 from roost.queries.guard_state import BLOCK, GuardCommand, GuardState, decisions, load_guard, send
 from roost.runtime import records
 from roost.storage.store import Store
+from roost.window.snapshot import SnapshotQuery
 
 pytestmark = pytest.mark.spark
 
@@ -108,6 +111,41 @@ def test_blocked_users_stay_blocked_after_a_crash(
             for slot in range(segment.size):
                 if segment.users[slot].as_py() in scenario.malicious and slot not in ended:
                     assert int(segment.created_position[slot]) <= block["position"]
+
+
+def test_snapshot_queries_pass_the_guard(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = GuardScenario("crowd", SEED, batches=4)
+    scenario.write(tmp_path)
+    more = {"window.kind": "count", "window.length": 2_000, "guard.round": 1e6}
+    config = scenario.config(tmp_path, Strategy.GLOBAL, **more)
+    state = config.out.state_dir
+    counted: list[dict[str, tuple[int, int]]] = []
+
+    def on_batch(commit: records.Commit) -> None:
+        assert pipeline._loop is not None and pipeline._loop.guard is not None
+        counted.append(users_of(pipeline._loop.guard))
+        if commit.batch_id == 0:
+            pipeline.snapshot(Box(0.0, 0.0, 0.5, 0.5), user_id="eve")
+            pipeline.snapshot()
+            with closing(Snapshots(state, spark, points_here=0)) as other:
+                other.run(SnapshotQuery(user_id="eve"))
+                with pytest.raises(RequestError, match="x0 is greater"):
+                    other.run(SnapshotQuery(Box(1.0, 0.0, 0.0, 1.0), user_id="eve"))
+        if commit.batch_id == 1:
+            assert main(["snapshot", str(state), "--user", "eve", "--aggregate", "count"]) == 0
+            assert main(["guard", "block", "eve", "--state", str(state)]) == 0
+        if commit.batch_id in (1, 2):  # the run has applied the command for batch 2
+            with pytest.raises(RequestError, match="'eve' is blocked"):
+                pipeline.snapshot(user_id="eve")
+            assert main(["snapshot", str(state), "--user", "eve"]) == 3
+            assert "user 'eve' is blocked" in capsys.readouterr().err
+
+    with Pipeline(config, spark=spark, on_batch=on_batch, seed=1) as pipeline:
+        pipeline.run()
+    assert [found.get("eve") for found in counted] == [None, (2, 0), (3, 0), (3, 0)]
+    assert [found.get("local") for found in counted] == [None, (1, 0), (1, 0), (1, 0)]
 
 
 # -- requests as a stream

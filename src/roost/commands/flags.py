@@ -86,4 +86,5 @@ def snapshot_query_of(arguments: argparse.Namespace, rules: Rules) -> SnapshotQu
         read_instant(arguments.until, rules, "--until"),
         None if arguments.aggregate is None else parse_aggregates(arguments.aggregate),
         arguments.nearest,
+        arguments.user,
     )

@@ -13,6 +13,7 @@ from roost.guard import Guard
 from roost.guard.guard import BY_OPERATOR
 from roost.queries.guard_state import (
     BLOCK,
+    SNAPSHOT,
     UNBLOCK,
     GuardCommand,
     GuardState,
@@ -61,6 +62,7 @@ def guard_listing(store: Store) -> dict[str, Any]:
         "waiting": [
             {"action": command.action, "user": command.user, "reason": command.reason}
             for _, command in pending(store, applied)
+            if command.action != SNAPSHOT
         ],
     }
 

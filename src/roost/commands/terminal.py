@@ -31,7 +31,7 @@ from roost.commands.synopsis import (
 )
 from roost.errors import ConfigError
 from roost.model.records import TIME_MAX, TIME_MIN
-from roost.queries.guard_state import BLOCK
+from roost.queries.guard_state import BLOCK, GuardReader
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
 from roost.synopsis.catalogue import Catalogue
@@ -117,6 +117,7 @@ def snapshot_command(arguments: argparse.Namespace) -> None:
         raise ConfigError("STATE_DIR", str(arguments.state), takes)
     with closing(Store(arguments.state, durable=False)) as store:
         query = snapshot_query_of(arguments, rules_of(store))
+        GuardReader(store).reject_blocked([query.user_id])  # before Spark starts
     result = run_snapshot(arguments.state, query, arguments.master, encrypt=arguments.encrypt)
     if arguments.out is None:
         _print_result(result, arguments.limit)

@@ -116,6 +116,7 @@ class Pipeline(BasePipeline):
         until: Instant | None = None,
         aggregate: str | None = None,
         nearest: int | None = None,
+        user_id: str = "local",
     ) -> DataFrame:
         """Query the current window; may be called while the stream runs.
 
@@ -123,10 +124,11 @@ class Pipeline(BasePipeline):
         aggregates, such as ``count, avg(fare)``. ``where`` is a condition on the attributes, as in
         queries; event times are in ``[since, until)``. ``nearest`` limits the result to so many
         points, nearest to the centre of a circle, whose radius may be infinite. The column
-        ``at_batch`` and its metadata hold the number of the batch whose window was read.
+        ``at_batch`` and its metadata hold the number of the batch whose window was read. The guard
+        counts the query for the user, and raises :class:`RequestError` if the user is blocked.
         """
         spec = None if aggregate is None else parse_aggregates(aggregate)
-        query = SnapshotQuery(shape, where, since, until, spec, nearest)
+        query = SnapshotQuery(shape, where, since, until, spec, nearest, user_id)
         return self.snapshots.frame(query)
 
     @property

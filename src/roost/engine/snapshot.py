@@ -5,8 +5,11 @@ few tasks, and the tasks' results are merged. A Spark task costs tens of millise
 the scan of a few zones of mapped files, so a query of few points runs in the calling process.
 
 A lease pins the files of the queried batch, so queries may run beside the stream, in other threads
-or processes. Large results do not pass through the driver: tasks write them to files in the state
-directory, which the DataFrame reads and :meth:`Snapshots.close` deletes.
+or processes. The guard refuses queries of blocked users. An admitted one is appended to the command
+log, and the run counts it with its next batch.
+
+Large results do not pass through the driver: tasks write them to files in the state directory,
+which the DataFrame reads and :meth:`Snapshots.close` deletes.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from roost.engine.worker import CACHE
 from roost.errors import StateError
 from roost.queries.admission import Rules
+from roost.queries.guard_state import GuardReader
 from roost.queries.rules import rules_of
 from roost.queries.snapshots import check_snapshot
 from roost.stages.joins import deal
@@ -122,6 +126,7 @@ class Snapshots:
             raise StateError(f"{folder} is not a state directory: it has no state.db")
         self._spark = spark
         self._store = Store(folder, durable=False)
+        self._guard = GuardReader(self._store)
         self._points_here = points_here
         self._cache = WorkerCache()
         self._lock = threading.Lock()
@@ -143,8 +148,8 @@ class Snapshots:
     def run(self, query: SnapshotQuery) -> SnapshotResult:
         """Query the window of the newest batch.
 
-        Raises :class:`RequestError` or :class:`ConfigError` for an invalid query, and
-        :class:`StateError` if there is no window.
+        Raises :class:`RequestError` for an invalid query or a blocked user, :class:`ConfigError`
+        for an aggregate that does not fit, and :class:`StateError` if there is no window.
         """
         batch_id, small, files = self._run(query, for_spark=False)
         large = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in files]
@@ -167,6 +172,8 @@ class Snapshots:
 
     def _run(self, query: SnapshotQuery, *, for_spark: bool) -> tuple[int, pa.Table, list[str]]:
         """Return the batch, the merged small results and the files of the large ones."""
+        with self._lock:
+            self._guard.reject_blocked([query.user_id])
         with self._pinned() as view:
             batch_id = view.batch_id
             if batch_id is None:
@@ -174,6 +181,8 @@ class Snapshots:
             with self._lock:
                 rules, columns = self._schema(view)
             check_snapshot(query, rules)
+            with self._lock:
+                self._guard.count_snapshot(query.user_id)
             window = window_files(self._store)
             scans = plan_scans(view, WindowFiles(window, self._cache), rules.space, query)
             points = sum(scan.likely for scan in scans)

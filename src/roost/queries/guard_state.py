@@ -6,9 +6,11 @@ full state is one large file. It is written when the guard has decided or observ
 then each replay of the log adds one small row of counts.
 
 Operators append commands, also while a run has the guard in memory; the run applies them before
-its next batch. To terminate a blocked user's queries, the run appends a request with the operation
-``evict`` to the log. So the eviction has a position on which every batch and every replay agrees.
-Any program could append one; it is applied only if the guard decided so, and once.
+its next batch. So do snapshot queries, which are in no query log: their commands are only counted.
+
+To terminate a blocked user's queries, the run appends a request with the operation ``evict`` to the
+log. So the eviction has a position on which every batch and every replay agrees. Any program could
+append one; it is applied only if the guard decided so, and once.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import pyarrow as pa
 
 from roost.errors import RequestError, StateError
 from roost.guard import Guard, GuardDecision
+from roost.guard.loops import REGISTERS
 from roost.guard.tally import Tally
 from roost.guard.users import shown
 from roost.model.records import TIME_MIN, Reason
@@ -32,7 +35,7 @@ from roost.queries.versions import version_at
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store, View
 
-BLOCK, UNBLOCK = "block", "unblock"
+BLOCK, UNBLOCK, SNAPSHOT = "block", "unblock", "snapshot"
 STATE, TALLIES, LOG = "guard", "guard_tallies", "guard_log"
 # Replays after which the full state is written, so that the number of tallies is bounded.
 REPLAYS_MAX = 64
@@ -41,11 +44,11 @@ INLINE_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class GuardCommand:
-    """Command of an operator to ``BLOCK`` or ``UNBLOCK`` a user."""
+    """Command of an operator to ``BLOCK`` or ``UNBLOCK`` a user, or a ``SNAPSHOT`` query of one."""
 
     action: str
     user: str
-    reason: str
+    reason: str = ""
     evict: bool = False
 
 
@@ -69,14 +72,6 @@ def decisions(view: View, limit: int | None = None) -> list[dict[str, Any]]:
     last = view.last(LOG)
     after = None if last is None or limit is None else last[0] - limit
     return [row for _, row in view.items(LOG, after)]
-
-
-def stamp(store: Store) -> tuple[Any, ...]:
-    """Return a value that changes whenever the set of blocked users may have changed."""
-    with store.view() as view:
-        last, state = view.last(LOG), view.get(STATE, "state")
-    applied = -1 if state is None else state["applied"]
-    return None if last is None else last[0], applied, len(pending(store, applied))
 
 
 def load_guard(store: Store) -> tuple[Guard, int] | None:
@@ -136,9 +131,12 @@ class GuardState:
         """Load the guard as it will be at the next batch, without changing the store."""
         found = cls.load(store)
         if found is not None:
-            for number, command in pending(store, found._applied):
-                found._apply(number, command)
+            found.foresee()
         return found
+
+    def foresee(self) -> None:
+        """Apply new commands as the next batch will, without changing the store."""
+        self._apply_all(pending(self._store, self._applied))
 
     @classmethod
     def begin(cls, store: Store, seed: int, users_max: int) -> GuardState:
@@ -153,22 +151,29 @@ class GuardState:
         """Add the counts of a replay; returns the facts to record with its index version."""
         tally = replay.tally()
         self.guard.gate.add(tally, replay.rows, self.guard.round)
-        if not record:
-            return []
+        return [self._tallied(tally)] if record else []
+
+    def _tallied(self, tally: Tally) -> Fact:
+        """Return the fact that records counts which the gate has added."""
         self._replays += 1
         last = self._store.last(TALLIES)
         number = 1 if last is None else last[0] + 1
         row = _written(self._files, tally.to_bytes(), "tally", inline=INLINE_MAX)
-        return [Fact(TALLIES, number, {"counted": replay.rows, **row})]
+        return Fact(TALLIES, number, {"counted": self.guard.gate.counted, **row})
 
     def apply_commands(self, log: QueryLog) -> None:
-        """Apply the commands of operators, and append pending evictions to the log."""
+        """Apply and record commands, and append pending evictions to the log."""
         before = self._applied
         commands = pending(self._store, before)
-        rows = [self._apply(number, command) for number, command in commands]
+        rows = self._apply_all(commands)
+        users = [command.user for _, command in commands if command.action == SNAPSHOT]
+        counts = self._count_snapshots(users) if users else None
         if rows or self._replays >= REPLAYS_MAX:
             self.save(rows)
-        if rows:
+        elif counts is not None:
+            state = {**self._store.get(STATE, "state"), "applied": self._applied}
+            self._store.record(self._tallied(counts), Fact(STATE, "state", state))
+        if commands:
             # A reader may just have loaded the state before this one.
             self._store.commands.trim(before)
         for user, (key, position) in sorted(self.guard.blocks.evictions().items()):
@@ -176,6 +181,23 @@ class GuardState:
             if tag not in self._appended:
                 log.append(pa.table({"op": [EVICT], EVICTED: [user]}), tag=tag)
                 self._appended.add(tag)
+
+    def _apply_all(self, commands: Iterable[tuple[int, GuardCommand]]) -> list[dict[str, object]]:
+        """Apply the commands of operators; returns their rows for the decision log."""
+        rows = []
+        for number, command in commands:
+            self._applied = number
+            if command.action != SNAPSHOT:
+                rows.append(self._apply(number, command))
+        return rows
+
+    def _count_snapshots(self, users: list[str]) -> Tally:
+        """Count snapshot queries as requests of the open round."""
+        names = pa.array(users, pa.string())
+        kinds = np.full(len(users), REGISTERS, np.int8)
+        tally, _ = Tally.of(names, self.guard.keys_of(names), kinds)
+        self.guard.gate.add(tally, self.guard.gate.counted, self.guard.round)
+        return tally
 
     def _apply(self, number: int, command: GuardCommand) -> dict[str, object]:
         """Apply a command to requests from now on; returns its row for the decision log."""
@@ -185,7 +207,6 @@ class GuardState:
             self.guard.block(command.user, position, command.reason, evict=command.evict)
         else:
             done = self.guard.unblock(command.user, position, command.reason)
-        self._applied = number
         return {
             "decision": command.action if done else f"{command.action}, which changes nothing",
             "users": [command.user],
@@ -198,7 +219,11 @@ class GuardState:
     def reject_blocked(self, users: Iterable[str]) -> None:
         """Raise :class:`RequestError` if one of the users is blocked."""
         for user in dict.fromkeys(map(str, users)):
-            why = self.guard.gate.refusal(user)
+            try:
+                why = self.guard.gate.refusal(user)
+            except UnicodeEncodeError:
+                detail = f"user_id takes text in UTF-8, got {user!r}"
+                raise RequestError(Reason.WRONG_TYPE.value, detail) from None
             if why is not None:
                 detail = f"user {shown(user)!r} is blocked {why}"
                 raise RequestError(Reason.BLOCKED.value, detail)
@@ -224,6 +249,40 @@ class GuardState:
     def save(self, rows: Iterable[dict[str, object]] = ()) -> None:
         """Record the full state in a transaction of its own."""
         self._store.record(*self.facts(rows))
+
+
+class GuardReader:
+    """Reads the guard of a state directory as it will be at the next batch.
+
+    Reading it again costs little unless a decision was recorded meanwhile.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._decided: int | None = None  # last decision that is known
+        self._state: GuardState | None = None
+
+    def state(self) -> GuardState | None:
+        """Return the guard; None if the state directory has none."""
+        last = self._store.last(LOG)
+        decided = None if last is None else last[0]
+        if self._state is None or decided != self._decided:
+            self._state = GuardState.preview(self._store)
+            self._decided = decided
+        else:
+            self._state.foresee()
+        return self._state
+
+    def reject_blocked(self, users: Iterable[str]) -> None:
+        """Raise :class:`RequestError` if one of the users is blocked."""
+        state = self.state()
+        if state is not None:
+            state.reject_blocked(users)
+
+    def count_snapshot(self, user: str) -> None:
+        """Count a snapshot query as a request of its user, with the next batch."""
+        if self._state is not None:
+            send(self._store, GuardCommand(SNAPSHOT, str(user)))
 
 
 def decision_row(decision: GuardDecision) -> dict[str, object]:

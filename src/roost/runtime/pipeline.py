@@ -22,7 +22,7 @@ from roost.model.choices import Strategy
 from roost.model.records import Request, request_record
 from roost.model.settings import RunConfig, with_settings
 from roost.model.space import Space
-from roost.queries.guard_state import GuardState, stamp
+from roost.queries.guard_state import GuardReader
 from roost.queries.log import QueryLog, open_log
 from roost.runtime.assembly import Hooks, StreamShape, assemble
 from roost.runtime.executor import Executor
@@ -100,7 +100,7 @@ class BasePipeline(ABC):
         self._log: QueryLog | None = None
         self._reader: SynopsisReader | None = None
         self._loop: BatchLoop | None = None
-        self._guard_seen: tuple[tuple[Any, ...], GuardState | None] | None = None
+        self._guard_reader: GuardReader | None = None
 
     def __enter__(self) -> Self:
         """Use the pipeline in a ``with`` block."""
@@ -141,6 +141,14 @@ class BasePipeline(ABC):
             return self._log
 
     @property
+    def _guard(self) -> GuardReader:
+        """Reads the recorded guard."""
+        with self._opening:
+            if self._guard_reader is None:
+                self._guard_reader = GuardReader(self.store)
+            return self._guard_reader
+
+    @property
     def stages(self) -> Sequence[Stage]:
         """The stages of the run; empty before it begins."""
         return () if self._loop is None else self._loop.stages
@@ -150,19 +158,12 @@ class BasePipeline(ABC):
 
         Raises :class:`RequestError` if a user is blocked; then none of the requests is made.
         """
-        guard = self._current_guard()
-        if guard is not None:
-            guard.reject_blocked(request.user_id for request in requests)
-        return self.log.append(requests_table(requests))
-
-    def _current_guard(self) -> GuardState | None:
-        """Return the guard of the run, or the recorded one, read again only after a change."""
+        users = [request.user_id for request in requests]
         if self._loop is not None and self._loop.guard is not None:
-            return self._loop.guard
-        now = stamp(self.store)
-        if self._guard_seen is None or self._guard_seen[0] != now:
-            self._guard_seen = (now, GuardState.preview(self.store))
-        return self._guard_seen[1]
+            self._loop.guard.reject_blocked(users)
+        else:
+            self._guard.reject_blocked(users)
+        return self.log.append(requests_table(requests))
 
     @property
     def synopsis(self) -> SynopsisReader:

@@ -39,7 +39,7 @@ class SnapshotQuery:
     ``docs/queries.md``), and event times are in ``[since, until)``. With ``aggregate``, the result
     is one row instead of the points. With ``nearest``, it is only this many points, those nearest
     to the centre of the shape, which must be a circle; an infinite radius does not limit the
-    distance.
+    distance. The guard counts the query for its user, and refuses it if the user is blocked.
     """
 
     shape: Box | Circle | Polygon | None = None
@@ -48,6 +48,7 @@ class SnapshotQuery:
     until: Instant | None = None
     aggregate: AggregateSpec | None = None
     nearest: int | None = None
+    user_id: str = "local"
 
     @property
     def selection(self) -> Query:
