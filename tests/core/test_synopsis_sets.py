@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,7 @@ def test_parts_and_other_synopses_have_no_sets() -> None:
         (lambda: cardinality(BUILT, ["kind", "wet"]), "wet, kind, level"),
         (lambda: contains(BUILT, {"number": "x"}), "number: got 'x'"),
         (lambda: contains(BUILT, {"user": None}), "neither null nor infinite"),
+        (lambda: contains(BUILT, {"temp": math.inf}), "neither null nor infinite"),
         (lambda: frequency(BUILT, {"number": 2**40}), "int32"),
         (lambda: cardinality(BUILT, ["user"], Scope(Circle(0.0, 0.0, 1.0))), "scope.shape"),
         (lambda: cardinality(BUILT, ["user"], Scope(hours=(1, 2))), "scope.hours"),

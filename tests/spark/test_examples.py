@@ -214,6 +214,17 @@ def check_busiest_geofences(example: Any, spark: Any, out: Path) -> None:
     assert len(greatest) == hours
 
 
+def check_synthetic_forest(example: Any, spark: Any, out: Path) -> None:
+    errors = example.main(out, spark)
+    train, synthetic = (pq.read_table(out / f"{name}.parquet") for name in ("all", "synthetic"))
+    assert synthetic.num_rows == round(example.SHARE * train.num_rows)
+    assert synthetic.schema.names == train.schema.names
+    # No forest is better than the noise; one that knew only the mean would be off by four degrees.
+    spread = float(np.std(train["temp_c"].to_numpy()))
+    assert example.NOISE_C < errors["all"] < errors["synthetic"] * 1.02 < 0.5 * spread
+    assert errors["synthetic"] < 1.05 * errors["all"]
+
+
 CHECKS: dict[str, Callable[[Any, Any, Path], None]] = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())

@@ -34,6 +34,7 @@ from roost.bench.synopsis_cases import (
     widths_of,
 )
 from roost.bench.synopsis_engine import measure_engine
+from roost.bench.synopsis_forest import measure_forests
 from roost.bench.synopsis_models import measure_forecasts
 from roost.model.arrays import Floats, frozen
 from roost.synopsis import (
@@ -90,6 +91,8 @@ TARGETS = {
     "doubled": 0,
     "forecast_ratio_vs_naive": 0.85,
     "forecast_coverage": (0.93, 0.97),
+    "rmse_ratio_10pct": 1.02,
+    "rmse_ratio_vs_sample": 1.01,
 }
 
 
@@ -132,6 +135,8 @@ def run(quick: bool) -> Measured:
         **engine,
         **measure_forecasts(synopsis, weather, SEED + 2, quick),
     }
+    forest, forests = measure_forests(weather.table, spec, BUDGET_PER_ROW, SEED + 3, quick)
+    summary |= forest
     figure = errors_by_bins(weather.table, spec)
     return Measured(
         rows,
@@ -151,6 +156,7 @@ def run(quick: bool) -> Measured:
             "targets": TARGETS,
             "table_1": graph_sizes(weather.table, synopsis),
             "figure_2": figure,
+            "table_3": forests,
             "bounds_by_kind": by_kind,
             "bytes_by_part": bytes_by_part(synopsis),
             "batch_seconds": batch_seconds,

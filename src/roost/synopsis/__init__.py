@@ -29,6 +29,7 @@ from roost.synopsis.statistics import (
     stddev,
 )
 from roost.synopsis.synopsis import Synopsis, build, merge
+from roost.synopsis.synthesis import synthesize
 
 __all__ = [
     "Bands",
@@ -69,4 +70,5 @@ __all__ = [
     "silverman",
     "split_at",
     "stddev",
+    "synthesize",
 ]

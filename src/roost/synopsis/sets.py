@@ -22,7 +22,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
-from roost.model.arrays import Ints, frozen
+from roost.model.arrays import Ints, as_numpy, frozen
 from roost.model.columns import convert, one_array
 from roost.synopsis.bins import Bins, feature_values
 from roost.synopsis.leaves import Bytes, Words
@@ -228,7 +228,9 @@ def item_keys(
 
 
 def _value_bits(column: pa.Array, feature: Feature) -> tuple[Words, Mask]:
-    known = np.asarray(column.is_valid())
+    known = np.ones(len(column), np.bool_)
+    if column.null_count:
+        known = np.asarray(column.is_valid())
     if pa.types.is_string(feature.type):
         offsets, data = column.buffers()[1:]
         ends = np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1]
@@ -236,10 +238,12 @@ def _value_bits(column: pa.Array, feature: Feature) -> tuple[Words, Mask]:
         _hash_texts(frozen(ends), frozen(np.frombuffer(data or b"", np.uint8)), bits)
         return bits, known
     if pa.types.is_floating(feature.type):
-        values = np.asarray(column.cast(pa.float64()).fill_null(math.nan)) + 0.0  # one zero
+        values = as_numpy(column).astype(np.float64) + 0.0  # one zero
         return values.view(np.uint64), np.isfinite(values)
-    numbers = column.cast(pa.int64(), safe=False).fill_null(0)
-    return np.asarray(numbers).view(np.uint64), known
+    numbers = column.cast(pa.int64(), safe=False)
+    if column.null_count:
+        numbers = numbers.fill_null(0)
+    return as_numpy(numbers).view(np.uint64), known
 
 
 def entries_of(records: SetRecords, owner: int) -> Iterator[tuple[int, int]]:
