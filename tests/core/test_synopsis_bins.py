@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import Rows, make_spec, make_table
 
 from roost.errors import ConfigError, SourceError
 from roost.model.space import Coordinates, Rect, Space
@@ -18,6 +17,7 @@ from roost.synopsis.bins import place_edges
 from roost.synopsis.leaves import Paths, pack, unpack
 from roost.synopsis.planes import estimate_distinct, predict
 from roost.synopsis.spec import places_of, run_keys, split_group_keys
+from synopsis_tables import Rows, make_spec, make_table
 
 TABLE = make_table(3, 3_000)
 SPEC = make_spec(TABLE)

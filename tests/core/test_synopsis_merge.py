@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synopsis_tables import NUMBERS, Rows, draw_scope, make_spec, make_table
 
 from roost.errors import ConfigError, StateError
 from roost.storage.files import write_arrays
@@ -30,6 +29,7 @@ from roost.synopsis import (
     quantiles,
     stddev,
 )
+from synopsis_tables import NUMBERS, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(2, 2_500)
 SPEC = make_spec(TABLE)

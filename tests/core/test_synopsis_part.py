@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from synopsis_tables import START_US, Rows, draw_scope, make_spec, make_table
 
 from roost.errors import ConfigError, PredicateError, RequestError
 from roost.model.records import Box, Circle, Polygon
@@ -27,6 +26,7 @@ from roost.synopsis import (
     record_batches,
     select,
 )
+from synopsis_tables import START_US, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(4)
 ROWS = Rows(TABLE)
