@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from properties import examples
 from roost.kernel import Index, build_segment, pack, query_schema, unpack
 from roost.kernel.boxes import SEARCH_MIN
 from roost.kernel.cells import IndexGrid, locate, morton, quantise, sort_points, squeeze
+from roost.kernel.index import Times
 from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import EARTH_RADIUS_M, Coordinates, Rect, Space
@@ -336,6 +338,56 @@ def test_lifetimes_terminations_and_predicates_are_exact():
     expected = brute_force(points, queries, lonlat=False, predicate=fare_above_two)
     assert (2, 3) in expected and (2, 2) not in expected
     assert matched(index, block_of(points)) == expected
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("ended_share", [0.0, 0.02, 1.0])
+def test_terminations_of_any_share_are_exact(timed: bool, ended_share: float):
+    rng = np.random.default_rng(round(100 * ended_share) + timed)
+    queries = []
+    for i in range(900):  # several blocks of slots, the last one not full
+        x, y = rng.uniform(0, 60, 2)
+        query = {"query_id": i, "x0": x, "y0": y, "x1": x + 20, "y1": y + 20}
+        if timed and i % 3 == 0:
+            query |= {"live_from": int(rng.integers(6)), "live_until": int(rng.integers(12))}
+        queries.append(query)
+    slots = rng.permutation(900)[: round(900 * ended_share)].tolist()
+    ended = {slot: int(rng.integers(12)) for slot in slots}
+    index = Index(PLANE, [(segment_of(queries, PLANE), ended)])
+    for slot, until in ended.items():
+        queries[slot]["live_until"] = min(queries[slot].get("live_until", until), until)
+    places = rng.uniform(0, 60, (60, 2)).tolist()
+    points = [{"id": i, "x": x, "y": y, "time": i % 12} for i, (x, y) in enumerate(places)]
+    expected = brute_force(points, queries, lonlat=False)
+    assert expected
+    assert matched(index, block_of(points)) == expected
+
+
+def test_a_termination_costs_little_of_a_large_segment(tmp_path):
+    size = 50_000
+    low = np.random.default_rng(1).uniform(0, 50, (size, 2))
+    columns = {
+        "query_id": [f"query {i}" for i in range(size)],
+        "user_id": ["u"] * size,
+        "kind": np.zeros(size, np.int8),
+        **dict(zip(("x0", "y0", "x1", "y1"), np.hstack([low, low + 1]).T, strict=True)),
+        "live_from": np.full(size, TIME_MIN),
+        "live_until": np.full(size, TIME_MAX),
+    }
+    schema = query_schema(pa.string())
+    rows = [columns.get(field.name, pa.nulls(size, field.type)) for field in schema]
+    write_arrays(tmp_path / "s.seg", pack(build_segment(pa.table(rows, schema=schema), PLANE)))
+    copied = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        opened = unpack(map_arrays(tmp_path / "s.seg"))
+        Times.of(opened, {7: 3})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert opened.ids_at(np.array([7])).to_pylist() == ["query 7"]
+    assert peak < 2 * size  # one lazy byte a query; an array of times would take eight
+    assert pa.total_allocated_bytes() - copied < size  # identifiers stay in the file
 
 
 def test_more_pairs_than_the_buffer_holds():

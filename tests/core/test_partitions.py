@@ -23,6 +23,7 @@ from roost.queries.live import QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
 from roost.queries.partitions import QueryCounts, bounds_of, live_ranges, slots_in
 from roost.queries.versions import IndexVersion, segment_files
+from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 8, Coordinates.PLANE)
@@ -200,7 +201,9 @@ def test_preloading_reads_the_postings_of_the_cells(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any], given: list[Partition]
 ) -> None:
     with closing(Directory(tmp_path_factory.mktemp("state"), given_requests)) as directory:
-        index = open_index(segment_files(directory.store), directory.version.segments, SPACE)
+        index = open_index(
+            segment_files(directory.store), directory.version.segments, SPACE, WorkerCache()
+        )
         bounds = np.array([bounds_of(partition, SPACE) for partition in given])
         size = preload(index, bounds)
         if any(touches(request, partition) for request in given_requests for partition in given):

@@ -29,6 +29,7 @@ from roost.queries.live import TIER, QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
 from roost.queries.versions import segment_files, version_at, versions_between
 from roost.storage.agreement import agree
+from roost.storage.cache import WorkerCache
 from roost.storage.store import Fact, Store
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
@@ -42,6 +43,7 @@ class Directory:
 
     def __init__(self, folder: Path, rules: Rules = RULES) -> None:
         self.folder, self.rules = folder, rules
+        self.cache = WorkerCache()
         self.open()
 
     def open(self) -> None:
@@ -68,7 +70,7 @@ class Directory:
 
     def index(self, position: int | None = None) -> Index:
         version = self.queries.advance(self.log.end() if position is None else position)
-        return open_index(segment_files(self.store), version.segments, SPACE)
+        return open_index(segment_files(self.store), version.segments, SPACE, self.cache)
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +162,16 @@ def test_the_earliest_of_several_terminations_applies(directory: Directory) -> N
     directory.append(terminate("q", at=7))
     assert live_times(directory) == [3, 4]
     assert refusals(directory) == []
+
+
+def test_a_termination_leaves_the_segments_open(directory: Directory) -> None:
+    directory.append(*(register(f"q{i}") for i in range(20)))
+    before = directory.index()
+    directory.append(terminate("q7", at=5))
+    after = directory.index()
+    assert [id(segment) for segment in before.segments] == [id(s) for s in after.segments]
+    directory.append(*(register(f"r{i}") for i in range(20)))  # merged with the first segment
+    assert not {id(s) for s in after.segments} & {id(s) for s in directory.index().segments}
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])

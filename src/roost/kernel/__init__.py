@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from roost.kernel.index import Index, Pairs
+from roost.kernel.index import Index, OpenSegment, Pairs
 from roost.kernel.preload import preload
 from roost.kernel.segment import Segment, build_segment, pack, query_schema, unpack
 
 __all__ = [
     "Index",
+    "OpenSegment",
     "Pairs",
     "Segment",
     "build_segment",

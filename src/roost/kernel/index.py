@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from roost.kernel.boxes import CHUNK, BoxPostings, PairBuffers, Slots, match_boxes
 from roost.kernel.cells import LEVELS, IndexGrid, SortedPoints, sort_points
-from roost.kernel.segment import Segment, or_full
+from roost.kernel.segment import Segment
 from roost.kernel.shapes import match_shapes
 from roost.model.arrays import Ints, frozen
-from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Space
 from roost.predicate import PredicateSet
@@ -45,58 +44,96 @@ class Pairs:
     rows: Slots
 
 
-class Times(NamedTuple):
-    """Event times for which each slot is live, and whether they limit it at all."""
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _place(slot: int, table: Ints) -> int:
+    """Return the place of a slot in a hash table, or the free place where it belongs."""
+    place = slot & (table.size - 1)
+    while table[place] >= 0 and table[place] != slot:
+        place = (place + 1) & (table.size - 1)
+    return place
 
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def _fill(slots: Ints, until: Ints, table: Ints, table_until: Ints) -> None:
+    """Enter slots and their times into an empty hash table."""
+    for i in range(slots.size):
+        place = _place(slots[i], table)
+        table[place] = slots[i]
+        table_until[place] = until[i]
+
+
+class Times(NamedTuple):
+    """Event times for which slots are live: those of the segment, and of later terminations.
+
+    An array is empty if it limits no slot. ``has_ended`` has a byte for each slot, of pages that
+    the system provides only where a query was terminated. ``ended`` is a hash table of these slots,
+    with free places of -1; ``ended_until`` has the event time of termination at the same place.
+    """
+
+    timed: NDArray[np.bool_]
     live_from: Ints
     live_until: Ints
-    timed: NDArray[np.bool_]
+    has_ended: NDArray[np.bool_]
+    ended: Ints
+    ended_until: Ints
+
+    @classmethod
+    def of(cls, segment: Segment, ended: Ended) -> Times | None:
+        """Return the times of a segment, or None if nothing limits its queries."""
+        if isinstance(ended, Mapping):
+            slots = frozen(np.fromiter(ended.keys(), np.int64, len(ended)))
+            until = frozen(np.fromiter(ended.values(), np.int64, len(ended)))
+        else:
+            slots, until = frozen(ended[0]), frozen(ended[1])
+        if segment.timed is None and not slots.size:
+            return None
+        table = np.full(2 << int(slots.size).bit_length(), -1, np.int64)
+        table_until = np.empty(table.size, np.int64)
+        _fill(slots, until, table, table_until)
+        has_ended = np.zeros(segment.size if slots.size else 0, np.bool_)
+        has_ended[slots] = True
+        nothing = np.empty(0, np.int64)
+        return cls(
+            frozen(np.empty(0, np.bool_) if segment.timed is None else segment.timed),
+            frozen(nothing if segment.live_from is None else segment.live_from),
+            frozen(nothing if segment.live_until is None else segment.live_until),
+            frozen(has_ended),
+            frozen(table),
+            frozen(table_until),
+        )
 
 
 @njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def _keep_live(slots: Slots, rows: Slots, time: Ints, times: Times) -> int:
     """Move the pairs whose query is live at the point's time to the front; return their number."""
-    live_from, live_until, timed = times
+    timed, live_from, live_until, has_ended, ended, ended_until = times
     kept = 0
     for i in range(slots.size):
         slot, row = slots[i], rows[i]
         slots[kept] = slot
         rows[kept] = row
+        live = True
         # Most queries are unlimited in time, which one byte of a small table shows.
-        if timed[slot]:
-            kept += (live_from[slot] <= time[row]) & (time[row] < live_until[slot])
-        else:
-            kept += 1
+        if timed.size and timed[slot]:
+            live = (live_from.size == 0 or live_from[slot] <= time[row]) and (
+                live_until.size == 0 or time[row] < live_until[slot]
+            )
+        if has_ended.size and has_ended[slot]:
+            live &= time[row] < ended_until[_place(slot, ended)]
+        kept += live
     return kept
 
 
 @dataclass
-class _LiveSegment:
-    """A segment, the terminations since it was written, and parsed polygons and predicates."""
+class OpenSegment:
+    """A segment with parsed polygons and predicates, which versions of the index share."""
 
     segment: Segment
-    times: Times | None
     polygons: dict[int, shapely.Geometry] = field(default_factory=dict)
     predicates: tuple[pa.Schema, PredicateSet] | None = None
 
-    @classmethod
-    def of(cls, segment: Segment, ended: Ended) -> _LiveSegment:
-        if isinstance(ended, Mapping):
-            slots = np.fromiter(ended.keys(), np.int64, len(ended))
-            until = np.fromiter(ended.values(), np.int64, len(ended))
-        else:
-            slots, until = ended
-        if not slots.size and segment.live_from is None and segment.live_until is None:
-            return cls(segment, None)
-        live_from = or_full(segment.live_from, segment.size, TIME_MIN)
-        live_until = or_full(segment.live_until, segment.size, TIME_MAX)
-        if slots.size:
-            live_until = np.array(live_until)
-            live_until[slots] = np.minimum(live_until[slots], until)
-        timed = (live_from != TIME_MIN) | (live_until != TIME_MAX)
-        return cls(segment, Times(frozen(live_from), frozen(live_until), timed))
-
     def polygon(self, slot: int) -> shapely.Geometry:
+        """Return the prepared polygon of a slot."""
         if slot not in self.polygons:
             assert self.segment.wkb is not None
             geometry = shapely.from_wkb(self.segment.wkb[slot].as_py())
@@ -105,6 +142,7 @@ class _LiveSegment:
         return self.polygons[slot]
 
     def predicate_set(self, schema: pa.Schema) -> PredicateSet:
+        """Return the predicates, parsed for attributes of a schema."""
         if self.predicates is None or self.predicates[0] != schema:
             self.predicates = (schema, PredicateSet(self.segment.predicate_texts, schema))
         return self.predicates[1]
@@ -119,13 +157,17 @@ class Index:
         Candidate tests so far; matches divided by checks is the selectivity of the index.
     """
 
-    def __init__(self, space: Space, segments: Sequence[tuple[Segment, Ended]]) -> None:
+    def __init__(
+        self, space: Space, segments: Sequence[tuple[Segment | OpenSegment, Ended]]
+    ) -> None:
         self.grid = IndexGrid.over(space.bounds)
         self.lonlat = space.coordinates is Coordinates.LONLAT
-        self.segments = [segment for segment, _ in segments]
-        self._live = [_LiveSegment.of(segment, ended) for segment, ended in segments]
-        lists = [postings.starts for segment in self.segments for postings in segment.postings]
-        longest = max((int(np.diff(starts).max(initial=0)) for starts in lists), default=0)
+        self._live: list[tuple[OpenSegment, Times | None]] = []
+        for found, ended in segments:
+            opened = OpenSegment(found) if isinstance(found, Segment) else found
+            self._live.append((opened, Times.of(opened.segment, ended)))
+        self.segments = [opened.segment for opened, _ in self._live]
+        longest = max((segment.longest_list for segment in self.segments), default=0)
         self._room = max(PAIRS_MAX, longest + 1)
         self._reset()
 
@@ -149,18 +191,18 @@ class Index:
         if block.size == 0 or not self.segments:
             return
         points = sort_points(block.x, block.y, self.grid)
-        for live in self._live:
-            for count in self._candidates(live, points, block):
-                kept = self._filter(live, count, block)
+        for opened, times in self._live:
+            for count in self._candidates(opened, points, block):
+                kept = self._filter(opened, times, count, block)
                 if kept:
-                    yield Pairs(live.segment, self._slots[:kept], self._rows[:kept])
+                    yield Pairs(opened.segment, self._slots[:kept], self._rows[:kept])
 
     def _candidates(
-        self, live: _LiveSegment, points: SortedPoints, block: PointBlock
+        self, opened: OpenSegment, points: SortedPoints, block: PointBlock
     ) -> Iterator[int]:
         """Run the matching loops over all levels; yield the number of pairs in the buffers."""
-        boxes, out = live.segment.boxes, self._buffers
-        for lists in live.segment.postings:
+        boxes, out = opened.segment.boxes, self._buffers
+        for lists in opened.segment.postings:
             for level in range(LEVELS):
                 first, last = lists.level_start[level : level + 2].tolist()
                 cursor = np.array([0, first, 0, 0], np.int64)
@@ -173,11 +215,11 @@ class Index:
                         rest = (lists, self.lonlat, points, cursor, out)
                         count = int(match_shapes(level, last, *rest))
                         if cursor[3]:
-                            count = self._resolve_unsure(live, count, block)
+                            count = self._resolve_unsure(opened, count, block)
                     yield count
                 self.checks += int(cursor[2])
 
-    def _resolve_unsure(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
+    def _resolve_unsure(self, opened: OpenSegment, count: int, block: PointBlock) -> int:
         """Let GEOS decide the pairs that the compiled tests marked unsure."""
         slots, rows = self._slots[:count], self._rows[:count]
         keep = slots >= 0
@@ -186,15 +228,17 @@ class Index:
         for slot in np.unique(polygons).tolist():
             mine = unsure[polygons == slot]
             where = rows[mine]
-            keep[mine] = shapely.intersects_xy(live.polygon(slot), block.x[where], block.y[where])
+            keep[mine] = shapely.intersects_xy(opened.polygon(slot), block.x[where], block.y[where])
         slots[unsure] = polygons
         return self._compress(keep)
 
-    def _filter(self, live: _LiveSegment, count: int, block: PointBlock) -> int:
-        if live.times is not None and count:
+    def _filter(
+        self, opened: OpenSegment, times: Times | None, count: int, block: PointBlock
+    ) -> int:
+        if times is not None and count:
             pairs = (self._slots[:count], self._rows[:count])
-            count = _keep_live(*pairs, frozen(block.time), live.times)
-        predicate = live.segment.predicate
+            count = _keep_live(*pairs, frozen(block.time), times)
+        predicate = opened.segment.predicate
         if predicate is None or not count:
             return count
         ids = predicate[self._slots[:count]]
@@ -203,7 +247,7 @@ class Index:
             return count
         schema = pa.schema([(name, array.type) for name, array in block.attributes.items()])
         keep = np.ones(count, bool)
-        keep[conditional] = live.predicate_set(schema).evaluate(
+        keep[conditional] = opened.predicate_set(schema).evaluate(
             ids[conditional], self._rows[conditional], block.attributes
         )
         return self._compress(keep)

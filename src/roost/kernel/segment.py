@@ -21,7 +21,7 @@ from roost.kernel.boxes import BoxPostings, build_boxes
 from roost.kernel.cells import IndexGrid
 from roost.kernel.ids import hash_ids, text_buffers
 from roost.kernel.shapes import ShapePostings, Shapes, build_shapes
-from roost.model.arrays import Floats, Ints, as_arrow, frozen
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy, frozen
 from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN
 from roost.model.space import EARTH_RADIUS_M, Coordinates, Space
 
@@ -37,6 +37,7 @@ _ARRAYS = {
     "radius": "radius",
     "live_from": "live_from",
     "live_until": "live_until",
+    "timed": "timed",
     "predicate": "predicate",
     "wants": "outputs",
     "born": "created_position",
@@ -124,9 +125,13 @@ def _collect_shapes(columns: dict[str, NDArray[Any]], wkb: pa.Array, space: Spac
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Queries with their index; ``ids[slot]`` is the identifier of the query in a slot."""
+    """Queries with their index; ``ids[slot]`` is the identifier of the query in a slot.
+
+    Text of a mapped segment is not validated or copied, so opening one reads little of its file.
+    """
 
     size: int
+    longest_list: int  # number of queries in the longest posting list
     ids: pa.Array
     users: pa.Array
     kinds: NDArray[np.int8]
@@ -138,6 +143,7 @@ class Segment:
     radius: Floats | None
     live_from: Ints | None
     live_until: Ints | None
+    timed: NDArray[np.bool_] | None  # whether either limits the query
     predicate: NDArray[np.int32] | None
     predicate_texts: tuple[str, ...]
     outputs: NDArray[np.int32] | None
@@ -150,6 +156,17 @@ class Segment:
         """The posting lists that the segment has."""
         both = (self.box_postings, self.shape_postings)
         return [postings for postings in both if postings is not None]
+
+    @property
+    def id_type(self) -> pa.DataType:
+        """Type of the identifiers."""
+        return self.ids.type if pa.types.is_integer(self.ids.type) else pa.string()
+
+    def ids_at(self, slots: NDArray[Any]) -> pa.Array:
+        """Return the identifiers of some slots; numpy is faster for numbers."""
+        if pa.types.is_integer(self.ids.type):
+            return as_arrow(as_numpy(self.ids)[slots])
+        return self.ids.take(as_arrow(slots)).cast(pa.string())
 
     def find(self, ids: pa.Array) -> tuple[Ints, NDArray[np.int32]]:
         """Find queries by identifier; return indices into ``ids`` and the slots found.
@@ -164,7 +181,7 @@ class Segment:
         slots = self.key_slots[first[places] + np.arange(places.size) - before]
         if not pa.types.is_integer(self.ids.type):
             # Two texts may share a key, so the texts are compared.
-            same = pc.equal(ids.take(pa.array(places)), self.ids.take(pa.array(slots)))
+            same = pc.equal(ids.take(pa.array(places)), self.ids_at(slots))
             mine = np.asarray(same.to_numpy(zero_copy_only=False), bool)
             places, slots = places[mine], slots[mine]
         return places, slots
@@ -202,7 +219,7 @@ class Segment:
             "live_from": or_full(self.live_from, self.size, TIME_MIN),
             "live_until": or_full(self.live_until, self.size, TIME_MAX),
         }
-        schema = query_schema(self.ids.type)
+        schema = query_schema(self.id_type)
         return pa.table(
             [pa.array(columns[field.name]).cast(field.type) for field in schema], schema=schema
         )
@@ -251,8 +268,11 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
     outputs, output_texts = _encode_texts(queries["output"])
     keys = hash_ids(ids)
     order = np.argsort(keys, kind="stable")
+    live_from = _unless_all(_numpy(queries, "live_from"), TIME_MIN)
+    live_until = _unless_all(_numpy(queries, "live_until"), TIME_MAX)
     return Segment(
         size=int(kinds.size),
+        longest_list=_longest(box_postings, shape_postings),
         ids=ids,
         users=_one_chunk(queries["user_id"]),
         kinds=kinds,
@@ -262,8 +282,9 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         box_postings=box_postings,
         shape_postings=shape_postings,
         radius=columns["radius"] if CIRCLE in kinds else None,
-        live_from=_unless_all(_numpy(queries, "live_from"), TIME_MIN),
-        live_until=_unless_all(_numpy(queries, "live_until"), TIME_MAX),
+        live_from=live_from,
+        live_until=live_until,
+        timed=_timed(live_from, live_until, int(kinds.size)),
         predicate=predicate,
         predicate_texts=texts,
         outputs=outputs,
@@ -271,6 +292,18 @@ def build_segment(queries: pa.Table, space: Space) -> Segment:
         created_position=_unless_all(_numpy(queries, "created_position", -1), -1),
         wkb=wkb if POLYGON in kinds else None,
     )
+
+
+def _longest(*lists: BoxPostings | ShapePostings | None) -> int:
+    found = (int(np.diff(each.starts).max(initial=0)) for each in lists if each is not None)
+    return max(found, default=0)
+
+
+def _timed(live_from: Ints | None, live_until: Ints | None, size: int) -> NDArray[np.bool_] | None:
+    if live_from is None and live_until is None:
+        return None
+    since, until = or_full(live_from, size, TIME_MIN), or_full(live_until, size, TIME_MAX)
+    return np.asarray((since != TIME_MIN) | (until != TIME_MAX))
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -293,10 +326,10 @@ def _pack_text(prefix: str, values: pa.Array, arrays: Arrays) -> None:
 def _unpack_text(prefix: str, arrays: Mapping[str, NDArray[Any]], to: pa.DataType) -> pa.Array:
     offsets, data = arrays[f"{prefix}.offsets"], arrays[f"{prefix}.data"]
     size = offsets.size - 1
-    large = pa.Array.from_buffers(
-        pa.large_binary(), size, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    return large.cast(to)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    if pa.types.is_large_string(to) or pa.types.is_large_binary(to):
+        return pa.Array.from_buffers(to, size, buffers)
+    return pa.Array.from_buffers(pa.large_binary(), size, buffers).cast(to)
 
 
 def _unpack_texts(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
@@ -307,6 +340,7 @@ def pack(segment: Segment) -> Arrays:
     """Return all arrays of a segment by the names that its file uses."""
     held = {name: getattr(segment, attribute) for name, attribute in _ARRAYS.items()}
     arrays: Arrays = {name: values for name, values in held.items() if values is not None}
+    arrays["longest_list"] = np.array([segment.longest_list])
     if pa.types.is_integer(segment.ids.type):
         arrays["ids"] = segment.ids.to_numpy(zero_copy_only=False)
     else:
@@ -334,17 +368,25 @@ def _group(prefix: str, kind: type[Any], arrays: Mapping[str, NDArray[Any]]) -> 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
     """Invert :func:`pack`, without copying the arrays, which may be memory-mapped."""
     plain = arrays.get("ids")
-    ids = _unpack_text("ids", arrays, pa.string()) if plain is None else as_arrow(plain)
+    ids = _unpack_text("ids", arrays, pa.large_string()) if plain is None else as_arrow(plain)
     users = _unpack_text("users", arrays, pa.string())
     held: dict[str, Any] = {name: arrays.get(stored) for stored, name in _ARRAYS.items()}
+    size = int(arrays["kinds"].size)
+    boxes, shapes = _group("box", BoxPostings, arrays), _group("shape", ShapePostings, arrays)
+    if "longest_list" in arrays:
+        longest = int(arrays["longest_list"][0])
+    else:  # a file of version 0.1
+        longest = _longest(boxes, shapes)
+        held["timed"] = _timed(held["live_from"], held["live_until"], size)
     return Segment(
-        size=int(arrays["kinds"].size),
+        size=size,
+        longest_list=longest,
         ids=ids,
         users=pa.DictionaryArray.from_arrays(as_arrow(arrays["user_codes"]), users),
-        box_postings=_group("box", BoxPostings, arrays),
-        shape_postings=_group("shape", ShapePostings, arrays),
+        box_postings=boxes,
+        shape_postings=shapes,
         predicate_texts=_unpack_texts("predicates", arrays),
         output_texts=_unpack_texts("wants_texts", arrays) if "wants" in arrays else (),
-        wkb=_unpack_text("wkb", arrays, pa.binary()) if "wkb.offsets" in arrays else None,
+        wkb=_unpack_text("wkb", arrays, pa.large_binary()) if "wkb.offsets" in arrays else None,
         **held,
     )

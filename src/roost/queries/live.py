@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.kernel import Index, Segment, build_segment, pack, unpack
+from roost.kernel import Index, OpenSegment, Segment, build_segment, pack, unpack
 from roost.model.records import CIRCLE, TIME_MAX, TIME_MIN, DeadLetter
 from roost.model.space import Space
 from roost.queries.admission import Known, Rules, admit
@@ -32,10 +32,12 @@ from roost.queries.versions import (
     version_at,
     versions_between,
 )
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Store
 
 TIER = 4
+OPEN_SEGMENT = "open segment"
 
 
 def load_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -46,9 +48,18 @@ def load_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArra
     return arrays["slots"], arrays["until"]
 
 
-def open_index(files: Files, refs: tuple[SegmentRef, ...], space: Space) -> Index:
-    """Map the segments of a version."""
-    return Index(space, [(unpack(files.map(ref.file)), load_ended(files, ref)) for ref in refs])
+def open_index(
+    files: Files, refs: tuple[SegmentRef, ...], space: Space, cache: WorkerCache
+) -> Index:
+    """Open the index of a version; segments that an earlier version had stay open."""
+
+    def opened(file: str) -> OpenSegment:
+        return cache.get(OPEN_SEGMENT, (files, file), lambda: OpenSegment(unpack(files.map(file))))
+
+    index = Index(space, [(opened(ref.file), load_ended(files, ref)) for ref in refs])
+    live = {ref.file for ref in refs}
+    cache.drop(OPEN_SEGMENT, lambda key: key[0] == files and key[1] not in live)
+    return index
 
 
 class LiveSegment(NamedTuple):

@@ -202,9 +202,7 @@ def _matches(chunk: PairChunk, schema: pa.Schema) -> Iterator[pa.Table]:
     if slots.size:
         index = as_arrow(rows.astype(np.int64))
         columns = {name: chunk.block.attributes[name].take(index) for name in schema.names[1:]}
-        yield pa.table(
-            {QUERY_ID: pairs.segment.ids.take(as_arrow(slots.astype(np.int64))), **columns}
-        )
+        yield pa.table({QUERY_ID: pairs.segment.ids_at(slots), **columns})
 
 
 @dataclass

@@ -101,8 +101,8 @@ class MatchingTask(Task):
 
     def index(self, cache: WorkerCache) -> Index:
         """Open the queries of the batch; a worker retains them from task to task."""
-        key = (self.folder, self.segments, self.space)
-        return cache.get("index", key, lambda: open_index(self.folder, self.segments, self.space))
+        parts = (self.folder, self.segments, self.space)
+        return cache.get("index", parts, lambda: open_index(*parts, cache))
 
 
 class MatchingWork(Work):

@@ -53,7 +53,7 @@ def _standing(segment: Segment) -> _Standing | None:
         np.asarray(segment.created_position[slots]),
         np.asarray(segment.outputs[slots]),
         segment.output_texts,
-        segment.ids.take(pa.array(slots)),
+        segment.ids_at(slots),
         times(segment.live_from, TIME_MIN),
         times(segment.live_until, TIME_MAX),
     )

@@ -71,7 +71,7 @@ class MatchWriter:
         slots, rows = pairs.slots, pairs.rows
         columns = [
             as_arrow(np.full(slots.size, self._number, np.int64)),
-            _taken(pairs.segment.ids, slots),
+            pairs.segment.ids_at(slots),
             _taken(block.ids, rows),
             as_arrow(block.time[rows]).cast(self._schema.field("event_time").type),
         ]

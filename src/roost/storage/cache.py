@@ -15,6 +15,7 @@ class WorkerCache:
 
     LIMITS: ClassVar[Mapping[str, int]] = {
         "index": 2,
+        "open segment": 1 << 20,  # dropped with the versions that have them
         "router": 2,
         "parquet": 8,
         "row groups": 2,
