@@ -28,7 +28,7 @@ from roost.elastic import Cannot, Executors, GroupSnapshot, SizePolicy, StageLoa
 from roost.elastic.ring import ring_owners
 from roost.runtime.rounds import arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, size_policy
-from roost.sim.executor_scenario import ExecutorRow, ExecutorScenario, ExecutorTrace
+from roost.sim.executor_scenario import ExecutorFaults, ExecutorRow, ExecutorScenario, ExecutorTrace
 
 READ, KEYED = "read", "aggregate"
 # Seconds of a slot for a row: Aggregate by itself (emulated), and on Spark with reading and the
@@ -57,6 +57,14 @@ def simulate_executors(
     [1, 12]
     """
     return _Cluster(scenario, policy or size_policy(scenario.rules)).run()
+
+
+def arrival_s(faults: ExecutorFaults, provision_s: float, random: np.random.Generator) -> float:
+    """Draw the seconds until a requested executor arrives, which may be infinite."""
+    failing, late = random.random(2).tolist()
+    if failing < faults.failing:
+        return math.inf
+    return provision_s * (faults.late_factor if late < faults.late else 1.0)
 
 
 @dataclass(slots=True)
@@ -211,10 +219,8 @@ class _Cluster:
         s, faults = self._s, self._s.faults
         coming = sum(math.isfinite(one.arrives) for one in self._requests)
         full = faults.available is not None and self._present + coming >= faults.available
-        failing, late = self._random.random(2).tolist()
-        if full or failing < faults.failing:
-            return math.inf
-        return s.provision_s * (faults.late_factor if late < faults.late else 1.0)
+        delay_s = arrival_s(faults, s.provision_s, self._random)
+        return math.inf if full else delay_s
 
     def _resize(self) -> None:
         """Give the layout the planned size, if all these executors are present."""
