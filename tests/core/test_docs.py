@@ -147,6 +147,8 @@ def shown(default: object) -> str:
         return "none"
     if isinstance(default, Mapping) and not default:
         return "empty"
+    if default == ():
+        return "empty"
     if isinstance(default, tuple):
         return "`" + "x".join(map(str, default)) + "`"
     if isinstance(default, bool):

@@ -24,7 +24,7 @@ def config_of(points: str, out: str, *, exchange: bool = True) -> RunConfig:
         engine={"master": "local[2]", "machines": 2, "batch_rows": BATCH_ROWS,
                 "available_now": True},
         synopsis={"features": FEATURES, "bins": 16, "learn_rows": 500, "fold_files": 2,
-                  "exchange": exchange},
+                  "exchange": exchange, "queries": [{"name": "all", "query": "count"}]},
         out={"dir": Path(out), "sink": "count"},
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from synopsis_driver import config_of
+from synopsis_driver import BATCH_ROWS, config_of
 
 from roost import Box, Pipeline, Query
 from roost.storage.store import Store
@@ -37,7 +37,13 @@ def points(tmp_path: Path) -> Path:
 
 
 def check_state(state: Path) -> None:
-    """Compare the state with the synopsis of all rows, with the same bins."""
+    """Compare the state with the synopsis of all rows, and the results of the standing query."""
+    results = pa.concat_tables(map(pq.read_table, sorted((state.parent / "synopsis").glob("*.p*"))))
+    counted = results.select(["batch_id", "value"]).to_pylist()
+    assert [row["batch_id"] for row in counted] == list(range(len(counted)))
+    assert [row["value"] for row in counted][-1] == TABLE.num_rows
+    sizes = np.diff([row["value"] for row in counted])
+    assert set(sizes[:-1]) <= {BATCH_ROWS, 500}, "each batch once"
     reader = SynopsisReader(state)
     found = reader.synopsis()
     reader.close()

@@ -96,6 +96,14 @@ def _table() -> Any:
     return _setting(parse, "a table of names and texts", dict, dict)
 
 
+def _tables() -> Any:
+    def parse(value: Any) -> tuple[dict[str, Any], ...]:
+        tables = _only(isinstance(value, list | tuple), value)
+        return tuple(dict(_only(isinstance(table, Mapping), table)) for table in tables)
+
+    return _setting(parse, "a list of tables", ())
+
+
 def _flow(value: Any) -> str:
     file, _, name = _string(value).rpartition(":")
     return str(_only(file != "" and name.isidentifier(), value))
@@ -319,6 +327,7 @@ class SynopsisSettings(Section, section="synopsis"):
     memory: int = _number(int, 1 << 16, 1 << 28)
     study: float = _number(float, 0, 30.0)
     retention: float | None = _number(float, 0, inclusive=False)
+    queries: tuple[Mapping[str, Any], ...] = _tables()
     scaling: bool = _flag()
     scaling_observations: int = _number(int, 1, 4)
     scaling_stabilisation: int = _number(int, 0, 4)
@@ -343,6 +352,10 @@ class SynopsisSettings(Section, section="synopsis"):
         if self.retention is not None and self.retention <= self.study:
             expected = f"more days than synopsis.study, {self.study:g}"
             raise ConfigError("synopsis.retention", self.retention, expected)
+        given = [query.get("name") for query in self.queries]
+        for own in given:
+            if not isinstance(own, str) or not own or given.count(own) > 1:
+                raise ConfigError("synopsis.queries.name", own, "a name for each query, as text")
 
 
 @dataclass(frozen=True)

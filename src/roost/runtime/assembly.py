@@ -43,7 +43,12 @@ from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
 from roost.runtime.rounds import NO_CELLS, Policy, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
-from roost.runtime.synopsis import prefix_rounds, synopsis_spec, synopsis_stage
+from roost.runtime.synopsis import (
+    prefix_rounds,
+    synopsis_queries,
+    synopsis_spec,
+    synopsis_stage,
+)
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.flow_source import own_schemas
@@ -54,6 +59,7 @@ from roost.stages.routing import PLANS, SpatialTable
 from roost.stages.schema import aliases_of, time_unit, window_attributes
 from roost.stages.standing import StandingStage
 from roost.stages.statistics import CellStage, TrioStage
+from roost.stages.synopsis_queries import SynopsisQueryStage
 from roost.stages.window import WindowStage
 from roost.storage.agreement import agree, agreed
 from roost.storage.cache import WorkerCache
@@ -314,8 +320,10 @@ class _Assembly:
     def _synopsis_stages(self, machines: int) -> list[Stage]:
         if self.synopsis is None:
             return []
-        settings, sample = self.config.synopsis, self.shape.sample
-        return [synopsis_stage(self.store, self.synopsis, self.points, machines, sample, settings)]
+        store, spec, settings = self.store, self.synopsis, self.config.synopsis
+        stage = synopsis_stage(store, spec, self.points, machines, self.shape.sample, settings)
+        results = staging(self.out, SynopsisQueryStage.kinds[0])
+        return [stage, *synopsis_queries(store, spec, settings, results)]
 
     def _flow_stages(self) -> list[Stage]:
         if self.flow is None:

@@ -14,11 +14,15 @@ from roost.runtime.sampled import Sampled, sampled_positions
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
 from roost.stages.synopsis import TREES, PrefixTable, SynopsisStage
+from roost.stages.synopsis_queries import SynopsisQueryStage
+from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.synopsis.budget import Budget
-from roost.synopsis.catalogue import sketch_files
+from roost.synopsis.catalogue import read_rows, sketch_files
+from roost.synopsis.loading import Loader
 from roost.synopsis.scaling import ScalingRules
 from roost.synopsis.spec import DAY_S, BinRule, SynopsisSpec, locate
+from roost.synopsis.standing import standing_queries
 from roost.synopsis.tree import PrefixTree
 
 
@@ -60,6 +64,15 @@ def synopsis_stage(
     budget = Budget(settings.memory, settings.study * DAY_S, retention)
     how = (settings.exchange, settings.learn_rows, settings.fold_files, budget, settings.scaling)
     return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how)
+
+
+def synopsis_queries(
+    store: Store, spec: SynopsisSpec, settings: SynopsisSettings, results: Files
+) -> list[Stage]:
+    """Build the stage of standing queries, which writes to ``results``, if there are any."""
+    files = sketch_files(store)
+    queries = standing_queries(settings.queries, spec, read_rows(files, [], spec))
+    return [SynopsisQueryStage(queries, Loader(files, spec), results)] if queries else []
 
 
 def prefix_rounds(

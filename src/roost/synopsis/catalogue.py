@@ -132,6 +132,15 @@ class Catalogue:
         """Return the files of a kind."""
         return [file for file in self.files if file.kind is kind]
 
+    def needed(self, scopes: Sequence[Scope], spec: SynopsisSpec) -> tuple[PartName, ...]:
+        """Return the parts of files that may have rows of the scopes."""
+        return tuple(
+            (file.name, number)
+            for file in self.files
+            for number, part in enumerate(file.parts)
+            if any(part.overlaps(scope, spec) for scope in scopes)
+        )
+
     def changed(self, added: Sequence[SketchFile], removed: Iterable[str]) -> Catalogue:
         """Return the catalogue with other files."""
         gone = set(removed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,28 +13,22 @@ from typing import Any
 from roost.errors import StateError
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
-from roost.synopsis.ageing import Band, add
-from roost.synopsis.bands import Bands, Sketch
-from roost.synopsis.bins import learn_bins
+from roost.synopsis.bands import Sketch
 from roost.synopsis.catalogue import (
     SPEC,
     STATE,
     TABLE,
     Catalogue,
-    FileKind,
     PartName,
-    open_part,
     read_catalogue,
-    read_rows,
     sketch_files,
 )
+from roost.synopsis.loading import Loader
 from roost.synopsis.queries import run_query, scopes_of
 from roost.synopsis.scope import Scope
 from roost.synopsis.spec import SynopsisSpec
-from roost.synopsis.synopsis import Synopsis, build
 
 LEASE_S = 600.0
-LOADED = 16  # sets of files that queries of the newest batch have read
 ATTEMPTS = 3
 
 
@@ -72,15 +65,13 @@ class SynopsisReader:
         self._lock = threading.Lock()
         self._lease: tuple[int, float] | None = None  # number, and when it ends
         self._catalogue: Catalogue | None = None
-        self._bases: dict[PartName, Synopsis] = {}
-        self._pending: tuple[frozenset[str], list[Band]] = frozenset(), []  # deltas, merged
-        self._loaded: OrderedDict[tuple[PartName, ...], Sketch] = OrderedDict()
         spec = (agreed(self._store) or {}).get(SPEC)
         if spec is None:
             self._store.close()
             raise StateError(f"the state in {folder} has no synopsis; set synopsis.features")
         self.spec = SynopsisSpec.from_json(spec)
         self.files = sketch_files(self._store)
+        self._loader = Loader(self.files, self.spec)
 
     def close(self) -> None:
         """Release the lease and close the state directory."""
@@ -108,7 +99,7 @@ class SynopsisReader:
         """Return which files a query with these scopes reads."""
         with self._lock:
             catalogue = self._refresh()
-        needed = {name for name, _ in self._needed(catalogue, scopes or (Scope(),))}
+        needed = {name for name, _ in catalogue.needed(scopes or (Scope(),), self.spec)}
         pruned = (file.name for file in catalogue.files if file.name not in needed)
         return Explained(catalogue.batch_id, tuple(sorted(needed)), tuple(pruned))
 
@@ -120,15 +111,14 @@ class SynopsisReader:
         with self._lock:
             catalogue = self._refresh()
             self._lease = None  # it expires
-            return catalogue, self._needed(catalogue, scopes or (Scope(),))
+            return catalogue, catalogue.needed(scopes or (Scope(),), self.spec)
 
     def _read(self, scopes: Sequence[Scope]) -> tuple[int | None, Sketch]:
         for _ in range(ATTEMPTS):
             catalogue = self._refresh()
-            needed = self._needed(catalogue, scopes)
             # A file may be folded and deleted if the lease has ended meanwhile.
             with suppress(FileNotFoundError, StateError):
-                return catalogue.batch_id, self._load(catalogue, needed)
+                return catalogue.batch_id, self._loader.load(catalogue, scopes)
             self._release()
         raise StateError(f"files of the synopsis in {self._store.folder} are missing")
 
@@ -145,63 +135,9 @@ class SynopsisReader:
         self._lease = lease, now + LEASE_S
         with self._store.view() as view:
             self._catalogue = read_catalogue(view)
-        listed = {file.name for file in self._catalogue.files}
-        self._bases = {part: s for part, s in self._bases.items() if part[0] in listed}
-        self._loaded.clear()
         return self._catalogue
 
     def _release(self) -> None:
         if self._lease is not None:
             self._store.leases.release(self._lease[0])
             self._lease = None
-
-    def _needed(self, catalogue: Catalogue, scopes: Sequence[Scope]) -> tuple[PartName, ...]:
-        found = [
-            (file.name, number)
-            for file in catalogue.files
-            for number, part in enumerate(file.parts)
-            if any(part.overlaps(scope, self.spec) for scope in scopes)
-        ]
-        return tuple(found)
-
-    def _load(self, catalogue: Catalogue, needed: tuple[PartName, ...]) -> Sketch:
-        """Return the bases that a query needs, with all that is not folded yet."""
-        if needed not in self._loaded:
-            found = self._open(catalogue, needed)
-            self._loaded[needed] = found[0] if len(found) == 1 else Bands(tuple(found))
-            while len(self._loaded) > LOADED:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(needed)
-        return self._loaded[needed]
-
-    def _open(self, catalogue: Catalogue, needed: Sequence[PartName]) -> list[Synopsis]:
-        bins, bases = catalogue.bins, {file.name for file in catalogue.of_kind(FileKind.BASE)}
-        if bins is None or not needed:
-            return [self._build(catalogue)]
-        parts = []
-        for part in needed:
-            if part[0] in bases:
-                if part not in self._bases:
-                    self._bases[part] = open_part(self.files, part)
-                parts.append(self._bases[part])
-        if len(parts) < len(needed):
-            parts += [band.synopsis for band in self._merge_deltas(catalogue)]
-        return parts
-
-    def _build(self, catalogue: Catalogue) -> Synopsis:
-        """Build from the rows at full resolution, if there are any."""
-        names = [file.name for file in catalogue.of_kind(FileKind.ROWS)]
-        rows = read_rows(self.files, names, self.spec)
-        return build(rows, self.spec, catalogue.bins or learn_bins(rows, self.spec))
-
-    def _merge_deltas(self, catalogue: Catalogue) -> list[Band]:
-        """Merge the deltas with those of the batches before."""
-        deltas = {file.name: file for file in catalogue.of_kind(FileKind.DELTA)}
-        known, bands = self._pending
-        if not known <= deltas.keys():
-            known, bands = frozenset(), []
-        for name in deltas.keys() - known:
-            for number in range(len(deltas[name].parts)):
-                bands = add(bands, Band(0, open_part(self.files, (name, number))))
-        self._pending = frozenset(deltas), bands
-        return bands
