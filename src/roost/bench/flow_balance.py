@@ -50,6 +50,9 @@ UNIFORM = "uniform"
 NODE, SOURCE, OUT = "durations", "calls", "out"
 TIME = pa.timestamp("us", "UTC")
 WINDOW_S = 5
+# Estimates are not aggregated before an exchange, so every tuple reaches its machine.
+WHOLE = {"calls": "count", "kinds": "distinct(seconds)"}
+MERGED = {"calls": "count", "longest": "max(seconds)"}
 # Batches of a period, and tuples of a batch. A batch is one second, and a round.
 FULL, QUICK = (10, 600_000), (6, 150_000)
 
@@ -75,11 +78,14 @@ def normal(mean: float, deviation: float) -> Floats:
     return np.asarray(weights / weights.sum(), np.float64)
 
 
-def hot_key() -> Period:
+def hot_key(name: str = "hot key") -> Period:
     """Return a period in which one key has several machines' share of the tuples."""
     weights = np.full(KEYS, (1.0 - HOT_SHARE) / (KEYS - 1))
     weights[MIDDLE] = HOT_SHARE
-    return Period("hot key", weights)
+    return Period(name, weights)
+
+
+WHOLE_KEY, MERGED_KEY = hot_key(), hot_key("hot key, merged")
 
 
 class CountingExecutor(InProcessExecutor):
@@ -133,13 +139,12 @@ class EmulatedFlow:
         executor: InProcessExecutor,
         window: tuple[int, int] = (WINDOW_S, WINDOW_S),  # size and advance in seconds
         policies: Sequence[FlowPolicy] = (),
+        functions: Mapping[str, str] = WHOLE,
         **settings: Any,
     ) -> None:
         flow = Dataflow("balance")
         columns = {"src": "int64", "seconds": "int64", "start": TIME}
         calls = flow.source(SOURCE, columns, time="start")
-        # Estimates are not aggregated before an exchange, so every tuple reaches its machine.
-        functions = {"calls": "count", "kinds": "distinct(seconds)"}
         size, advance = window
         calls.aggregate(functions, by="src", size=size, advance=advance, name=NODE).sink(OUT)
         config = RunConfig(out={"dir": folder}, dataflow={"round": 0, **settings})
@@ -178,9 +183,18 @@ class EmulatedFlow:
 class BalancedFlow(EmulatedFlow):
     """The query under one policy."""
 
-    def __init__(self, folder: Path, policy: str, tuples: int) -> None:
+    def __init__(
+        self, folder: Path, policy: str, tuples: int, functions: Mapping[str, str]
+    ) -> None:
         self._executor = CountingExecutor(UTILISATION * MACHINES / tuples)
-        super().__init__(folder, self._executor, balance=policy, machines=MACHINES)
+        super().__init__(
+            folder,
+            self._executor,
+            functions=functions,
+            balance=policy,
+            machines=MACHINES,
+            layout="operator_set",  # aggregates nothing before an exchange, unless a key is hot
+        )
 
     def run(self, period: str, keys: Ints, ended: bool) -> RoundMetrics:
         """Run a batch, and return what it showed."""
@@ -196,14 +210,20 @@ class BalancedFlow(EmulatedFlow):
         )
 
 
-def run_policy(policy: str, load: Sequence[Period], batches: int, tuples: int) -> PolicyRun:
+def run_policy(
+    policy: str,
+    load: Sequence[Period],
+    batches: int,
+    tuples: int,
+    functions: Mapping[str, str] = WHOLE,
+) -> PolicyRun:
     """Run all periods under one policy, and count its results by brute force."""
     random = np.random.default_rng(20)
     names = [period for period in load for _ in range(batches)]
     rounds, expected = [], np.zeros((len(names), KEYS), np.int64)
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(BalancedFlow(Path(folder), policy, tuples)) as flow,
+        closing(BalancedFlow(Path(folder), policy, tuples, functions)) as flow,
     ):
         for number, period in enumerate(names):
             keys = random.choice(KEYS, tuples, p=period.weights)
@@ -278,14 +298,18 @@ def measure(quick: bool) -> Balancing:
     batches, tuples = QUICK if quick else FULL
     load = periods()
     runs = {policy: run_policy(policy, load, batches, tuples) for policy in POLICIES}
-    hot = {policy: run_policy(policy, [hot_key()], batches, tuples) for policy in POLICIES}
+    hot, merged = (
+        {policy: run_policy(policy, [period], batches, tuples, functions) for policy in POLICIES}
+        for period, functions in ((WHOLE_KEY, WHOLE), (MERGED_KEY, MERGED))
+    )
     rows = [
         compared(period, policy, found[policy], found[OFF])
-        for found, shown in ((runs, load), (hot, [hot_key()]))
+        for found, shown in ((runs, load), (hot, [WHOLE_KEY]), (merged, [MERGED_KEY]))
         for period in shown
         for policy in (GREEDY, PLANNER)
     ]
-    skewed = [row for row in rows if row["period"] not in (UNIFORM, hot_key().name)]
+    apart = (UNIFORM, WHOLE_KEY.name, MERGED_KEY.name)
+    skewed = [row for row in rows if row["period"] not in apart]
     summary: Row = {}
     for policy in (PLANNER, GREEDY):
         mine = [row for row in skewed if row["policy"] == policy]
@@ -293,9 +317,13 @@ def measure(quick: bool) -> Balancing:
         suffix = "" if policy == PLANNER else f"_{policy}"
         summary[f"stddev_ratio{suffix}"] = deviation / sum(row["deviation_off"] for row in mine)
         summary[f"stddev_ratio_worst{suffix}"] = max(row["ratio"] for row in mine)
-    every = [*runs.values(), *hot.values()]
+    every = [*runs.values(), *hot.values(), *merged.values()]
     keys: list[Any] = hot[PLANNER].last.get("hot_keys", [])
+    (remedied,) = (
+        row["ratio"] for row in rows if (row["period"], row["policy"]) == (MERGED_KEY.name, PLANNER)
+    )
     summary |= {
+        "stddev_ratio_hot_key": remedied,
         "lost": sum(one.lost for one in every),
         "doubled": sum(one.doubled for one in every),
         "hot_key_share": max((key["share"] for key in keys), default=None),

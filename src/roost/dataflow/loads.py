@@ -24,6 +24,8 @@ from roost.workload import CostModel
 SAMPLE = 4096  # tuples of a batch and machine among which heavy keys are counted
 KEYS = 3  # heaviest keys that a machine reports
 KEYS_SEEN = 8  # heaviest keys that policies see
+TUPLES = "__tuples"  # of a partial result: how many tuples were aggregated before the exchange
+EVERY = "(no key)"  # name of the only group of an Aggregate without a key
 Floats = NDArray[np.float64]
 
 
@@ -32,6 +34,7 @@ class KeyCount(NamedTuple):
 
     key: str
     bucket: int
+    hash: int  # of 64 bits
     tuples: float
 
 
@@ -41,6 +44,7 @@ class HeavyKey(NamedTuple):
     key: str
     bucket: int
     share: float
+    hash: int = 0  # of 64 bits
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class MachineLoad:
     state_bytes: Floats
     input_bytes: int
     keys: tuple[KeyCount, ...] = ()
+    absent: int = 0  # tuples in place of which it received partial results
 
 
 def counted(
@@ -93,7 +98,8 @@ def counted(
         tuples, rows, nbytes = tuples / 2, rows / 2, nbytes / 2
     sent = sum(table.nbytes for table in inputs if table is not None)
     heavy = heavy_keys(inputs, keys, seed)
-    return MachineLoad(tuples, rows, pairs, nbytes, sent, heavy)
+    absent = sum(int(weights_of(table).sum()) for table in inputs if table is not None)
+    return MachineLoad(tuples, rows, pairs, nbytes, sent, heavy, absent)
 
 
 def _of_side(stored: Mapping[str, pa.Table], side: int, sides: int) -> list[pa.Table]:
@@ -115,29 +121,50 @@ def _by_bucket(tables: Iterable[pa.Table], buckets: int) -> Floats:
     return found
 
 
+def weights_of(table: pa.Table) -> NDArray[np.int64]:
+    """Return how many more tuples each row stands for than itself."""
+    if TUPLES not in table.column_names:
+        return np.zeros(table.num_rows, np.int64)
+    found: NDArray[np.int64] = as_numpy(one_array(table[TUPLES])) - 1
+    return found
+
+
 def heavy_keys(
     inputs: Sequence[pa.Table | None], keys: Sequence[Sequence[str]], seed: int
 ) -> tuple[KeyCount, ...]:
-    """Estimate the tuples of the heaviest keys from a sample, the same in every attempt."""
-    found: dict[tuple[str, int], float] = {}
+    """Estimate the tuples of the heaviest keys from a sample, the same in every attempt.
+
+    Partial results stand for many tuples each; the greatest of them are counted beside the sample.
+    """
+    found: dict[tuple[str, int, int], float] = {}
     for table, given in zip(inputs, keys, strict=False):
-        names = list(dict.fromkeys(given))  # a Join may compare a column twice
-        if table is None or not table.num_rows or not names:
+        if table is None or not table.num_rows:
             continue
-        rows, weight = np.arange(table.num_rows), 1.0
-        if rows.size > SAMPLE:
-            rows = np.random.default_rng(seed).integers(0, rows.size, SAMPLE)
-            weight = table.num_rows / SAMPLE
-        names = list(dict.fromkeys(names))  # a join may compare a column twice
+        names = list(dict.fromkeys(given))  # a Join may compare a column twice
+        rows, weights = _sampled(weights_of(table), seed)
         sample = table.select([*names, BUCKET]).take(as_arrow(rows))
         hashes = hash_rows([sample[name] for name in names], rows.size)
-        _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
+        _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
+        counts = np.bincount(groups, weights)
         for place in np.argsort(-counts, kind="stable")[:KEYS]:
             row = sample.slice(int(firsts[place]), 1).to_pylist()[0]
-            key = ", ".join(str(row[name]) for name in names), int(row[BUCKET])
-            found[key] = found.get(key, 0.0) + float(counts[place]) * weight
+            text = ", ".join(str(row[name]) for name in names) or EVERY
+            key = text, int(row[BUCKET]), int(hashes[firsts[place]])
+            found[key] = found.get(key, 0.0) + float(counts[place])
     best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:KEYS]
     return tuple(KeyCount(*key, tuples) for key, tuples in best)
+
+
+def _sampled(more: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], Floats]:
+    """Return some rows, and the number of tuples that each stands for."""
+    heavy = np.flatnonzero(more)
+    heavy = heavy[np.argsort(-more[heavy], kind="stable")[:SAMPLE]]
+    rows = np.delete(np.arange(more.size), heavy)
+    weight = max(rows.size / SAMPLE, 1.0)
+    if rows.size > SAMPLE:
+        rows = rows[np.random.default_rng(seed).integers(0, rows.size, SAMPLE)]
+    weights = [np.full(rows.size, weight), more[heavy] + 1.0]
+    return np.concatenate([rows, heavy]), np.concatenate(weights)
 
 
 # --------------------------------------------------------------------------- on the driver
@@ -174,8 +201,8 @@ class LoadMeter:
         """Begin again after a change of the map; the cost model remains."""
         self._work = np.zeros((3, self.buckets))
         self._state = np.zeros(self.buckets)
-        self._keys: dict[tuple[str, int], float] = {}
-        self._bytes = self._batches = 0
+        self._keys: dict[tuple[str, int, int], float] = {}
+        self._bytes = self._batches = self._absent = 0
         self._since = self._clock
 
     def add(self, clock: float, loads: Sequence[tuple[MachineLoad, float]]) -> None:
@@ -189,9 +216,11 @@ class LoadMeter:
             work = np.stack([load.tuples, load.rows, load.pairs])
             self._work += work
             self._bytes += load.input_bytes
+            self._absent += load.absent
             features.append([1.0, *work.sum(axis=1)])
-            for key, bucket, tuples in load.keys:
-                self._keys[key, bucket] = self._keys.get((key, bucket), 0.0) + tuples
+            for one in load.keys:
+                key = one.key, one.bucket, one.hash
+                self._keys[key] = self._keys.get(key, 0.0) + one.tuples
         self.model.observe(features, [seconds for _, seconds in loads])
 
     def loads(self) -> BucketLoads:
@@ -206,5 +235,8 @@ class LoadMeter:
             self.model.coefficients[1:] @ self._work,
             self._state,
             self._bytes / total,
-            tuple(HeavyKey(*key, count / total) for key, count in heavy),
+            tuple(
+                HeavyKey(key, bucket, count / (total + self._absent), code)
+                for (key, bucket, code), count in heavy
+            ),
         )

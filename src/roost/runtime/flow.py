@@ -98,8 +98,8 @@ def flow_rounds(
     Balancing is the last policy, so that it is refused if another one changes a map.
     """
     subqueries = [stage for stage in stages if isinstance(stage, SubqueryStage)]
-    names = [stage.node.name for stage in subqueries if stage.table is not None]
-    policies = [*more, *balancing_policies(config.dataflow, names)]
+    nodes = [stage.node for stage in subqueries if stage.table is not None]
+    policies = [*more, *balancing_policies(config.dataflow, nodes)]
     if not policies or not subqueries:
         return None
     measure = partial(cold_read_speed, store.files("flow"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from roost.dataflow.balancing import (
     GreedyPolicy,
     MapPolicy,
     SubqueryLoad,
+    early_keys,
     hot_keys,
 )
 from roost.dataflow.balancing.loads import deviation
@@ -39,14 +40,33 @@ ROUNDS_SEEN = 3
 PER_BUCKET_S = 1e-4
 
 
-def balancing_policies(settings: DataflowSettings, nodes: Sequence[str]) -> list[FlowPolicy]:
-    """Build the policies of the stateful operators with these names."""
+def balancing_policies(settings: DataflowSettings, nodes: Sequence[Node]) -> list[FlowPolicy]:
+    """Build the policies of stateful operators."""
     if settings.balance is BucketPolicy.OFF:
         return []
     policy: MapPolicy = BucketPlanner(settings.improvement)
     if settings.balance is BucketPolicy.GREEDY:
         policy = GreedyPolicy(settings.imbalance, settings.improvement)
-    return [SubqueryBalance(node, policy) for node in nodes]
+    hot = [HotKeys(node.name) for node in nodes if unmergeable(node) is None]
+    return [*hot, *(SubqueryBalance(node.name, policy) for node in nodes)]
+
+
+@dataclass(frozen=True)
+class HotKeys:
+    """Lets the tuples of the hot keys of one subquery be aggregated before its exchange."""
+
+    node: str
+
+    @property
+    def name(self) -> str:
+        """Name in the record of the round."""
+        return f"hot keys {self.node}"
+
+    def propose(self, snapshot: FlowSnapshot) -> Proposal:
+        """Decide from the round that has ended."""
+        status = snapshot.subqueries[self.node]
+        heavy, machines = status.loads.keys, status.map.machines
+        return Proposal(early_keys(self.node, heavy, machines, status.hot))
 
 
 class SubqueryBalance:
@@ -71,6 +91,9 @@ class SubqueryBalance:
         self._rounds.append(replace(loads, seconds=max(loads.seconds, float(busy.max()))))
         load = self._load(status)
         decision = self._policy.decide(load)
+        if self._node in snapshot.hot:  # the load of the next round is another one
+            self._rounds.clear()
+            decision = NoChange("the hot keys changed")
         moved = list(decision.owners) if isinstance(decision, MapChange) else []
         found = {
             "busy_s": busy.tolist(),

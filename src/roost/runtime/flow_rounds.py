@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from roost.balance.changes import Decision
+from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.buckets import BucketMap
-from roost.dataflow.loads import BucketLoads, LoadMeter
+from roost.dataflow.loads import BucketLoads, LoadMeter, MachineLoad
 from roost.dataflow.moves import (
     MapChange,
     MoveForecast,
@@ -28,7 +29,7 @@ from roost.dataflow.schema import Node
 from roost.runtime.rounds import AnyDecision, Proposer, arbitrate
 from roost.stages.contract import Batch
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
-from roost.stages.flow_subquery import SubqueryStage
+from roost.stages.flow_subquery import HOT_KEYS, SubqueryStage
 from roost.storage.store import Fact, Store, View
 
 FLOW_ROUNDS = "flow rounds"  # table of the rounds
@@ -46,6 +47,7 @@ class SubqueryStatus:
     speed: float  # event time per second of the clock; 0 if it is not known
     read_speed: float  # bytes per second of state that is not in memory
     recreates_windows: bool  # whether buckets may move without their state
+    hot: tuple[int, ...] = ()  # keys that are aggregated before the exchange
 
     def changed(self, change: MapChange) -> BucketMap:
         """Return the next map; raises ValueError if the change is not possible."""
@@ -101,10 +103,11 @@ class FlowSnapshot:
     clock: float  # of the last batch
     accepted: Mapping[str, AnyDecision] = field(default_factory=dict)  # by policy
     after: Mapping[str, BucketMap] = field(default_factory=dict)  # maps of the next round
+    hot: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # keys, where they change
 
     def accepting(self, policy: str, decision: AnyDecision) -> FlowSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
-        after = dict(self.after)
+        after, hot = dict(self.after), dict(self.hot)
         if isinstance(decision, MapChange):
             name = decision.subquery
             if name not in self.subqueries:
@@ -112,9 +115,12 @@ class FlowSnapshot:
             if name in after:
                 raise ValueError(f"another policy changed the bucket map of {name!r}")
             after[name] = self.subqueries[name].changed(decision)
+        elif isinstance(decision, EarlyKeys):
+            hot[decision.subquery] = decision.keys
         elif not isinstance(decision, Decision):
             raise ValueError("a policy of a dataflow changes no executors")
-        return replace(self, accepted={**self.accepted, policy: decision}, after=after)
+        accepted = {**self.accepted, policy: decision}
+        return replace(self, accepted=accepted, after=after, hot=hot)
 
 
 FlowPolicy = Proposer[FlowSnapshot]
@@ -148,8 +154,7 @@ class FlowRounds:
             name, routing = stage.node.name, batch.routings[stage.name]
             assert isinstance(routing, KeyRouting)
             if routing.map.owners == table.current.owners:
-                found = (batch.outcomes[one.name].observed for one in self._sharing(stage))
-                self._meters[name].add(clock, [load for loads in found for load in loads])
+                self._meters[name].add(clock, self._loads(stage, batch))
             if stage.seen is not None:
                 self._times.setdefault(name, (clock, stage.seen))
         if self._opened is None:
@@ -165,6 +170,17 @@ class FlowRounds:
     def _sharing(self, stage: SubqueryStage) -> list[SubqueryStage]:
         """Return the stages that use the bucket map of a stage, with itself."""
         return [one for one in self.stages if one.buckets == stage.name]
+
+    def _loads(self, stage: SubqueryStage, batch: Batch) -> list[tuple[MachineLoad, float]]:
+        """Return the loads of a stage's machines, with those of the stages that share its map.
+
+        Keys are those of the stage: an operator that shares its map may have further key columns.
+        """
+        found: list[tuple[MachineLoad, float]] = []
+        for one in self._sharing(stage):
+            mine = batch.outcomes[one.name].observed
+            found += mine if one is stage else [(replace(m, keys=()), s) for m, s in mine]
+        return found
 
     def _status(
         self, stage: SubqueryStage, table: BucketTable, batch: Batch, clock: float
@@ -182,6 +198,7 @@ class FlowRounds:
             speed,
             self._read_speed,
             has_time_windows(node) and not stage.graph.stages.several(node.name),
+            stage.hot,
         )
 
     @cached_property
@@ -207,9 +224,12 @@ class FlowRounds:
         changed = [(t, after[t.node.name]) for _, t in self._tables if t.node.name in after]
         maps = [table.fact(new) for table, new in changed]
         more = (fact for v in verdicts for fact in v.proposal.facts)
-        self.store.record(Fact(FLOW_ROUNDS, self.number, row), *maps, *more)
+        hot = [Fact(HOT_KEYS, name, list(keys)) for name, keys in decided.hot.items()]
+        self.store.record(Fact(FLOW_ROUNDS, self.number, row), *maps, *hot, *more)
         for table, new in changed:
             table.epoch = new.epoch
+        for stage, _ in self._tables:
+            stage.hot = decided.hot.get(stage.node.name, stage.hot)
         for meter in self._meters.values():
             meter.start()
         self.number += 1

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
 from roost.balance.planner import imbalance
+from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
 from roost.stages.contract import Batch, Reports, task_seconds
@@ -31,7 +32,7 @@ from roost.synopsis.scaling import ScalingDecision
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD = "balance", "guard"
 ACCEPTED, REFUSED = "accepted", "refused"
-AnyDecision = Decision | MapChange | ElasticDecision | ScalingDecision
+AnyDecision = Decision | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from roost.storage.store import Fact, View
 from roost.storage.totals import DATAFLOW, add_nested
 
 RECEIVING = "receiving_s"  # count of a report: seconds of unpacking what an exchange brought
+HOT = "hot"  # in a subquery's choice: keys to aggregate before the exchange
 CLOCK_UNIT = 1_000_000  # event times of the clock are microseconds
 NO_TUPLE = "none"
 """Mark of a machine that read no tuple; a mark must not be None."""
@@ -68,6 +69,11 @@ class FlowBatch:
     idle: float | None
     sinks: Mapping[str, Files | None]  # None: only counted
     dead: Files
+    hot: Mapping[str, tuple[int, ...]]  # keys to aggregate before the exchange, by operator
+
+    def aggregates_before(self, node: str) -> bool:
+        """Return whether tuples of an operator may be aggregated before they are sent."""
+        return node in self.graph.stages.partial or node in self.hot
 
     def after(self, newest: Mapping[str, int]) -> Progress:
         """Return the progress after the batch, given the newest event time of each source."""
@@ -102,11 +108,14 @@ class Emitter:
         self.written: Counter[str] = Counter()
         self.rejected: list[Rejected] = []
         self._operators = LocalOperators(batch.graph, self.rejected)
-        early = batch.graph.stages.partial
         self._early = {
-            target: EarlyAggregate(batch.graph.by_name[target.node])
+            target: EarlyAggregate(
+                batch.graph.by_name[target.node],
+                target.node in batch.graph.stages.partial,
+                batch.hot.get(target.node, ()),
+            )
             for target in self._ports
-            if target.node in early
+            if batch.aggregates_before(target.node)
         }
 
     def emit(self, table: pa.Table) -> Iterator[Output]:
@@ -221,6 +230,8 @@ class FlowSettings:
     def batch(self, graph: FlowGraph, batch: Batch) -> FlowBatch:
         """Return what the tasks of a batch share."""
         choice = batch.choices[FLOW]
+        chosen = ((n.name, batch.choices.get(stage_of(n.name))) for n in graph.nodes)
+        hot = {name: tuple(own[HOT]) for name, own in chosen if own and own[HOT]}
         return FlowBatch(
             graph,
             batch.number,
@@ -232,6 +243,7 @@ class FlowSettings:
             self.idle,
             self.sinks,
             self.dead,
+            hot,
         )
 
 

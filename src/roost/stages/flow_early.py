@@ -2,7 +2,8 @@
 
 A block of partial results has the columns of :meth:`roost.dataflow.partials.Partials.table`, the
 beginning of the pane as event time, and no bucket, which the exchange adds. Where keys repeat too
-seldom for this to pay, the task sends the tuples themselves; the receiver accepts both.
+seldom for this to pay, the task sends the tuples themselves; the receiver accepts both. Tuples of
+hot keys are aggregated in any case, and their partial results say how many tuples each has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import pyarrow as pa
 
 from roost.dataflow.aggregate import AggregateWork, pane_length
 from roost.dataflow.blocks import BUCKET, TIME, times_of
+from roost.dataflow.buckets import hash_rows
+from roost.dataflow.functions import Function
 from roost.dataflow.groups import encode
+from roost.dataflow.loads import TUPLES
 from roost.dataflow.partials import PANE, Partials, compacted
 from roost.dataflow.schema import Node
 from roost.model.arrays import as_arrow
@@ -25,13 +29,19 @@ ROWS_AT_ONCE = 1 << 16
 ROWS_TESTED = 1 << 12  # by which a task decides whether to aggregate
 ROWS_PER_PARTIAL = 3
 """Tuples for each partial result from which aggregating pays; measured."""
+COUNT = Function(TUPLES, "count", (), pa.int64())
 
 
 @dataclass
 class EarlyAggregate:
-    """Partial results of one Aggregate in one task."""
+    """Partial results of one Aggregate in one task.
+
+    ``hot`` are hashes of keys; without ``every``, tuples of other keys are sent as they are.
+    """
 
     node: Node
+    every: bool = True
+    hot: Sequence[int] = ()
     _work: AggregateWork = field(init=False)
     _rows: list[pa.Table] = field(init=False, default_factory=list)
     _found: list[Partials] = field(init=False, default_factory=list)
@@ -40,16 +50,19 @@ class EarlyAggregate:
     def __post_init__(self) -> None:
         """Compute panes as the receiver does."""
         self._work = AggregateWork(self.node, False)
+        self._hot = np.array(self.hot, np.uint64)
+        self._functions = (*self.node.functions, *([COUNT] if self.hot else []))
+        self._pays = None if self.every else False
 
     def add(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Aggregate tuples; yield those that are better sent as they are."""
-        if self._pays is False:
-            yield rows
-            return
         if self._pays is None:
             self._pays = self._repeats(rows.slice(0, ROWS_TESTED))
-            if not self._pays:
-                yield rows
+        if not self._pays:
+            rows, others = self._divided(rows)
+            if others.num_rows:
+                yield others
+            if not rows.num_rows:
                 return
         self._rows.append(rows)
         if sum(table.num_rows for table in self._rows) >= ROWS_AT_ONCE:
@@ -65,9 +78,13 @@ class EarlyAggregate:
         if len(found) > 1:
             panes = np.concatenate([one.panes for one in found])
             rows, keys = np.arange(panes.size), self._work.keys
-            merged = compacted(found, panes, rows, keys, self.node.functions, {})
+            merged = compacted(found, panes, rows, keys, self._functions, {})
         times = as_arrow(merged.panes * self._work.pane)
-        yield merged.table().drop_columns([BUCKET]).append_column(TIME, times)
+        parts = merged.parts[: len(self.node.functions)]
+        block = Partials(merged.keys, parts).table().drop_columns([BUCKET])
+        if self.hot:
+            block = block.append_column(TUPLES, as_arrow(merged.parts[-1].n))
+        yield block.append_column(TIME, times)
 
     def _aggregate(self) -> None:
         if not self._rows:
@@ -75,8 +92,15 @@ class EarlyAggregate:
         rows = pa.concat_tables(self._rows)
         self._rows = []
         placed = rows.append_column(BUCKET, as_arrow(np.zeros(rows.num_rows, np.int32)))
-        functions, pane = self.node.functions, self._work.pane
-        self._found.append(Partials.of(placed, self._work.keys, functions, pane))
+        self._found.append(Partials.of(placed, self._work.keys, self._functions, self._work.pane))
+
+    def _divided(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the tuples of hot keys, and the others."""
+        if not self._hot.size:
+            return rows.slice(0, 0), rows
+        hashes = hash_rows([rows[key] for key in self._work.keys], rows.num_rows)
+        hot = np.isin(hashes, self._hot)
+        return rows.filter(pa.array(hot)), rows.filter(pa.array(~hot))
 
     def _repeats(self, rows: pa.Table) -> bool:
         """Return whether keys repeat often enough."""
@@ -128,4 +152,9 @@ class Received:
             return self.tuples
         columns = [TIME, BUCKET, *keys]
         own = [] if self.tuples is None else [self.tuples]
-        return pa.concat_tables([table.select(columns) for table in [*own, *self.tables]])
+        found = []
+        for table in [*own, *self.tables]:
+            if TUPLES not in table.column_names:
+                table = table.append_column(TUPLES, as_arrow(np.ones(table.num_rows, np.int64)))
+            found.append(table.select([*columns, TUPLES]))
+        return pa.concat_tables(found)

@@ -36,6 +36,7 @@ from roost.stages.contract import (
     Work,
 )
 from roost.stages.flow import (
+    HOT,
     NO_TUPLE,
     RECEIVING,
     Emitter,
@@ -67,6 +68,8 @@ from roost.storage.store import Fact, View
 
 STATE = "flow state"  # table of the state files, by operator
 SEEN = "flow seen"  # table of the newest event time on any input, by operator
+HOT_KEYS = "flow hot keys"  # table of the keys to aggregate before the exchange, by operator
+MERGED = "merged"  # in a subquery's choice: batches whose files are merged
 TIER = 4  # a file is merged with newer ones unless it is so many times as large
 
 
@@ -156,7 +159,7 @@ class SubqueryWork(Work):
 
     def _received(self) -> list[Received]:
         """Return the input by side."""
-        if self._node.name in self._task.batch.graph.stages.partial:
+        if self._task.batch.aggregates_before(self._node.name):
             return [Received.with_partials(self._inputs[0], self._node)]
         found = [Received(unpacked(blocks)) for blocks in self._inputs]
         return [found[0]] * 2 if self._node.mirrored else found
@@ -243,6 +246,7 @@ class SubqueryStage(Stage):
     shared: FlowSettings
     entries: tuple[StateEntry, ...] = field(init=False, default=())
     seen: int | None = field(init=False, default=None)  # newest event time on any input
+    hot: tuple[int, ...] = field(init=False, default=())  # keys to aggregate before the exchange
 
     def __post_init__(self) -> None:
         """Derive names and ports from the graph."""
@@ -265,12 +269,17 @@ class SubqueryStage(Stage):
         found = view.get(STATE, self.node.name) or []
         self.entries = tuple(map(StateEntry.from_json, found))
         self.seen = view.get(SEEN, self.node.name)
+        self.hot = tuple(view.get(HOT_KEYS, self.node.name) or ())
         if self.table is not None:
             last = view.last(maps_of(self.node.name))
             self.table.epoch = 0 if last is None else last[0]
 
-    def intend(self) -> list[int]:
-        """Choose the batches whose files this batch merges into its own.
+    def intend(self) -> dict[str, list[int]]:
+        """Return the hot keys, and the batches whose files this batch merges into its own."""
+        return {MERGED: self._to_merge(), HOT: list(self.hot)}
+
+    def _to_merge(self) -> list[int]:
+        """Choose batches whose files to merge.
 
         Files of windows that end soon are deleted before many of them exist; state without end has
         one row per key only if it is merged.
@@ -290,7 +299,7 @@ class SubqueryStage(Stage):
         """Return the task of a batch."""
         routing = batch.routings[self.buckets]
         assert isinstance(routing, KeyRouting)
-        merged = set(batch.choices.get(self.name) or ())
+        merged = set(batch.choices[self.name][MERGED])
         state = tuple((f, e.batch in merged) for e in self.entries for f in e.files)
         flow = self.shared.batch(self.graph, batch)
         last = batch.before[self.buckets]
@@ -308,7 +317,7 @@ class SubqueryStage(Stage):
         mine = reports[self.name]
         progress: Progress = batch.outcomes[FLOW].result
         watermark = progress.input_watermark(self.node)
-        merged = set(batch.choices.get(self.name) or ())
+        merged = set(batch.choices[self.name][MERGED])
         if self._rewrites():
             merged = {entry.batch for entry in self.entries}
         new = tuple(report.value.state for report in mine if report.value.state is not None)
@@ -360,8 +369,8 @@ class SubqueryStage(Stage):
         self.files.delete("", keep={f.name for entry in self.entries for f in entry.files})
 
     def state(self) -> Any:
-        """Return the state files, the newest event time and the number of the bucket map."""
-        return self.entries, self.seen, self.epoch
+        """Return state files, newest event time, hot keys and the number of the bucket map."""
+        return self.entries, self.seen, self.hot, self.epoch
 
     @property
     def epoch(self) -> int | None:

@@ -1,18 +1,28 @@
-"""Hot keys: keys with more tuples than a machine should have, which no bucket map can relieve."""
+"""Hot keys: keys with more tuples than a machine should have, which no bucket map can relieve.
+
+Where partial results can be merged, the tuples of a hot key are aggregated before the exchange from
+the next batch on, and its machine receives a few partial results. A key remains hot until it has
+less than half of what makes it hot, so that a share near the limit does not switch back and forth.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from roost.balance.changes import NoChange
 from roost.dataflow.balancing.loads import SubqueryLoad
+from roost.dataflow.loads import HeavyKey
+
+COOLED = 0.5  # of a fair share, below which a key is hot no more
 
 
 class Remedy(StrEnum):
     """What can be done for a hot key."""
 
-    PARTIAL = "aggregate partially before the exchange"
+    PARTIAL = "its tuples are aggregated before the exchange"
     NONE = "none: the function needs all tuples of the key on one machine"
 
 
@@ -41,3 +51,29 @@ def hot_keys(load: SubqueryLoad) -> tuple[HotKey, ...]:
         for heavy in sorted(load.newest.keys, key=lambda one: (-one.share, one.key))
         if heavy.share > fair
     )
+
+
+@dataclass(frozen=True)
+class EarlyKeys:
+    """Decision of a policy: aggregate the tuples of these keys of a subquery before its exchange.
+
+    All other keys are sent as they are; ``keys`` are their hashes.
+    """
+
+    subquery: str
+    keys: tuple[int, ...]
+    reason: str
+
+
+def early_keys(
+    subquery: str, heavy: Sequence[HeavyKey], machines: int, now: Collection[int]
+) -> EarlyKeys | NoChange:
+    """Decide which keys are aggregated before the exchange; ``now`` are those that already are."""
+    fair = 1.0 / machines
+    hot = [k for k in heavy if k.share > (fair * COOLED if k.hash in now else fair)]
+    keys = tuple(sorted(k.hash for k in hot))
+    if keys == tuple(sorted(now)):
+        return NoChange("no other key is hot")
+    shares = ", ".join(f"{k.key} has {k.share:.0%}" for k in hot)
+    reason = f"share of the tuples: {shares}" if hot else "no key is hot any more"
+    return EarlyKeys(subquery, keys, reason)
