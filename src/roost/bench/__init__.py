@@ -28,6 +28,7 @@ NAMES = (
     "operators",
     "synopsis",
     "elastic",
+    "memory",
 )
 
 # All draw plots.
