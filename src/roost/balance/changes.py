@@ -76,6 +76,18 @@ class NoChange:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Plan a layout for another number of machines, and the reason.
+
+    By itself it moves nothing. The planners that decide after it fill machines that come, and empty
+    those that leave, in one change of the layout.
+    """
+
+    machines: int
+    reason: str
+
+
 Decision = Rebalance | NoChange
 
 

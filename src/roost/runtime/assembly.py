@@ -41,7 +41,7 @@ from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
-from roost.runtime.rounds import NO_CELLS, Policy, Rounds
+from roost.runtime.rounds import NO_CELLS, Policy, Proposer, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -85,6 +85,8 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
+    # Proposes how many machines layouts should have: the first policy of every round.
+    resize: Proposer[Any] | None = None
     # Runs a sample of a dataflow, divided into stages.
     sample: Callable[[Division], Sample | None] = lambda division: None
 
@@ -139,6 +141,7 @@ def assemble(
         {},
         hooks.wall_clock,
         hooks.sample,
+        resizable=hooks.resize is not None,
         received=partial(hooks.receives, config),
     )
     return BatchLoop(
@@ -150,7 +153,7 @@ def assemble(
         config.out.dir.absolute(),
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
-        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies),
+        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -274,6 +277,7 @@ class _Assembly:
         config, hooks = self.config, self.hooks
         strategy = config.engine.strategy or default
         machines = config.engine.machines or self.executor.slots
+        policies = hooks.flow_policies, hooks.resize
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
         stages: list[Stage] = [
@@ -309,7 +313,7 @@ class _Assembly:
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
             rounds=self._rounds(strategy, statistics),
-            flow_rounds=flow_rounds(config, self.store, stages, hooks.flow_policies),
+            flow_rounds=flow_rounds(config, self.store, stages, *policies),
             prefix_rounds=prefix_rounds(self.store, stages, config.synopsis, hooks.clock),
             guard=self.guard,
             history=config.out.history,
@@ -337,6 +341,7 @@ class _Assembly:
             self.flow,
             own,
             self.hooks.wall_clock,
+            resizable=self.hooks.resize is not None,
             received=received,
         )
 

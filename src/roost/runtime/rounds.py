@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
+from roost.balance.changes import Change, Decision, NoChange, Rebalance, Resize, change_to_json
 from roost.balance.planner import imbalance
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
@@ -30,9 +30,9 @@ from roost.storage.totals import ROUNDS, TOTALS, add_round
 from roost.synopsis.scaling import ScalingDecision
 
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
-BALANCE, GUARD = "balance", "guard"
+BALANCE, GUARD, RESIZE = "balance", "guard", "resize"
 ACCEPTED, REFUSED = "accepted", "refused"
-AnyDecision = Decision | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
+AnyDecision = Decision | Resize | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,32 @@ class Proposer(Protocol[Shown]):
 
 
 Policy = Proposer[RoundSnapshot]
+
+
+class Resizable(Snapshot, Protocol):
+    """A snapshot of a layout whose number of machines may change."""
+
+    def has_size(self, machines: int) -> bool:
+        """Return whether the layout is one of so many machines."""
+
+
+class Resizing:
+    """Proposes the number of machines that a layout should have, until it has it.
+
+    It is the first policy of a round, so that planners see its decision.
+    """
+
+    name = RESIZE
+
+    def __init__(self, wanted: Callable[[], int]) -> None:
+        self._wanted = wanted
+
+    def propose(self, snapshot: Resizable) -> Proposal:
+        """Propose the number of machines that are wanted now."""
+        machines = self._wanted()
+        if snapshot.has_size(machines):
+            return Proposal(NoChange(f"the layout has {machines} machines"))
+        return Proposal(Resize(machines, f"the executors have room for {machines} machines"))
 
 
 class Verdict(NamedTuple):
