@@ -33,7 +33,12 @@ from roost.queries.guard_state import GuardState
 from roost.queries.live import QuerySet
 from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
-from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
+from roost.runtime.balancing import (
+    BalancePolicy,
+    GlobalPolicy,
+    ReplicatedPolicy,
+    SwarmPolicy,
+)
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
@@ -276,6 +281,9 @@ class _Assembly:
         """Build the stages, the policies and the loop."""
         config, hooks = self.config, self.hooks
         strategy = config.engine.strategy or default
+        if hooks.resize is not None and strategy in (Strategy.UNIFORM, Strategy.HISTORY):
+            expected = "global, swarm or replicated where the number of machines may change"
+            raise ConfigError("engine.strategy", strategy.value, expected)
         machines = config.engine.machines or self.executor.slots
         policies = hooks.flow_policies, hooks.resize
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
@@ -350,7 +358,9 @@ class _Assembly:
         store = self.store
         last = last_epoch(store)
         known = {} if last is None else plan_of(store, last)
-        if last is not None and (known["strategy"], known["machines"]) == (strategy, machines):
+        keep = self.hooks.resize is not None
+        same = keep or known.get("machines") == machines
+        if last is not None and known["strategy"] == strategy and same:
             return last
         sample = self.shape.sample
         if strategy is Strategy.HISTORY and sample is None:
@@ -396,23 +406,25 @@ class _Assembly:
         A balancer finds the hotspots, so a guard without one only refuses blocked users.
         """
         config = self.config
-        if stage is None:
-            if config.guard.enabled:
-                text = f"strategy {strategy.value} does not rebalance: the guard detects no attack"
-                warnings.warn(text, stacklevel=4)
+        if stage is None and config.guard.enabled:
+            text = f"strategy {strategy.value} does not rebalance: the guard detects no attack"
+            warnings.warn(text, stacklevel=4)
+        resize = self.hooks.resize
+        if stage is None and resize is None:
             return None
         saved = last_round(self.store) or {}
         number = int(saved.get("round", -1)) + 1
         if saved.get("strategy") != strategy.value:
             saved = {}
-        balance: BalancePolicy
+        balance: BalancePolicy | None = None
         if isinstance(stage, TrioStage):
             balance = SwarmPolicy(stage, saved)
-        else:
+        elif stage is not None:
             balance = GlobalPolicy(stage, GlobalPlanner(tolerance=config.balance.tolerance), saved)
-        policies: list[Policy] = [balance]
+        policies: list[Policy] = [] if resize is None else [resize]
+        policies.append(balance or ReplicatedPolicy())
         guard = None
-        if config.guard.enabled and self.guard is not None:
+        if balance is not None and config.guard.enabled and self.guard is not None:
             guard = GuardPolicy(
                 self.guard,
                 self.queries,

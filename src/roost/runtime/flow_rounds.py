@@ -135,8 +135,7 @@ class FlowSnapshot:
         elif isinstance(decision, Resize):
             if decision.machines < 1:
                 raise ValueError(f"a dataflow needs a machine, not {decision.machines}")
-            sizes = self.sizes(decision.machines)
-            return replace(self, accepted={**self.accepted, policy: decision}, wanted=sizes)
+            return replace(self, wanted=self.sizes(decision.machines))
         elif not isinstance(decision, Decision):
             raise ValueError("a policy of a dataflow changes no executors")
         accepted = {**self.accepted, policy: decision}
