@@ -322,7 +322,9 @@ class _Assembly:
             only_delivered=_only_delivered(config, self.flow),
             rounds=self._rounds(strategy, statistics),
             flow_rounds=flow_rounds(config, self.store, stages, *policies),
-            prefix_rounds=prefix_rounds(self.store, stages, config.synopsis, hooks.clock),
+            prefix_rounds=prefix_rounds(
+                self.store, stages, config.synopsis, hooks.clock, hooks.resize
+            ),
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -333,7 +335,8 @@ class _Assembly:
         if self.synopsis is None:
             return []
         store, spec, settings = self.store, self.synopsis, self.config.synopsis
-        stage = synopsis_stage(store, spec, self.points, machines, self.shape.sample, settings)
+        given = (store, spec, self.points, machines, self.shape.sample, settings)
+        stage = synopsis_stage(*given, resizable=self.hooks.resize is not None)
         results = staging(self.out, SynopsisQueryStage.kinds[0])
         return [stage, *synopsis_queries(store, spec, settings, results)]
 
