@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from flow_graphs import Case, make_case
 from roost import RunConfig
-from roost.balance.changes import NoChange
+from roost.balance.changes import NoChange, Resize
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.moves import MapChange, Recreation, window_times
@@ -70,6 +70,7 @@ class RandomMoves:
 
     chance: random.Random
     machines: int = 4
+    resizes: bool = True
     covered: Counter[str] = field(default_factory=Counter)
 
     def policies(self, flow: Dataflow) -> list[FlowPolicy]:
@@ -89,6 +90,8 @@ class RandomMoves:
         fewest = 1 + max((move.old for move in status.map.under_way), default=0)
         fewest = max([fewest, *(1 + status.map.owners[bucket] for bucket in moving)])
         count = chance.randint(min(fewest, self.machines), max(fewest, self.machines))
+        if not self.resizes:
+            count = status.map.machines
         share = chance.choice([0.05, 0.5, 1.0])
         owners = {}
         for bucket, owner in enumerate(status.map.owners):
@@ -110,6 +113,31 @@ class RandomMoves:
 
 
 @dataclass
+class RandomResizes:
+    """Proposes another number of machines now and then; counts what it covers."""
+
+    chance: random.Random
+    machines: int = 5
+    covered: Counter[str] = field(default_factory=Counter)
+    wanted: int | None = None
+    name: str = "resize"
+
+    def propose(self, snapshot: Any) -> Proposal:
+        if self.wanted is None or (snapshot.has_size(self.wanted) and self.chance.random() < 0.6):
+            self.wanted = self.chance.randint(1, self.machines)
+        if snapshot.has_size(self.wanted):
+            return Proposal(NoChange("the layout has this size"))
+        if isinstance(snapshot, FlowSnapshot):
+            sizes = snapshot.sizes(self.wanted)
+            for name, status in snapshot.subqueries.items():
+                kind = "up" if sizes[name] > snapshot.machines[name] else "down"
+                self.covered[f"resized {kind}"] += sizes[name] != snapshot.machines[name]
+                self.covered["resized while buckets move"] += bool(status.map.under_way)
+                self.covered["resized with state"] += bool(status.loads.state_bytes.sum())
+        return Proposal(Resize(self.wanted, "random"))
+
+
+@dataclass
 class FlowRun:
     """A dataflow in a folder; a driver is killed or restarted between batches, or goes on."""
 
@@ -121,6 +149,7 @@ class FlowRun:
     layout: Callable[[int], str] = lambda batch: "auto"
     executor: Callable[[], Executor] = InProcessExecutor
     policies: Sequence[FlowPolicy] = ()
+    resize: FlowPolicy | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
     pipeline: Callable[..., BasePipeline] | None = None  # in this process by default
     history: int = 10_000
@@ -188,6 +217,7 @@ class FlowRun:
                 on_step=self._on_step,
                 wall_clock=lambda: self._clock,
                 flow_policies=self.policies,
+                resize=self.resize,
             )
             try:
                 pipeline._take_lock()

@@ -63,10 +63,14 @@ Change = Move | Split | Merge | Replan
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """Changes to apply, in order, and the reason."""
+    """Changes to apply, in order, and the reason.
+
+    ``machines`` is their number from then on, if it changes: see :class:`Resize`.
+    """
 
     changes: tuple[Change, ...]
     reason: str
+    machines: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +80,27 @@ class NoChange:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Plan a layout for another number of machines, and the reason.
+
+    By itself it moves nothing. The planners that decide after it fill machines that come, and empty
+    those that leave, in one change of the layout.
+    """
+
+    machines: int
+    reason: str
+
+
 Decision = Rebalance | NoChange
 
 
-def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
-    """Compute the plan of the next epoch.
+def apply_changes(plan: Plan, changes: Sequence[Change], machines: int | None = None) -> Plan:
+    """Compute the plan of the next epoch, on ``machines`` machines.
 
     Raises ValueError if a change does not fit this plan: an id that is unknown or was used before,
-    a cut outside the partition, a union that is not a rectangle, a machine that does not exist, or
-    partitions that do not cover every cell exactly once.
+    a cut outside the partition, a union that is not a rectangle, a machine that does not exist or
+    leaves, or partitions that do not cover every cell exactly once.
 
     Examples
     --------
@@ -95,6 +111,10 @@ def apply_changes(plan: Plan, changes: Sequence[Change]) -> Plan:
     >>> after.epoch, after.next_id
     (1, 3)
     """
+    if machines is not None:
+        if machines < 1:
+            raise ValueError(f"a plan needs a machine, not {machines}")
+        plan = replace(plan, machines=machines)
     builder = _PlanBuilder(plan)
     for change in changes:
         if isinstance(change, Replan):
@@ -134,6 +154,7 @@ class _PlanBuilder:
             if p.partition_id in self._new_ids:
                 parents = tuple(n for n in p.parents if overlap_cells(self._before[n], p))
                 p = replace(p, parents=parents)
+            _check_machines(p.machines, self._plan.machines)
             partitions.append(p)
         return _next_plan(self._plan, partitions, self._new_ids)
 

@@ -91,6 +91,8 @@ def relieved_machine(
     With ``hiding``, quarantine hid queries from the balancer; their hotspots are reported, too.
     """
     busiest = int(busy_s.argmax())
+    if isinstance(decision, Rebalance) and (decision.machines or not decision.changes):
+        return None  # the number of machines changed
     if not isinstance(decision, Rebalance):
         hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
         return busiest if hiding and hot else None

@@ -33,7 +33,12 @@ from roost.queries.guard_state import GuardState
 from roost.queries.live import QuerySet
 from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
-from roost.runtime.balancing import BalancePolicy, GlobalPolicy, SwarmPolicy
+from roost.runtime.balancing import (
+    BalancePolicy,
+    GlobalPolicy,
+    ReplicatedPolicy,
+    SwarmPolicy,
+)
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
@@ -41,7 +46,7 @@ from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
-from roost.runtime.rounds import NO_CELLS, Policy, Rounds
+from roost.runtime.rounds import NO_CELLS, Policy, Proposer, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -85,6 +90,8 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
+    # Proposes how many machines layouts should have: the first policy of every round.
+    resize: Proposer[Any] | None = None
     # Runs a sample of a dataflow, divided into stages.
     sample: Callable[[Division], Sample | None] = lambda division: None
 
@@ -139,6 +146,7 @@ def assemble(
         {},
         hooks.wall_clock,
         hooks.sample,
+        resizable=hooks.resize is not None,
         received=partial(hooks.receives, config),
     )
     return BatchLoop(
@@ -150,7 +158,7 @@ def assemble(
         config.out.dir.absolute(),
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
-        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies),
+        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -273,7 +281,11 @@ class _Assembly:
         """Build the stages, the policies and the loop."""
         config, hooks = self.config, self.hooks
         strategy = config.engine.strategy or default
+        if hooks.resize is not None and strategy in (Strategy.UNIFORM, Strategy.HISTORY):
+            expected = "global, swarm or replicated where the number of machines may change"
+            raise ConfigError("engine.strategy", strategy.value, expected)
         machines = config.engine.machines or self.executor.slots
+        policies = hooks.flow_policies, hooks.resize
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
         stages: list[Stage] = [
@@ -309,8 +321,10 @@ class _Assembly:
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
             rounds=self._rounds(strategy, statistics),
-            flow_rounds=flow_rounds(config, self.store, stages, hooks.flow_policies),
-            prefix_rounds=prefix_rounds(self.store, stages, config.synopsis, hooks.clock),
+            flow_rounds=flow_rounds(config, self.store, stages, *policies),
+            prefix_rounds=prefix_rounds(
+                self.store, stages, config.synopsis, hooks.clock, hooks.resize
+            ),
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -321,7 +335,8 @@ class _Assembly:
         if self.synopsis is None:
             return []
         store, spec, settings = self.store, self.synopsis, self.config.synopsis
-        stage = synopsis_stage(store, spec, self.points, machines, self.shape.sample, settings)
+        given = (store, spec, self.points, machines, self.shape.sample, settings)
+        stage = synopsis_stage(*given, resizable=self.hooks.resize is not None)
         results = staging(self.out, SynopsisQueryStage.kinds[0])
         return [stage, *synopsis_queries(store, spec, settings, results)]
 
@@ -337,6 +352,7 @@ class _Assembly:
             self.flow,
             own,
             self.hooks.wall_clock,
+            resizable=self.hooks.resize is not None,
             received=received,
         )
 
@@ -345,7 +361,9 @@ class _Assembly:
         store = self.store
         last = last_epoch(store)
         known = {} if last is None else plan_of(store, last)
-        if last is not None and (known["strategy"], known["machines"]) == (strategy, machines):
+        keep = self.hooks.resize is not None
+        same = keep or known.get("machines") == machines
+        if last is not None and known["strategy"] == strategy and same:
             return last
         sample = self.shape.sample
         if strategy is Strategy.HISTORY and sample is None:
@@ -391,23 +409,25 @@ class _Assembly:
         A balancer finds the hotspots, so a guard without one only refuses blocked users.
         """
         config = self.config
-        if stage is None:
-            if config.guard.enabled:
-                text = f"strategy {strategy.value} does not rebalance: the guard detects no attack"
-                warnings.warn(text, stacklevel=4)
+        if stage is None and config.guard.enabled:
+            text = f"strategy {strategy.value} does not rebalance: the guard detects no attack"
+            warnings.warn(text, stacklevel=4)
+        resize = self.hooks.resize
+        if stage is None and resize is None:
             return None
         saved = last_round(self.store) or {}
         number = int(saved.get("round", -1)) + 1
         if saved.get("strategy") != strategy.value:
             saved = {}
-        balance: BalancePolicy
+        balance: BalancePolicy | None = None
         if isinstance(stage, TrioStage):
             balance = SwarmPolicy(stage, saved)
-        else:
+        elif stage is not None:
             balance = GlobalPolicy(stage, GlobalPlanner(tolerance=config.balance.tolerance), saved)
-        policies: list[Policy] = [balance]
+        policies: list[Policy] = [] if resize is None else [resize]
+        policies.append(balance or ReplicatedPolicy())
         guard = None
-        if config.guard.enabled and self.guard is not None:
+        if balance is not None and config.guard.enabled and self.guard is not None:
             guard = GuardPolicy(
                 self.guard,
                 self.queries,

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
-from roost.balance.changes import Change, Decision, Rebalance
+from roost.balance.changes import Change, Decision, NoChange, Rebalance
 from roost.balance.planner import CostRates, GlobalPlanner
+from roost.balance.resizing import replicated, resize_by_statistics
 from roost.balance.swarm import LoadReport, ShedRequest, Swarm, shed
 from roost.runtime.rounds import BALANCE, NO_CELLS, BatchNotes, Policy, Proposal, RoundSnapshot
 from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
@@ -39,6 +40,18 @@ class BalancePolicy(Policy, Protocol):
 
     def hottest(self, plan: Plan, machine: int) -> Partition | None:
         """Return the most expensive partition of a machine in the round that ended."""
+
+
+class ReplicatedPolicy:
+    """Gives every machine all queries; changes nothing but the number of machines."""
+
+    name = BALANCE
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Follow the number of machines."""
+        if snapshot.is_resized:
+            return Proposal(replicated(snapshot.routing.plan, snapshot.wanted))
+        return Proposal(NoChange("every machine has all queries"))
 
 
 class SwarmPolicy:
@@ -66,6 +79,10 @@ class SwarmPolicy:
         rate = received / slowest if slowest > 0 else 0.0
         plan, send = snapshot.routing.plan, partial(self._shed, hidden)
         decision = self._swarm.decide(plan, reports, rate, send)
+        if snapshot.is_resized:
+            decision = resize_by_statistics(
+                plan, snapshot.wanted, lambda machine: self._statistics(machine, hidden)
+            )
         sent, memory = self._swarm.bytes_sent, self._swarm.to_json()
         return Proposal(decision, {"rate": rate, "bytes_sent": sent, "swarm": memory})
 
@@ -130,7 +147,7 @@ class GlobalPolicy:
         _, per_point, per_check = self._model.coefficients.tolist()
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
         return Proposal(
-            self._planned(plan, histogram, rates, snapshot.hidden),
+            self._planned(snapshot, histogram, rates),
             {
                 "bytes_sent": sent,
                 "model": self._model.to_json(),
@@ -149,10 +166,12 @@ class GlobalPolicy:
         )
 
     def _planned(
-        self, plan: Plan, histogram: EulerHistogram, rates: CostRates, hidden: NDArray[np.int32]
+        self, snapshot: RoundSnapshot, histogram: EulerHistogram, rates: CostRates
     ) -> Decision:
         """Plan for all queries, if those that are not hidden justify a change."""
-        rounds = list(self._rounds)
+        plan, hidden, rounds = snapshot.routing.plan, snapshot.hidden, list(self._rounds)
+        if snapshot.is_resized:
+            return self._planner.resize(plan, snapshot.wanted, rounds, histogram, rates)
         if len(hidden):
             histogram.add(hidden, -1)
             decision = self._planner.decide(plan, rounds, histogram, rates)

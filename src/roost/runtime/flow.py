@@ -41,13 +41,15 @@ def flow_stages(
     clock: Callable[[], float],
     sample: Callable[[Division], Sample | None] = lambda division: None,
     layout: FlowLayout | None = None,
+    resizable: bool = False,
     received: Callable[[str], bool] = lambda sink: True,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
     ``sample`` runs a sample, by which machines are divided; where it returns None, all subqueries
-    get as many. A ``layout`` replaces the one that would be chosen. Sinks that are not ``received``
-    only count their rows.
+    get as many. A ``layout`` replaces the one that would be chosen. If the run is ``resizable``,
+    stages continue with the machines that they had. Sinks that are not ``received`` only count
+    their rows.
     """
     graph = resolve(flow.name, flow.operators, own)
     _agree(store, graph)
@@ -76,11 +78,12 @@ def flow_stages(
     stages += [SourceStage(graph, node, shared) for node in sources]
     for node in graph.nodes:
         if node.operator.stateful:
-            table = layout.bucket_table(store, node, settings.buckets)
+            table = layout.bucket_table(store, node, settings.buckets, keep=resizable)
             files = store.files(f"flow/{node.number:03d}")
             stages.append(SubqueryStage(graph, node, table, files, shared))
         elif node.name in layout.machines:
-            stages.append(StatelessStage(graph, node, layout.even_table(store, node), shared))
+            even = layout.even_table(store, node, keep=resizable)
+            stages.append(StatelessStage(graph, node, even, shared))
     return stages
 
 
@@ -91,19 +94,27 @@ def sinks_of(flow: Dataflow | None) -> list[str]:
 
 
 def flow_rounds(
-    config: RunConfig, store: Store, stages: Sequence[Stage], more: Sequence[FlowPolicy]
+    config: RunConfig,
+    store: Store,
+    stages: Sequence[Stage],
+    more: Sequence[FlowPolicy],
+    resize: FlowPolicy | None = None,
 ) -> FlowRounds | None:
     """Build the rounds of a dataflow; None without a policy.
 
-    Balancing is the last policy, so that it is refused if another one changes a map.
+    ``resize`` proposes the number of machines. Balancing is the last policy, so that it is refused
+    if another one changes a map.
     """
     subqueries = [stage for stage in stages if isinstance(stage, SubqueryStage)]
+    even = [stage for stage in stages if isinstance(stage, StatelessStage)]
     nodes = [stage.node for stage in subqueries if stage.table is not None]
-    policies = [*more, *balancing_policies(config.dataflow, nodes)]
-    if not policies or not subqueries:
+    first = [] if resize is None else [resize]
+    balancing = balancing_policies(config.dataflow, nodes, resizable=resize is not None)
+    policies = [*first, *more, *balancing]
+    if not policies or not (subqueries or (first and even)):
         return None
     measure = partial(cold_read_speed, store.files("flow"))
-    return FlowRounds(store, subqueries, policies, config.dataflow.round, measure)
+    return FlowRounds(store, subqueries, even, policies, config.dataflow.round, measure)
 
 
 def describe(operator: Operator) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the loads of the last rounds, and reports what it found.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from roost.balance.planner import imbalance
 from roost.dataflow.balancing import (
     BucketPlanner,
     GreedyPolicy,
+    MapDecision,
     MapPolicy,
     SubqueryLoad,
     early_keys,
@@ -28,6 +29,7 @@ from roost.dataflow.loads import BucketLoads
 from roost.dataflow.moves import MapChange
 from roost.dataflow.operators import Aggregate, WindowBy
 from roost.dataflow.schema import Node
+from roost.elastic.ring import resized
 from roost.model.choices import BucketPolicy
 from roost.model.settings import DataflowSettings
 from roost.runtime.flow_rounds import FlowPolicy, FlowSnapshot, SubqueryStatus
@@ -40,10 +42,16 @@ ROUNDS_SEEN = 3
 PER_BUCKET_S = 1e-4
 
 
-def balancing_policies(settings: DataflowSettings, nodes: Sequence[Node]) -> list[FlowPolicy]:
-    """Build the policies of stateful operators."""
+def balancing_policies(
+    settings: DataflowSettings, nodes: Sequence[Node], *, resizable: bool
+) -> list[FlowPolicy]:
+    """Build the policies of stateful operators.
+
+    Where the number of machines may change, each has one, even if nothing is balanced.
+    """
     if settings.balance is BucketPolicy.OFF:
-        return []
+        kept = [SubqueryBalance(node.name, KeepOwners()) for node in nodes]
+        return [*kept] if resizable else []
     policy: MapPolicy = BucketPlanner(settings.improvement)
     if settings.balance is BucketPolicy.GREEDY:
         policy = GreedyPolicy(settings.imbalance, settings.improvement)
@@ -69,6 +77,14 @@ class HotKeys:
         return Proposal(early_keys(self.node, heavy, machines, status.hot))
 
 
+class KeepOwners:
+    """Balances nothing: a change of the number of machines moves what it must."""
+
+    def decide(self, load: SubqueryLoad) -> MapDecision:
+        """Keep the map."""
+        return NoChange("balancing is off")
+
+
 class SubqueryBalance:
     """Balances the buckets of one subquery.
 
@@ -84,16 +100,20 @@ class SubqueryBalance:
         """Decide from the loads of the last rounds, and record what they show."""
         status = snapshot.subqueries[self._node]
         loads, bucket_map = status.loads, status.map
+        wanted = snapshot.wanted[self._node]
         if not loads.busy_s.sum() > 0.0:
-            return Proposal(NoChange("no load"))
+            if wanted == bucket_map.machines:
+                return Proposal(NoChange("no load"))
+            return Proposal(resized(self._load(status, [loads], wanted), KeepOwners()))
         busy = loads.by_machine(bucket_map.owners, bucket_map.machines)
         # Tasks that wait for a core take longer than the round, but none is busy for longer.
         self._rounds.append(replace(loads, seconds=max(loads.seconds, float(busy.max()))))
-        load = self._load(status)
-        decision = self._policy.decide(load)
+        load = self._load(status, self._rounds, wanted)
+        same = wanted == bucket_map.machines
+        decision = self._policy.decide(load) if same else resized(load, self._policy)
         if self._node in snapshot.hot:  # the load of the next round is another one
             self._rounds.clear()
-            decision = NoChange("the hot keys changed")
+            decision = NoChange("the hot keys changed") if same else decision
         moved = list(decision.owners) if isinstance(decision, MapChange) else []
         found = {
             "busy_s": busy.tolist(),
@@ -107,12 +127,14 @@ class SubqueryBalance:
         }
         return Proposal(decision, {self.name: found}, (Fact(BALANCING, self._node, found),))
 
-    def _load(self, status: SubqueryStatus) -> SubqueryLoad:
+    def _load(
+        self, status: SubqueryStatus, rounds: Iterable[BucketLoads], machines: int
+    ) -> SubqueryLoad:
         return SubqueryLoad(
             self._node,
             status.map,
-            status.map.machines,
-            tuple(self._rounds),
+            machines,
+            tuple(rounds),
             PER_BUCKET_S + np.asarray(status.loads.state_bytes) / status.read_speed,
             frozenset(move.bucket for move in status.map.under_way),
             self._node,

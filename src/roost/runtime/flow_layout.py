@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from roost.dataflow.buckets import BUCKETS, BucketMap
@@ -84,11 +85,20 @@ class FlowLayout:
     graph: FlowGraph
     machines: Mapping[str, int]
     tuples: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by input of Products
+    name: LayoutName = LayoutName.AUTO
+    sample: Sample = field(default_factory=Sample)  # by which machines are divided
 
-    def bucket_table(self, store: Store, node: Node, buckets: int = BUCKETS) -> BucketTable | None:
+    def size_of(self, stage: str, machines: int) -> int:
+        """Return the machines of a stage if there are ``machines``, each with a core."""
+        return shares(self.graph, self.name, machines, machines, self.sample)[stage]
+
+    def bucket_table(
+        self, store: Store, node: Node, buckets: int = BUCKETS, *, keep: bool = False
+    ) -> BucketTable | None:
         """Return the bucket maps of a stateful operator; None if it shares those of another.
 
-        State files are sorted by bucket, so the first map decides the number of buckets.
+        State files are sorted by bucket, so the first map decides the number of buckets. Unless it
+        is to ``keep`` its machines, a map that was made for another number is replaced.
         """
         if self.graph.stages.root(node.name) != node.name:
             return None
@@ -97,27 +107,30 @@ class FlowLayout:
         buckets = buckets if last is None else len(last[1]["owners"])
         grid = grid_sides(*rates, buckets) if _is_product(node) else None
         even = BucketMap.even(machines, buckets) if grid is None else tiled(machines, grid, *rates)
-        table = BucketTable(stage_of(node.name), self.graph, node, store, 0, grid)
+        size_of = partial(self.size_of, node.name)
+        table = BucketTable(stage_of(node.name), self.graph, node, store, 0, grid, size_of)
         if last is None:
             store.record(table.fact(even))
             return table
         known = BucketMap.from_json(*last)
-        if known.configured != machines:
+        if known.configured != machines and not keep:
             reason = f"the settings have {machines} machines instead of {known.configured}"
             known = known.resettled(even, reason)
             store.record(table.fact(known))
         table.epoch = known.epoch
         return table
 
-    def even_table(self, store: Store, node: Node) -> EvenTable:
+    def even_table(self, store: Store, node: Node, *, keep: bool = False) -> EvenTable:
         """Return how the tuples of a stateless stage are dealt."""
         count = self.machines[node.name]
         last = store.last(maps_of(node.name))
         epoch = 0 if last is None else int(last[0])
-        if last is None or last[1]["machines"] != count:
-            epoch += last is not None
-            store.record(Fact(maps_of(node.name), epoch, {"machines": count}))
-        return EvenTable(stage_of(node.name), node, store, epoch)
+        size_of = partial(self.size_of, node.name)
+        table = EvenTable(stage_of(node.name), node, store, epoch, size_of)
+        if last is None or (last[1]["machines"] != count and not keep):
+            table.epoch += last is not None
+            store.record(table.fact(table.epoch, count))
+        return table
 
 
 def lay_out(
@@ -178,7 +191,7 @@ def lay_out(
     recorded = Sample(known["seconds"].get(layout.value, {}), fixed=known.get("fixed", {}))
     split = shares(graph, layout, machines, slots, recorded)
     tuples = {name: (left, right) for name, (left, right) in known["tuples"].items()}
-    return FlowLayout(graph, split, tuples)
+    return FlowLayout(graph, split, tuples, layout, recorded)
 
 
 def _is_product(node: Node) -> bool:

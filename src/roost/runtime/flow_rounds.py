@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from roost.balance.changes import Decision
+from roost.balance.changes import Decision, Resize
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.loads import BucketLoads, LoadMeter, MachineLoad
@@ -29,6 +29,7 @@ from roost.dataflow.schema import Node
 from roost.runtime.rounds import AnyDecision, Proposer, arbitrate
 from roost.stages.contract import Batch
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
+from roost.stages.flow_stateless import StatelessStage
 from roost.stages.flow_subquery import HOT_KEYS, SubqueryStage
 from roost.storage.store import Fact, Store, View
 
@@ -97,13 +98,24 @@ class SubqueryStatus:
 
 @dataclass(frozen=True)
 class FlowSnapshot:
-    """What policies see at the end of a round of a dataflow."""
+    """What policies see at the end of a round of a dataflow.
+
+    ``machines`` are those of every stage behind an exchange, ``wanted`` those that it should have;
+    they differ after a :class:`Resize`.
+    """
 
     subqueries: Mapping[str, SubqueryStatus]
     clock: float  # of the last batch
+    machines: Mapping[str, int]
+    wanted: Mapping[str, int]
+    sizes: Callable[[int], Mapping[str, int]]  # of the stages in a layout of so many machines
     accepted: Mapping[str, AnyDecision] = field(default_factory=dict)  # by policy
     after: Mapping[str, BucketMap] = field(default_factory=dict)  # maps of the next round
     hot: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # keys, where they change
+
+    def has_size(self, machines: int) -> bool:
+        """Return whether all stages have their machines of a layout of so many."""
+        return self.machines == self.sizes(machines)
 
     def accepting(self, policy: str, decision: AnyDecision) -> FlowSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
@@ -115,12 +127,23 @@ class FlowSnapshot:
             if name in after:
                 raise ValueError(f"another policy changed the bucket map of {name!r}")
             after[name] = self.subqueries[name].changed(decision)
+            if decision.machines not in (None, self.machines[name]) and self.is_resized(name):
+                # A later run with other settings changes the number of machines again.
+                after[name] = replace(after[name], configured=after[name].machines)
         elif isinstance(decision, EarlyKeys):
             hot[decision.subquery] = decision.keys
+        elif isinstance(decision, Resize):
+            if decision.machines < 1:
+                raise ValueError(f"a dataflow needs a machine, not {decision.machines}")
+            return replace(self, wanted=self.sizes(decision.machines))
         elif not isinstance(decision, Decision):
             raise ValueError("a policy of a dataflow changes no executors")
         accepted = {**self.accepted, policy: decision}
         return replace(self, accepted=accepted, after=after, hot=hot)
+
+    def is_resized(self, name: str) -> bool:
+        """Return whether a stage should have another number of machines."""
+        return self.wanted[name] != self.machines[name]
 
 
 FlowPolicy = Proposer[FlowSnapshot]
@@ -132,6 +155,7 @@ class FlowRounds:
 
     store: Store
     stages: Sequence[SubqueryStage]
+    even: Sequence[StatelessStage]  # on machines of their own
     policies: Sequence[FlowPolicy]  # in the order in which they propose
     length: float  # in seconds of the batches' clock
     read_speed: Callable[[], float]  # measures bytes per second that are not in memory
@@ -166,6 +190,18 @@ class FlowRounds:
     def _tables(self) -> list[tuple[SubqueryStage, BucketTable]]:
         """Return the stages that have a bucket map, with their maps."""
         return [(stage, stage.table) for stage in self.stages if stage.table is not None]
+
+    @property
+    def machines(self) -> dict[str, int]:
+        """Machines of each stage behind an exchange, in the batches to come."""
+        found = {stage.node.name: table.current.machines for stage, table in self._tables}
+        even = {s.node.name: s.table.at(s.table.epoch).machines for s in self.even}
+        return found | even
+
+    def sizes(self, machines: int) -> dict[str, int]:
+        """Return the machines of each stage in a layout of so many."""
+        found = {stage.node.name: table.size_of(machines) for stage, table in self._tables}
+        return found | {s.node.name: s.table.size_of(machines) for s in self.even}
 
     def _sharing(self, stage: SubqueryStage) -> list[SubqueryStage]:
         """Return the stages that use the bucket map of a stage, with itself."""
@@ -210,7 +246,9 @@ class FlowRounds:
             stage.node.name: self._status(stage, table, batch, clock)
             for stage, table in self._tables
         }
-        verdicts, decided = arbitrate(FlowSnapshot(found, clock), self.policies)
+        machines = self.machines
+        seen = FlowSnapshot(found, clock, machines, machines, self.sizes)
+        verdicts, decided = arbitrate(seen, self.policies)
         after = decided.after
         row = {
             "round": self.number,
@@ -223,11 +261,15 @@ class FlowRounds:
         }
         changed = [(t, after[t.node.name]) for _, t in self._tables if t.node.name in after]
         maps = [table.fact(new) for table, new in changed]
+        resized = [s.table for s in self.even if decided.is_resized(s.node.name)]
+        maps += [even.fact(even.epoch + 1, decided.wanted[even.node.name]) for even in resized]
         more = (fact for v in verdicts for fact in v.proposal.facts)
         hot = [Fact(HOT_KEYS, name, list(keys)) for name, keys in decided.hot.items()]
         self.store.record(Fact(FLOW_ROUNDS, self.number, row), *maps, *hot, *more)
         for table, new in changed:
             table.epoch = new.epoch
+        for even in resized:
+            even.epoch += 1
         for stage, _ in self._tables:
             stage.hot = decided.hot.get(stage.node.name, stage.hot)
         for meter in self._meters.values():

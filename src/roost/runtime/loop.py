@@ -53,6 +53,7 @@ from roost.runtime.records import (
 from roost.runtime.rounds import Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.flow_routing import BucketTable, maps_of
+from roost.stages.flow_stateless import EvenTable
 from roost.stages.routing import PLANS, SPACE, SpatialTable
 from roost.stages.synopsis import PREFIXES, TREES
 from roost.storage.files import Files
@@ -309,7 +310,7 @@ class BatchLoop:
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
         done = intent(self.store, batch_id)
         for name, found in self.tables.items():
-            if isinstance(found, BucketTable):
+            if isinstance(found, BucketTable | EvenTable):
                 used = found.epoch if done is None else done.epochs.get(name, found.epoch)
                 limits[maps_of(found.node.name)] = min(found.epoch - self.history, used - 1)
         if PREFIXES in self.tables:

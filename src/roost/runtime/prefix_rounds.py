@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from roost.balance.changes import Resize
 from roost.model.arrays import Floats, Ints
-from roost.runtime.rounds import AnyDecision, Proposal, Verdict, arbitrate
+from roost.runtime.rounds import AnyDecision, Proposal, Proposer, Verdict, arbitrate
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.synopsis import TREES, SynopsisStage, owner_bytes
 from roost.storage.store import Fact, Store
 from roost.synopsis.catalogue import FileKind
+from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.prefix_loads import add_loads, divide_rows, stored_bytes, transfers
 from roost.synopsis.scaling import (
     MachineStatus,
@@ -42,11 +44,26 @@ class PrefixRound:
 
     seen: SketchletSnapshot
 
+    def has_size(self, machines: int) -> bool:
+        """Return whether the tree is one of so many machines."""
+        return self.seen.tree.machines == machines
+
     def accepting(self, policy: str, decision: AnyDecision) -> PrefixRound:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
+        if isinstance(decision, Resize):
+            if decision.machines < 1:
+                raise ValueError(f"a prefix tree needs a machine, not {decision.machines}")
+            tree = self.seen.tree.resized(decision.machines, weights(self.seen.loads))
+            return PrefixRound(replace(self.seen, tree=tree))
         if not isinstance(decision, ScalingDecision):
             raise ValueError("a policy of a prefix tree changes nothing else")
         return PrefixRound(self.seen.after(decision))
+
+
+def weights(loads: Mapping[str, PrefixLoad]) -> dict[str, float]:
+    """Return the weight of prefixes: their shares of all rows and of all bytes."""
+    total = PrefixLoad(*(max(sum(one), 1e-300) for one in zip(*loads.values(), strict=True)))
+    return {p: one.rate / total.rate + one.nbytes / total.nbytes for p, one in loads.items()}
 
 
 class PrefixPolicy:
@@ -87,22 +104,27 @@ class Scaling:
 
 
 class PrefixRounds:
-    """Measures the load of prefixes, and ends a round with every batch."""
+    """Measures the load of prefixes, and ends a round with every batch.
+
+    Without ``rules`` machines do not scale; ``resize`` proposes how many there are.
+    """
 
     def __init__(
         self,
         store: Store,
         stage: SynopsisStage,
-        rules: ScalingRules,
+        rules: ScalingRules | None,
         clock: Callable[[], float],
+        resize: Proposer[PrefixRound] | None = None,
     ) -> None:
         self._store, self._stage, self._rules, self._clock = store, stage, rules, clock
+        self._resize = [] if resize is None else [resize]
         found = store.last(PREFIX_ROUNDS)
         last = {} if found is None else found[1]
         self._number = int(last.get("round", -1)) + 1
         machines = stage.table.at(stage.table.epoch).machines
         saved = last.get("memory", {}) if last.get("machines") == machines else {}
-        self._scaling = Scaling(rules, machines, saved)
+        self._scaling = None if rules is None else Scaling(rules, machines, saved)
         self._opened: float | None = None
         self._places: Ints = np.empty(0, np.int64)
         self._rows: Floats = np.empty(0)
@@ -118,7 +140,7 @@ class PrefixRounds:
             return  # after a restart, also of a batch that repeats with an older tree
         self._note(batch, reports, max(self._opened - opened, 1e-9))
         seen = self._seen()
-        verdicts, decided = self._scaling.observe(seen)
+        verdicts, decided = self._decided(seen)
         changed = decided.tree != seen.tree
         row = {
             "round": self._number,
@@ -126,12 +148,31 @@ class PrefixRounds:
             "machines": seen.tree.machines,
             "next_epoch": table.epoch + 1 if changed else None,
             "verdicts": [verdict.to_json() for verdict in verdicts],
-            "memory": self._scaling.memory,
+            "memory": {} if self._scaling is None else self._scaling.memory,
         }
         tree = [Fact(TREES, table.epoch + 1, decided.tree.to_json())] if changed else []
         self._store.record(Fact(PREFIX_ROUNDS, self._number, row), *tree)
         self._number += 1
         table.epoch += changed
+        self._set_machines(decided.tree.machines)
+
+    def _decided(self, seen: SketchletSnapshot) -> tuple[list[Verdict], SketchletSnapshot]:
+        """Decide on the number of machines; if that stays, machines pass prefixes on."""
+        verdicts, resized = arbitrate(PrefixRound(seen), self._resize)
+        if self._scaling is None or resized.seen.tree.machines != seen.tree.machines:
+            return verdicts, resized.seen
+        more, decided = self._scaling.observe(seen)
+        return [*verdicts, *more], decided
+
+    def _set_machines(self, machines: int) -> None:
+        """Continue with other machines; new ones have done nothing yet."""
+        more = machines - self._behind.size
+        if not more:
+            return
+        self._behind = np.pad(self._behind, (0, max(more, 0)))[:machines]
+        self._worked = np.pad(self._worked, ((0, 0), (0, max(more, 0))))[:, :machines]
+        if self._rules is not None and self._scaling is not None:
+            self._scaling = Scaling(self._rules, machines, self._scaling.memory)
 
     def _note(self, batch: Batch, reports: Reports, seconds: float) -> None:
         """Add what a batch measured; older batches count less."""
@@ -144,6 +185,8 @@ class PrefixRounds:
         recent = sums >= FORGOTTEN
         self._places, self._rows = found[recent], sums[recent]
         self._seconds = self._seconds * KEPT + seconds
+        if self._rules is None:
+            return  # without an exchange, machines are those that read
         worked = np.zeros_like(self._worked)
         for report in reports[name]:
             worked[0, report.machine] += report.rows_in
@@ -166,8 +209,8 @@ class PrefixRounds:
         capacity = np.divide(rows, seconds, out=capacity, where=(seconds > 0.0) & (rows > 0.0))
         nbytes, deltas = owner_bytes(now), np.zeros(tree.machines)
         for file in now.of_kind(FileKind.DELTA):
-            for owner in {part.owner for part in file.parts}:
-                deltas[owner] += owner < tree.machines
+            for owner in {part.owner for part in file.parts if part.owner < tree.machines}:
+                deltas[owner] += 1
         behind = self._behind + np.maximum(deltas - stage.fold_files, 0.0)
         status = [
             MachineStatus(float(behind[m]), float(nbytes[m]), float(capacity[m]))

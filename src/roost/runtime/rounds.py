@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance.changes import Change, Decision, NoChange, Rebalance, change_to_json
+from roost.balance.changes import Change, Decision, NoChange, Rebalance, Resize, change_to_json
+from roost.balance.plan import MACHINES_MAX
 from roost.balance.planner import imbalance
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
-from roost.stages.contract import Batch, Reports, task_seconds
+from roost.stages.contract import Batch, Outcome, Reports, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
 from roost.stages.routing import PLANS, SpatialRouting, spatial
@@ -30,9 +31,9 @@ from roost.storage.totals import ROUNDS, TOTALS, add_round
 from roost.synopsis.scaling import ScalingDecision
 
 NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
-BALANCE, GUARD = "balance", "guard"
+BALANCE, GUARD, RESIZE = "balance", "guard", "resize"
 ACCEPTED, REFUSED = "accepted", "refused"
-AnyDecision = Decision | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
+AnyDecision = Decision | Resize | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,30 @@ class RoundSnapshot:
     now: int  # event time that the stream has reached
     batches: Sequence[BatchNotes]
     hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
+    wanted: int  # machines of the next plan
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
     after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
 
+    def has_size(self, machines: int) -> bool:
+        """Return whether the plan is one of so many machines."""
+        return self.routing.machines == machines
+
+    @property
+    def is_resized(self) -> bool:
+        """Return whether the next plan should have another number of machines."""
+        return not self.has_size(self.wanted)
+
     def accepting(self, policy: str, decision: AnyDecision) -> RoundSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
+        if isinstance(decision, Resize):
+            if not 1 <= decision.machines <= MACHINES_MAX:
+                raise ValueError(f"a plan has 1 to {MACHINES_MAX} machines")
+            return replace(self, wanted=decision.machines)
         if not isinstance(decision, Decision):
             raise ValueError("a policy of the spatial plan changes no bucket map and no executors")
         after = self.after
         if isinstance(decision, Rebalance):
-            after = (after or self.routing).apply(decision.changes)
+            after = (after or self.routing).apply(decision.changes, decision.machines)
         return replace(self, accepted={**self.accepted, policy: decision}, after=after)
 
 
@@ -102,6 +117,32 @@ class Proposer(Protocol[Shown]):
 
 
 Policy = Proposer[RoundSnapshot]
+
+
+class Resizable(Snapshot, Protocol):
+    """A snapshot of a layout whose number of machines may change."""
+
+    def has_size(self, machines: int) -> bool:
+        """Return whether the layout is one of so many machines."""
+
+
+class Resizing:
+    """Proposes the number of machines that a layout should have, until it has it.
+
+    It is the first policy of a round, so that planners see its decision.
+    """
+
+    name = RESIZE
+
+    def __init__(self, wanted: Callable[[], int]) -> None:
+        self._wanted = wanted
+
+    def propose(self, snapshot: Resizable) -> Proposal:
+        """Propose the number of machines that are wanted now."""
+        machines = self._wanted()
+        if snapshot.has_size(machines):
+            return Proposal(NoChange(f"the layout has {machines} machines"))
+        return Proposal(Resize(machines, f"the executors have room for {machines} machines"))
 
 
 class Verdict(NamedTuple):
@@ -160,8 +201,8 @@ class Rounds:
     def after_batch(self, batch: Batch, reports: Reports) -> SpatialRouting | None:
         """Note a batch that ran under the current routings; returns the next routing, if any."""
         load_s = float(batch.outcomes[MatchingStage.name].metrics["load_s"])
-        statistics = batch.outcomes[STATISTICS]
-        loaded = int(statistics.metrics["loaded_queries"])
+        statistics = batch.outcomes.get(STATISTICS, Outcome())  # a static plan has none
+        loaded = int(statistics.metrics.get("loaded_queries", 0))
         self._notes.append(BatchNotes(statistics.observed, loaded, load_s))
         busy = task_seconds(reports, MatchingStage.name)
         for report in reports[MatchingStage.name]:
@@ -182,7 +223,8 @@ class Rounds:
         routing = spatial(batch.routings)
         busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
         hidden = self.hidden(self.now)
-        snapshot = RoundSnapshot(routing, busy_s, self.now, tuple(self._notes), hidden)
+        notes, machines = tuple(self._notes), routing.machines
+        snapshot = RoundSnapshot(routing, busy_s, self.now, notes, hidden, machines)
         verdicts, decided = arbitrate(snapshot, self.policies)
         after = decided.after
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
@@ -196,6 +238,7 @@ class Rounds:
             "strategy": self.strategy,
             "epoch": routing.epoch,
             "next_epoch": None if after is None else after.epoch,
+            "machines": (after or routing).machines,
             "changes": [change_to_json(change) for change in changes],
             "reason": balance.reason,
             "quarantined": len(hidden),

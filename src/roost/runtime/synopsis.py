@@ -9,7 +9,8 @@ from roost.errors import ConfigError
 from roost.model.schemas import TIMESTAMP
 from roost.model.settings import RunConfig, SynopsisSettings
 from roost.model.space import Space
-from roost.runtime.prefix_rounds import PrefixRounds
+from roost.runtime.prefix_rounds import PrefixRound, PrefixRounds
+from roost.runtime.rounds import Proposer
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.stages.contract import Stage
 from roost.stages.decode import PointSchema
@@ -48,11 +49,16 @@ def synopsis_stage(
     machines: int,
     sample: Sampled | None,
     settings: SynopsisSettings,
+    *,
+    resizable: bool = False,
 ) -> SynopsisStage:
-    """Build the stage; its prefix tree continues from the last one if it fits."""
+    """Build the stage; its prefix tree continues from the last one if it fits.
+
+    It always does if the number of machines may change.
+    """
     last = store.last(TREES)
     epoch = 0 if last is None else last[0]
-    if last is None or last[1]["machines"] != machines:
+    if last is None or (last[1]["machines"] != machines and not resizable):
         epoch += last is not None
         places = None
         if sample is not None:
@@ -62,8 +68,9 @@ def synopsis_stage(
     table = PrefixTable(store, spec, epoch)
     retention = None if settings.retention is None else settings.retention * DAY_S
     budget = Budget(settings.memory, settings.study * DAY_S, retention)
-    how = (settings.exchange, settings.learn_rows, settings.fold_files, budget, settings.scaling)
-    return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how)
+    how = (settings.exchange, settings.learn_rows, settings.fold_files, budget)
+    changes = settings.scaling or resizable
+    return SynopsisStage(spec, points, table, sketch_files(store), store.leases, *how, changes)
 
 
 def synopsis_queries(
@@ -76,12 +83,17 @@ def synopsis_queries(
 
 
 def prefix_rounds(
-    store: Store, stages: Sequence[Stage], settings: SynopsisSettings, clock: Callable[[], float]
+    store: Store,
+    stages: Sequence[Stage],
+    settings: SynopsisSettings,
+    clock: Callable[[], float],
+    resize: Proposer[PrefixRound] | None = None,
 ) -> PrefixRounds | None:
     """Return what changes the prefix tree; None if it stays as it is."""
-    if not settings.scaling:
+    if settings.features is None or not (settings.scaling or resize is not None):
         return None
     (stage,) = (stage for stage in stages if isinstance(stage, SynopsisStage))
     names = (item.name for item in fields(ScalingRules))
     given = {name: getattr(settings, f"scaling_{name}") for name in names if name != "memory"}
-    return PrefixRounds(store, stage, ScalingRules(memory=settings.memory, **given), clock)
+    rules = ScalingRules(memory=settings.memory, **given) if settings.scaling else None
+    return PrefixRounds(store, stage, rules, clock, resize)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -249,7 +249,10 @@ def routing_of(graph: FlowGraph, node: Node, buckets: BucketMap, grid: Any) -> K
 
 @dataclass
 class BucketTable:
-    """The bucket maps of an operator, by epoch."""
+    """The bucket maps of an operator, by epoch.
+
+    ``size_of`` returns how many machines it should have in a layout of so many machines.
+    """
 
     name: str
     graph: FlowGraph
@@ -257,6 +260,7 @@ class BucketTable:
     view: View
     epoch: int
     grid: tuple[int, int] | None
+    size_of: Callable[[int], int] = lambda machines: machines
 
     def map_at(self, epoch: int) -> BucketMap:
         """Return the bucket map of an epoch."""

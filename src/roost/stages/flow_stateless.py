@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ from roost.stages.flow_routing import (
     unpacked,
 )
 from roost.storage.cache import WorkerCache
-from roost.storage.store import View
+from roost.storage.store import Fact, View
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,16 @@ def _hashed(schema: pa.Schema) -> list[str]:
 
 @dataclass
 class EvenTable:
-    """How many machines a stateless stage has, by epoch."""
+    """How many machines a stateless stage has, by epoch.
+
+    ``size_of`` returns how many it should have in a layout of so many machines.
+    """
 
     name: str
     node: Node
     view: View
     epoch: int
+    size_of: Callable[[int], int] = lambda machines: machines
 
     def at(self, epoch: int) -> EvenRouting:
         """Return the routing of an epoch."""
@@ -90,6 +94,10 @@ class EvenTable:
         if body is None:
             raise StateError(f"the state has no machines of {self.node.name!r}, epoch {epoch}")
         return EvenRouting(epoch, body["machines"])
+
+    def fact(self, epoch: int, machines: int) -> Fact:
+        """Return the row of an epoch."""
+        return Fact(maps_of(self.node.name), epoch, {"machines": machines})
 
 
 @dataclass(frozen=True)

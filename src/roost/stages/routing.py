@@ -77,9 +77,9 @@ class SpatialRouting:
             return {}
         return arrivals(before.plan, self.plan)
 
-    def apply(self, changes: Sequence[Change]) -> SpatialRouting:
+    def apply(self, changes: Sequence[Change], machines: int | None = None) -> SpatialRouting:
         """Return the routing of the next epoch; ValueError if the plan does not allow a change."""
-        plan = apply_changes(self.plan, changes)
+        plan = apply_changes(self.plan, changes, machines)
         plan.check_invariants()
         return replace(self, plan=plan)
 

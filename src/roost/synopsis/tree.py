@@ -95,6 +95,39 @@ class PrefixTree:
         kept = {p: owner for p, owner in self.owners.items() if not p.startswith(subtree)}
         return PrefixTree(self.machines, kept)._reduced()
 
+    def resized(self, machines: int, weights: Mapping[str, float]) -> PrefixTree:
+        """Return the tree on another number of machines.
+
+        ``weights`` are those of prefixes with one owner. New machines take from those with most,
+        down to a fair share; what machines that leave had goes to those with least. Neighbours
+        stay together. Everything else stays where it is.
+        """
+        loads = [0.0] * max(machines, self.machines)
+        held: list[list[str]] = [[] for _ in loads]
+        for prefix in sorted(weights):
+            loads[self.owner(prefix)] += weights[prefix]
+            held[self.owner(prefix)].append(prefix)
+        fair = sum(loads) / machines
+        given = [prefix for machine in range(machines, self.machines) for prefix in held[machine]]
+        for machine in range(self.machines) if machines > self.machines else ():
+            for prefix in reversed(held[machine]):
+                if loads[machine] - weights[prefix] / 2.0 <= fair:
+                    break
+                loads[machine] -= weights[prefix]
+                given.append(prefix)
+        targets = range(self.machines, machines) or range(machines)
+        target = min(targets, key=loads.__getitem__)
+        tree = PrefixTree(len(loads), self.owners)
+        for prefix in given:
+            if loads[target] + weights[prefix] / 2.0 > fair:
+                target = min(targets, key=loads.__getitem__)
+            loads[target] += weights[prefix]
+            tree = tree.moved(prefix, target)
+        target = min(targets, key=loads.__getitem__)
+        owners = {p: target if owner >= machines else owner for p, owner in tree.owners.items()}
+        _join_siblings(owners)
+        return PrefixTree(machines, owners)._reduced()
+
     def _reduced(self) -> PrefixTree:
         """Omit prefixes that have the owner of the prefix around them."""
         kept = {
@@ -141,11 +174,16 @@ def _divide(places: Ints, place_bits: int, parts: int) -> dict[str, float]:
 
 def _joined(owners: dict[str, int]) -> dict[str, int]:
     """Replace siblings with the same owner by their parent, and name an owner of the root."""
+    _join_siblings(owners)
+    root = owners.get("", next(iter(owners.values())))
+    return {"": root} | {prefix: owner for prefix, owner in owners.items() if owner != root}
+
+
+def _join_siblings(owners: dict[str, int]) -> None:
+    """Replace siblings with the same owner by their parent."""
     for length in range(max(map(len, owners)), 0, -1):
         for prefix in [prefix for prefix in owners if len(prefix) == length]:
             sibling = prefix[:-1] + "01"[prefix[-1] == "0"]
             if prefix in owners and owners.get(sibling) == owners[prefix]:
                 owners[prefix[:-1]] = owners.pop(prefix)
                 del owners[sibling]
-    root = owners.get("", next(iter(owners.values())))
-    return {"": root} | {prefix: owner for prefix, owner in owners.items() if owner != root}

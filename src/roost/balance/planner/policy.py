@@ -17,15 +17,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
-from roost.balance.changes import Decision, NoChange, Rebalance
+from roost.balance.changes import (
+    Change,
+    Decision,
+    NoChange,
+    Rebalance,
+    Replan,
+    apply_changes,
+)
 from roost.balance.plan import Plan
 from roost.balance.planner.board import sum_costs, sum_rects
 from roost.balance.planner.draft import Draft, PlanningInput
+from roost.balance.resizing import emptied
 from roost.model.arrays import Floats
 from roost.workload.histogram import EulerHistogram
 
@@ -105,12 +113,46 @@ class GlobalPlanner:
     tolerance: float = 1.1
     gain_min: float = 0.08  # relative improvement of a new plan
 
+    def resize(
+        self,
+        plan: Plan,
+        machines: int,
+        rounds: Sequence[Floats],
+        queries: EulerHistogram,
+        rates: CostRates,
+    ) -> Rebalance:
+        """Return the change to another number of machines; rounds as in :meth:`decide`.
+
+        Machines that leave are emptied, and new ones are filled as far as that is worth its cost.
+        """
+        unit = queries.per_cell().reshape(-1) * rates.per_check + rates.per_point
+        costs = np.empty(len(plan.partitions))
+        points = np.ascontiguousarray(rounds[-1], np.float64)
+        sum_rects(plan.rects(), points, unit, plan.columns, costs)
+        by_id = {p.partition_id: cost for p, cost in zip(plan.partitions, costs, strict=True)}
+        moves = emptied(plan, machines, by_id)
+        start = replace(apply_changes(plan, moves, machines), epoch=plan.epoch)
+        found = self.decide(start, rounds, queries, rates, resized=True)
+        changes: tuple[Change, ...] = moves
+        if isinstance(found, Rebalance):
+            # A replan names all partitions, and so replaces the moves before it.
+            replans = isinstance(found.changes[0], Replan)
+            changes = found.changes if replans else (*moves, *found.changes)
+        return Rebalance(changes, f"{machines} machines: {found.reason}", machines)
+
     def decide(
-        self, plan: Plan, rounds: Sequence[Floats], queries: EulerHistogram, rates: CostRates
+        self,
+        plan: Plan,
+        rounds: Sequence[Floats],
+        queries: EulerHistogram,
+        rates: CostRates,
+        *,
+        resized: bool = False,
     ) -> Decision:
         """Decide from one to three rounds, the newest last.
 
-        A round is the points of each cell, in row-major order.
+        A round is the points of each cell, in row-major order. A plan that is ``resized`` is also
+        changed if it is balanced so far, or was in the round before.
         """
         if plan.machines == 1:
             return NoChange("one machine")
@@ -126,10 +168,10 @@ class GlobalPlanner:
         # One noisy round must not replace a plan that is within the tolerance.
         most = max(self.tolerance + NOISE_LEFT * noise, 1.0 + SLACK + NOISE_ALLOWED * noise)
         before = imbalance(_loads(plan, points[0], unit, rates.per_partition))
-        if before <= most:
+        if before <= most and not resized:
             return NoChange("balanced")
         at_once = max(AT_ONCE, 1.0 + NOISE_AT_ONCE * noise)
-        if before < at_once and len(points) > 1 and totals[1] > 0.0:
+        if before < at_once and not resized and len(points) > 1 and totals[1] > 0.0:
             # The plan may have been another one then; this one is what matters.
             earlier = imbalance(_loads(plan, points[1], unit, rates.per_partition))
             if earlier <= most:
