@@ -18,6 +18,7 @@ from roost.synopsis.forecast import forecast
 from roost.synopsis.pictures import climate_chart, feature_map
 from roost.synopsis.regression import regress
 from roost.synopsis.scope import Scope
+from roost.synopsis.set_queries import cardinality, contains, frequency
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
 
 QUERIES: dict[str, Callable[..., Any]] = {
@@ -25,6 +26,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
     for function in (
         *(count, mean, stddev, correlation, contrast, outliers),
         *(density, probability, quantiles, regress, forecast),
+        *(contains, cardinality, frequency),
     )
 }
 QUERIES |= {"chart": climate_chart, "map": feature_map}
