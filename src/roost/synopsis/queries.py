@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from roost.errors import ConfigError
@@ -63,6 +63,7 @@ def _find(key: str, name: str) -> Callable[..., Any]:
     return QUERIES[name]
 
 
+@cache
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(function).parameters.items())[1:])
 
