@@ -90,6 +90,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "synopsis.memory": (1_000_000, 1_000_000),
     "synopsis.study": (7, 7.0),
     "synopsis.retention": (365, 365.0),
+    "synopsis.sets": ([{"columns": ["kind"]}], ({"columns": ["kind"]},)),
     "synopsis.queries": (
         [{"name": "all", "query": "count"}],
         ({"name": "all", "query": "count"},),

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -147,7 +148,13 @@ def test_a_plan_can_be_read_until_its_lease_expires(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({}, "path: got None, expected a state directory"),
-        ({"path": "s", "table": "groups"}, "table: got 'groups', expected one of records, files"),
+        ({"path": "s", "table": "groups"}, "table: got 'groups', expected one of records, "),
+        ({"path": "s", "share": "0.1"}, "share: got '0.1', expected table=synthetic, too"),
+        (
+            {"path": "s", "table": "synthetic", "share": "-1"},
+            "share: got -1.0, expected a number from 0 up",
+        ),
+        ({"path": "s", "table": "synthetic", "seed": "a"}, "seed: got 'a', expected a whole"),
         ({"path": "s", "since_batch": "x"}, "since_batch: got 'x', expected a whole number"),
         ({"path": "s", "hours": "2"}, "option.hours: got ['2'], expected 2 numbers"),
         ({"path": "s", "ring": "2"}, "ring: got '2', expected one of path"),
@@ -157,6 +164,30 @@ def test_wrong_options_name_what_is_wrong(options: dict[str, str], message: str)
     with pytest.raises(ConfigError) as raised:
         TableQuery.from_options(options)
     assert message in str(raised.value)
+
+
+def test_synthetic_rows_of_all_files_have_the_statistics_of_the_rows(state: Path) -> None:
+    """Also of bands without planes, in which leaves tell no value."""
+    options = {"path": str(state), "table": "synthetic"}
+    drawn = read(TableQuery.from_options({**options, "share": "1.5"}))
+    assert abs(drawn.num_rows - 1.5 * TABLE.num_rows) < 20
+    found, true = Rows(drawn), Rows(TABLE)
+    for name in ("temp", "rain", "wind", "level"):
+        ours, theirs = found.column(name), true.column(name)
+        spread = np.nanstd(theirs)
+        assert abs(np.nanmean(ours) - np.nanmean(theirs)) < 0.1 * spread, name
+        assert np.nanstd(ours) == pytest.approx(spread, rel=0.15), name
+        assert abs(np.isnan(ours).mean() - np.isnan(theirs).mean()) < 0.02, name
+    assert drawn["kind"].null_count < 0.3 * drawn.num_rows
+    scoped = {**options, "share": "0.5", "circle": "10.2,50,60000", "predicate": "temp > 15"}
+    part = read(TableQuery.from_options(scoped))
+    scope = TableQuery.from_options(scoped).scope
+    inside = Rows(part).inside(scope) & (Rows(part).column("temp") > 15.0)
+    assert part.num_rows > 50 and inside.all()
+    with closing(SynopsisReader(state)) as reader:
+        assert part.num_rows <= 0.5 * reader.query("count", scope=scope).result.high + 20
+    assert part.equals(read(TableQuery.from_options(scoped))), "the seed repeats them"
+    assert not part.equals(read(TableQuery.from_options({**scoped, "seed": "1"})))
 
 
 def test_options_are_a_scope() -> None:

@@ -58,7 +58,8 @@ def register_synopsis(
 ) -> None:
     """Register the format ``roost_synopsis``, and temporary views of a state directory.
 
-    ``view`` has the records, ``{view}_files`` the files. ``options`` are those of the format. Spark
+    ``view`` has the records, or synthetic rows with ``table="synthetic"``, and ``{view}_files`` the
+    files. ``options`` are those of the format. Spark
     plans a DataFrame of the format once, so a view stays at the batch that was the newest when it
     was first queried: register it again to read a newer one.
 
@@ -72,8 +73,9 @@ def register_synopsis(
         return
     given = {"path": str(state), **{name: _text(value) for name, value in options.items()}}
     TableQuery.from_options(given).schema()  # Spark's own errors are long
-    for name, more in ((view, {}), (f"{view}_files", {"table": LISTING})):
-        spark.read.format(FORMAT).options(**given, **more).load().createOrReplaceTempView(name)
+    listing = {name: given[name] for name in given.keys() - {"share", "seed"}} | {"table": LISTING}
+    for name, own in ((view, given), (f"{view}_files", listing)):
+        spark.read.format(FORMAT).options(**own).load().createOrReplaceTempView(name)
 
 
 def _text(value: object) -> str:

@@ -327,6 +327,7 @@ class SynopsisSettings(Section, section="synopsis"):
     memory: int = _number(int, 1 << 16, 1 << 28)
     study: float = _number(float, 0, 30.0)
     retention: float | None = _number(float, 0, inclusive=False)
+    sets: tuple[Mapping[str, Any], ...] = _tables()
     queries: tuple[Mapping[str, Any], ...] = _tables()
     scaling: bool = _flag()
     scaling_observations: int = _number(int, 1, 4)

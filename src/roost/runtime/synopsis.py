@@ -22,7 +22,7 @@ from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import read_rows, sketch_files
 from roost.synopsis.loading import Loader
 from roost.synopsis.scaling import ScalingRules
-from roost.synopsis.spec import DAY_S, BinRule, SynopsisSpec, locate
+from roost.synopsis.spec import DAY_S, BinRule, SetSpec, SynopsisSpec, locate
 from roost.synopsis.standing import standing_queries
 from roost.synopsis.tree import PrefixTree
 
@@ -36,7 +36,8 @@ def synopsis_spec(config: RunConfig, points: PointSchema, space: Space) -> Synop
         expected = "a timestamp column where there is a synopsis"
         raise ConfigError("points.time", str(points.time_type), expected)
     shared = {item.name for item in fields(settings)} & {item.name for item in fields(SynopsisSpec)}
-    given = {name: getattr(settings, name) for name in shared - {"features"}}
+    given = {name: getattr(settings, name) for name in shared - {"features", "sets"}}
+    given["sets"] = tuple(SetSpec.read(points.attributes, own) for own in settings.sets)
     given |= {"rule": BinRule(settings.rule), "space": space}
     own = {"x": points.x, "y": points.y, "time": points.time}
     return SynopsisSpec.of(points.attributes, settings.features, **given, **own)

@@ -48,7 +48,7 @@ from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Leases, View
-from roost.synopsis.ageing import Band, add, fit_budget
+from roost.synopsis.ageing import Band, add, fit_budget, gather_sets
 from roost.synopsis.bins import BinLearner, Bins, learn_bins
 from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import (
@@ -69,6 +69,7 @@ from roost.synopsis.drift import VALUES_MIN, requantise
 from roost.synopsis.handover import divide
 from roost.synopsis.prefix_loads import CellRows, cell_bits, count_cells, passed_on
 from roost.synopsis.spec import SynopsisSpec, locate
+from roost.synopsis.synopsis import Synopsis
 from roost.synopsis.tree import PrefixTree
 
 PREFIXES = "prefixes"  # name of the routing
@@ -198,14 +199,14 @@ class SynopsisWork(Work):
 
 def table_of(block: PointBlock, spec: SynopsisSpec) -> pa.Table:
     """Return the columns of points that the synopsis describes."""
-    names = [feature.name for feature in spec.features]
-    features = {name: block.attributes[name] for name in names}
+    names = (column.name for column in spec.columns)
+    features = {name: block.attributes[name] for name in names if name in block.attributes}
     own = {
         spec.x: as_arrow(block.x),
         spec.y: as_arrow(block.y),
         spec.time: as_arrow(block.time).cast(TIMESTAMP),
     }
-    return pa.table(own | features)
+    return pa.table(features | own)
 
 
 @dataclass(frozen=True)
@@ -243,18 +244,29 @@ class Fold:
         """Write the new base of an owner, and what it passes on to others."""
         owner, parts = item
         bands: Sequence[Band] = []
-        for part, level in parts:
-            bands = add(bands, Band(level, open_part(self.files, part)))
+        opened = [(level, open_part(self.files, part)) for part, level in parts]
+        for level, part in opened:
+            if part.count:
+                bands = add(bands, Band(level, part.without_sets()))
+        sets = gather_sets([part for _, part in opened], self.budget, self.now)
         if self.tree is None:
-            return [self._write(prefix, owner, bands)]
-        found: dict[int, list[Band]] = {}
+            return [self._write(prefix, owner, bands, sets)]
+        found: dict[int, list[Band]] = {owner: []} if sets else {}
         for target, band in divide(bands, owner, self.tree):
             found.setdefault(target, []).append(band)
-        return [self._write(prefix, target, own) for target, own in sorted(found.items())]
+        return [
+            self._write(prefix, target, own, sets if target == owner else ())
+            for target, own in sorted(found.items())
+        ]
 
-    def _write(self, prefix: str, owner: int, bands: Sequence[Band]) -> SketchFile:
-        bands, _ = fit_budget(bands, self.budget, self.now)
-        name, parts = self.files.name(prefix, f"{owner:05d}", ".base"), [(owner, b) for b in bands]
+    def _write(
+        self, prefix: str, owner: int, bands: Sequence[Band], sets: Sequence[Synopsis]
+    ) -> SketchFile:
+        # Set sketches are stored apart from the rows, which become coarser.
+        taken = sum(own.nbytes for own in sets)
+        bands, _ = fit_budget(bands, self.budget, self.now, taken)
+        name = self.files.name(prefix, f"{owner:05d}", ".base")
+        parts = [(owner, band) for band in (*bands, *(Band(0, own) for own in sets))]
         counted = self.tree is not None
         return write_parts(self.files, name, FileKind.BASE, parts, count_prefixes=counted)
 
@@ -289,8 +301,9 @@ class SynopsisStage(Stage):
         self.catalogue, self.gone = read_catalogue(view), view.get(TABLE, GONE) or {}
 
     def attributes(self, queries: Any) -> Iterable[str]:
-        """Return the features."""
-        return [feature.name for feature in self.spec.features]
+        """Return the features, and the columns of sets that are not positions or times."""
+        own = {self.spec.x, self.spec.y, self.spec.time}
+        return [column.name for column in self.spec.columns if column.name not in own]
 
     def routing_table(self) -> PrefixTable:
         """Return the trees."""
@@ -373,6 +386,8 @@ class SynopsisStage(Stage):
     def _suitable_bins(self, folded: Iterable[str]) -> Bins:
         """Return the bins of the next batches: other ones if those in use suit the rows badly."""
         assert self.catalogue.bins is not None
+        if any(own.binned for own in self.spec.sets):
+            return self.catalogue.bins  # sets of bins are merged under equal bins only
         recent = BinLearner(self.spec)
         for file in self.catalogue.of_kind(FileKind.DELTA):
             if file.name in folded:

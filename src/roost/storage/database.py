@@ -82,6 +82,11 @@ class Database:
         with self.reading() as db:
             return db.execute(statement, values).fetchall()
 
+    def version(self) -> int:
+        """Return a number that changes when another connection has written."""
+        with self._lock:
+            return int(self._db.execute("pragma data_version").fetchone()[0])
+
     def write(self, statement: str, *values: Any) -> int:
         """Run one statement as a transaction; returns the number of the row that it inserted."""
         with self.writing() as db:

@@ -100,6 +100,10 @@ class Store(View):
         """Close the file."""
         self._database.close()
 
+    def version(self) -> int:
+        """Return a number that changes when another process or store has written."""
+        return self._database.version()
+
     def files(self, kind: str) -> Files:
         """Return the files of one kind: a folder in the state directory, created if missing."""
         return Files(str(private_folder(self.folder / kind)))

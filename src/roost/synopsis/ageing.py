@@ -15,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.model.arrays import Ints
+from roost.model.records import TIME_MIN
 from roost.synopsis.bands import Bands, mergeable
 from roost.synopsis.bins import DROPPED
 from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
 from roost.synopsis.coarsening import Resolution, coarsen, split_at
 from roost.synopsis.leaves import run_words
 from roost.synopsis.rebinning import rebin
-from roost.synopsis.spec import split_group_keys
-from roost.synopsis.synopsis import Synopsis, merge
+from roost.synopsis.sets import fit_sets, merge_sets
+from roost.synopsis.spec import SECOND_US, split_group_keys
+from roost.synopsis.synopsis import SmallRows, Synopsis, from_rows, merge
 
 BUCKET_DAYS_MAX = 10_000
+SETS_SHARE = 0.25  # of the budget, up to which set sketches have their own periods
 BINS_OF_LEVEL_MAX = 4  # bands of a level without planes that have different bins
 
 
@@ -163,6 +166,24 @@ def add(bands: Sequence[Band], added: Band) -> list[Band]:
         added = Band(added.level, rebin(added.synopsis, same[0].synopsis.bins))
     merged = merge([*(band.synopsis for band in same), added.synopsis])
     return [*(band for band in bands if band not in same), Band(added.level, merged)]
+
+
+def gather_sets(parts: Sequence[Synopsis], budget: Budget, now_us: int) -> tuple[Synopsis, ...]:
+    """Return the set sketches of parts as a synopsis without rows, or nothing if there are none.
+
+    They take up to ``SETS_SHARE`` of the budget, if each set can be brought to one period.
+    """
+    owners = [part for part in parts if part.spec.sets]
+    if not owners:
+        return ()
+    newest = owners[-1]
+    spec, features = newest.spec, len(newest.spec.features)
+    merged = merge_sets([part.sets for part in owners], spec)
+    oldest = TIME_MIN
+    if budget.retention_s is not None:
+        oldest = now_us - round(budget.retention_s * SECOND_US)
+    fitted = fit_sets(merged, spec, int(SETS_SHARE * budget.memory), now_us, oldest)
+    return (replace(from_rows(SmallRows.empty(features), spec, newest.bins), sets=fitted),)
 
 
 def _oldest(band: Band) -> int:

@@ -17,6 +17,7 @@ from roost.errors import ConfigError
 from roost.synopsis.bins import Bins
 from roost.synopsis.records import merge_bins, merge_groups
 from roost.synopsis.scope import Scope
+from roost.synopsis.sets import SetSketches
 from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import PlaceBounds, SmallRows, Synopsis, merge_places, promote
 
@@ -26,6 +27,7 @@ class Bands:
     """Synopses of the same features and space; all functions of queries accept them."""
 
     parts: tuple[Synopsis, ...]
+    more_sets: tuple[SetSketches, ...] = ()  # beside those of the parts
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -49,6 +51,11 @@ class Bands:
     def bins(self) -> Bins:
         """Bins of the first part; shifts are those of all."""
         return self.parts[0].bins
+
+    @property
+    def set_sketches(self) -> tuple[SetSketches, ...]:
+        """The set sketches, for set queries."""
+        return (*(own for part in self.parts for own in part.set_sketches), *self.more_sets)
 
     @property
     def count(self) -> int:

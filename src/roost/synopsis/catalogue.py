@@ -28,6 +28,7 @@ from roost.synopsis.ageing import Band
 from roost.synopsis.bins import Bins
 from roost.synopsis.handover import count_rows
 from roost.synopsis.scope import Scope, judge_boxes
+from roost.synopsis.sets import set_times
 from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import Synopsis, build
 
@@ -62,12 +63,15 @@ class SketchPart:
     level: int = 0  # of coarsening
     # Rows by prefix of their groups, if the tree may change.
     prefixes: Mapping[str, int] = field(default_factory=dict)
+    sets: bool = False  # whether it has set sketches, possibly without rows
 
     def overlaps(self, scope: Scope, spec: SynopsisSpec) -> bool:
         """Return whether rows of the part may be in a scope."""
         since, until = scope.time_range
-        if not (self.rows and self.time_min < until and self.time_max >= since):
+        if not (self.time_min < until and self.time_max >= since):
             return False
+        if not self.rows:
+            return self.sets
         return bool(judge_boxes(scope.shape, np.array([self.bounds]), spec)[0])
 
 
@@ -183,11 +187,13 @@ def describe(synopsis: Synopsis, owner: int, level: int = 0) -> SketchPart:
         [groups.bounds, np.stack([rows.x, rows.y, rows.x, rows.y], axis=1)], dtype=np.float64
     )
     times = np.concatenate([groups.times.ravel(), rows.time])
+    sets = bool(synopsis.spec.sets)
     if not times.size:
-        return SketchPart(owner, 0, (0.0, 0.0, 0.0, 0.0), TIME_MAX, TIME_MIN, level)
+        first, last = set_times(synopsis.sets, synopsis.spec) or (TIME_MAX, TIME_MIN)
+        return SketchPart(owner, 0, (0.0, 0.0, 0.0, 0.0), first, last, level, sets=sets)
     low, high = bounds[:, :2].min(axis=0).tolist(), bounds[:, 2:].max(axis=0).tolist()
     extent = ((*low, *high), int(times.min()), int(times.max()))
-    return SketchPart(owner, synopsis.count, *extent, level)
+    return SketchPart(owner, synopsis.count, *extent, level, sets=sets)
 
 
 def write_parts(
@@ -254,7 +260,8 @@ def write_rows(files: Files, name: str, rows: pa.Table, spec: SynopsisSpec) -> S
 def read_rows(files: Files, names: Iterable[str], spec: SynopsisSpec) -> pa.Table:
     """Read files of rows."""
     columns = {spec.x: pa.float64(), spec.y: pa.float64(), spec.time: TIMESTAMP}
-    schema = pa.schema(columns | {feature.name: feature.type for feature in spec.features})
+    columns = {column.name: column.type for column in spec.columns} | columns
+    schema = pa.schema(columns)
     tables = (pq.read_table(files.path(name)) for name in names)
     return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
 

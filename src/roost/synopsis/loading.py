@@ -11,6 +11,7 @@ from roost.synopsis.bands import Bands, Sketch
 from roost.synopsis.bins import learn_bins
 from roost.synopsis.catalogue import Catalogue, FileKind, PartName, open_part, read_rows
 from roost.synopsis.scope import Scope
+from roost.synopsis.sets import SetSketches
 from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import Synopsis, build
 
@@ -29,6 +30,7 @@ class Loader:
         self._catalogue: Catalogue | None = None
         self._bases: dict[PartName, Synopsis] = {}
         self._pending: tuple[frozenset[str], list[Band]] = frozenset(), []  # deltas, merged
+        self._pending_sets: list[SetSketches] = []
         self._loaded: OrderedDict[tuple[PartName, ...], Sketch] = OrderedDict()
 
     def load(self, catalogue: Catalogue, scopes: Sequence[Scope]) -> Sketch:
@@ -40,26 +42,31 @@ class Loader:
             self._catalogue = catalogue
         needed = catalogue.needed(scopes, self._spec)
         if needed not in self._loaded:
-            found = self._open(catalogue, needed)
-            self._loaded[needed] = found[0] if len(found) == 1 else Bands(tuple(found))
+            self._loaded[needed] = self._open(catalogue, needed)
             while len(self._loaded) > LOADED:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(needed)
         return self._loaded[needed]
 
-    def _open(self, catalogue: Catalogue, needed: Sequence[PartName]) -> list[Synopsis]:
+    def _open(self, catalogue: Catalogue, needed: Sequence[PartName]) -> Sketch:
         bins, bases = catalogue.bins, {file.name for file in catalogue.of_kind(FileKind.BASE)}
         if bins is None or not needed:
-            return [self._build(catalogue)]
-        parts = []
+            return self._build(catalogue)
+        opened = []
         for part in needed:
             if part[0] in bases:
                 if part not in self._bases:
                     self._bases[part] = open_part(self._files, part)
-                parts.append(self._bases[part])
-        if len(parts) < len(needed):
+                opened.append(self._bases[part])
+        sets = [own for part in opened for own in part.set_sketches]
+        # Set sketches of bases are parts of their own, without rows.
+        parts = [part for part in opened if not part.spec.sets]
+        if len(opened) < len(needed):
             parts += [band.synopsis for band in self._merge_deltas(catalogue)]
-        return parts
+            sets += self._pending_sets
+        if not parts:
+            parts = [self._build(catalogue).without_sets()]
+        return parts[0] if len(parts) == 1 and not sets else Bands(tuple(parts), tuple(sets))
 
     def _build(self, catalogue: Catalogue) -> Synopsis:
         """Build from the rows at full resolution, if there are any."""
@@ -72,9 +79,11 @@ class Loader:
         deltas = {file.name: file for file in catalogue.of_kind(FileKind.DELTA)}
         known, bands = self._pending
         if not known <= deltas.keys():
-            known, bands = frozenset(), []
+            known, bands, self._pending_sets = frozenset(), [], []
         for name in deltas.keys() - known:
             for number in range(len(deltas[name].parts)):
-                bands = add(bands, Band(0, open_part(self._files, (name, number))))
+                part = open_part(self._files, (name, number))
+                self._pending_sets += part.set_sketches
+                bands = add(bands, Band(0, part.without_sets()))
         self._pending = frozenset(deltas), bands
         return bands

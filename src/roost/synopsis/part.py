@@ -8,7 +8,6 @@ its exact sums, and results use its leaves instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import overload
 
 import numpy as np
@@ -66,7 +65,7 @@ def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     possible = synopsis.rows.take(compiled.rows == BORDER)
     if possible.x.size:
         part = join([part, _marked(possible, synopsis)], rows)
-    return replace(part, spec=replace(spec, sets=())) if spec.sets else part
+    return part.without_sets() if spec.sets else part
 
 
 def _records(synopsis: Synopsis, whole: Ints, cut: Ints, kept: Paths) -> GroupRecords:

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from roost.errors import ConfigError
@@ -18,6 +18,7 @@ from roost.synopsis.forecast import forecast
 from roost.synopsis.pictures import climate_chart, feature_map
 from roost.synopsis.regression import regress
 from roost.synopsis.scope import Scope
+from roost.synopsis.set_queries import cardinality, contains, frequency
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
 
 QUERIES: dict[str, Callable[..., Any]] = {
@@ -25,6 +26,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
     for function in (
         *(count, mean, stddev, correlation, contrast, outliers),
         *(density, probability, quantiles, regress, forecast),
+        *(contains, cardinality, frequency),
     )
 }
 QUERIES |= {"chart": climate_chart, "map": feature_map}
@@ -61,6 +63,7 @@ def _find(key: str, name: str) -> Callable[..., Any]:
     return QUERIES[name]
 
 
+@cache
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(list(inspect.signature(function).parameters.items())[1:])
 

@@ -65,6 +65,7 @@ class SynopsisReader:
         self._lock = threading.Lock()
         self._lease: tuple[int, float] | None = None  # number, and when it ends
         self._catalogue: Catalogue | None = None
+        self._version = -1  # of the store when the catalogue was read
         spec = (agreed(self._store) or {}).get(SPEC)
         if spec is None:
             self._store.close()
@@ -124,9 +125,12 @@ class SynopsisReader:
 
     def _refresh(self) -> Catalogue:
         """Return the files of the newest batch; pins them, if it is another one than before."""
-        now, row = self._clock(), self._store.get(TABLE, STATE) or {}
-        known = self._catalogue
+        now, version, known = self._clock(), self._store.version(), self._catalogue
         held = self._lease is not None and self._lease[1] > now + LEASE_S / 2
+        if known is not None and held and version == self._version:
+            return known
+        self._version = version  # read first: what is written meanwhile is noticed next time
+        row = self._store.get(TABLE, STATE) or {}
         if known is not None and held and known.version == row.get("version", 0):
             return known
         # Files that leave after this batch are kept as long as the lease.

@@ -14,101 +14,109 @@ import numpy as np
 import pyarrow as pa
 
 from roost.errors import ConfigError
+from roost.synopsis.bands import Sketch
 from roost.synopsis.bounds import BoundKind, SynopsisResult
 from roost.synopsis.scope import EVERYTHING, Scope
 from roost.synopsis.sets import (
     BLOOM,
     BLOOM_PROBES,
     COUNT_HASHES,
-    entries_of,
+    SetRecords,
+    SetSketches,
     is_member,
     item_keys,
     period_us,
+    spans_of,
     unite,
 )
 from roost.synopsis.spec import SetSpec
-from roost.synopsis.synopsis import Synopsis
 
 HLL_DEVIATIONS, HLL_CONFIDENCE = 2, 0.95
 COUNT_CONFIDENCE = 1.0 - math.exp(-COUNT_HASHES)
 
 
-class _Periods(NamedTuple):
-    """Sketches of a set: of the periods inside the scope, and of those that it touches."""
+class _Found(NamedTuple):
+    """A sketch that a time range touches."""
 
-    own: SetSpec
-    inside: list[int]
-    touched: list[int]
+    sketches: SetSketches
+    at: int
+    inside: bool  # the range has the whole periods
+
+    @property
+    def records(self) -> SetRecords:
+        """Where the sketch is."""
+        return self.sketches.records
 
 
 def contains(
-    synopsis: Synopsis, values: Mapping[str, Any], scope: Scope = EVERYTHING
+    synopsis: Sketch, values: Mapping[str, Any], scope: Scope = EVERYTHING
 ) -> SynopsisResult:
     """Return 1 if a combination of values, by column, occurred in a time range, else 0.
 
     0 is guaranteed. 1 is probable: its confidence is that of the Bloom filters, as full as they
     are, not to report a value that never occurred.
     """
-    periods = _find(synopsis, values, scope, "members")
-    key = _key(synopsis, periods.own, values)
-    blooms = {at: synopsis.sets.blob(at, BLOOM) for at in periods.touched}
-    found = {at for at, bloom in blooms.items() if is_member(bloom, key)}
-    if not found:
+    own, touched = _find(synopsis, values, scope, "members")
+    keys = _keys(own, values, touched)
+    blooms = [found.records.blob(found.at, BLOOM) for found in touched]
+    members = [is_member(bloom, key) for bloom, key in zip(blooms, keys, strict=True)]
+    if not any(members):
         return SynopsisResult(0.0, 0.0, 0.0, len(blooms))
-    fills = np.array(
-        [np.bitwise_count(bloom).sum() / (8.0 * bloom.size) for bloom in blooms.values()]
-    )
+    fills = np.array([np.bitwise_count(bloom).sum() / (8.0 * bloom.size) for bloom in blooms])
     confidence = float(np.prod(1.0 - fills**BLOOM_PROBES))
-    low = float(not found.isdisjoint(periods.inside))
+    low = float(any(found.inside for found, holds in zip(touched, members, strict=True) if holds))
     return SynopsisResult(1.0, low, 1.0, len(blooms), BoundKind.PROBABLE, confidence)
 
 
 def cardinality(
-    synopsis: Synopsis, columns: Sequence[str], scope: Scope = EVERYTHING
+    synopsis: Sketch, columns: Sequence[str] | str, scope: Scope = EVERYTHING
 ) -> SynopsisResult:
     """Return the number of distinct combinations of values in a time range.
 
-    Rows in which one of the columns is null do not count, as in SQL.
+    ``columns`` may also be a text with commas. Rows in which one of the columns is null do not
+    count, as in SQL.
     """
-    periods = _find(synopsis, columns, scope, "lg_k")
+    names = columns.split(",") if isinstance(columns, str) else columns
+    own, touched = _find(synopsis, names, scope, "lg_k")
     least, most = (
-        unite((synopsis.sets.hll(at) for at in entries), periods.own.lg_k)
-        for entries in (periods.inside, periods.touched)
+        unite((found.records.hll(found.at) for found in entries), own.lg_k)
+        for entries in ([found for found in touched if found.inside], touched)
     )
     low = float(least.get_lower_bound(HLL_DEVIATIONS))
     high = float(most.get_upper_bound(HLL_DEVIATIONS))
     value = (least.get_estimate() + most.get_estimate()) / 2.0
-    records = len(periods.touched)
-    return SynopsisResult(value, low, high, records, BoundKind.PROBABLE, HLL_CONFIDENCE)
+    return SynopsisResult(value, low, high, len(touched), BoundKind.PROBABLE, HLL_CONFIDENCE)
 
 
 def frequency(
-    synopsis: Synopsis, values: Mapping[str, Any], scope: Scope = EVERYTHING
+    synopsis: Sketch, values: Mapping[str, Any], scope: Scope = EVERYTHING
 ) -> SynopsisResult:
     """Return the number of rows with a combination of values, by column, in a time range.
 
     ``high`` is guaranteed, ``low`` is probable.
     """
-    periods = _find(synopsis, values, scope, "counters")
-    number = int(np.array([_key(synopsis, periods.own, values)]).view(np.int64)[0])
+    own, touched = _find(synopsis, values, scope, "counters")
     least, most, rows = 0.0, 0.0, 0.0
-    for at in periods.touched:
-        sketch = synopsis.sets.counts(at)
-        count = float(sketch.get_estimate(number))
+    for found, key in zip(touched, _keys(own, values, touched), strict=True):
+        sketch = found.records.counts(found.at)
+        count = float(sketch.get_estimate(int(key.view(np.int64))))
         most += count
-        if at in periods.inside:
+        if found.inside:
             least += count
             rows += sketch.total_weight
     # The minimum over the hashes of each period is at most the one of all periods together.
-    low = max(least - math.e / periods.own.counters * rows, 0.0)
+    low = max(least - math.e / own.counters * rows, 0.0)
     value = (least + most) / 2.0
-    kind, records = BoundKind.PROBABLE, len(periods.touched)
-    return SynopsisResult(value, low, most, records, kind, COUNT_CONFIDENCE)
+    kind = BoundKind.PROBABLE
+    return SynopsisResult(value, low, most, len(touched), kind, COUNT_CONFIDENCE)
 
 
-def _find(synopsis: Synopsis, columns: Iterable[str], scope: Scope, size: str) -> _Periods:
+def _find(
+    sketch: Sketch, columns: Iterable[str], scope: Scope, size: str
+) -> tuple[SetSpec, list[_Found]]:
     """Return the sketches of some columns; refuses what they cannot restrict."""
-    sets, wanted = synopsis.spec.sets, set(columns)
+    sketches, wanted = sketch.set_sketches, set(columns)
+    sets = sketches[0].spec.sets if sketches else ()
     owner = next((k for k, own in enumerate(sets) if set(own.names) == wanted), None)
     if owner is None or not getattr(sets[owner], size):
         known = [", ".join(own.names) for own in sets if getattr(own, size)]
@@ -119,17 +127,17 @@ def _find(synopsis: Synopsis, columns: Iterable[str], scope: Scope, size: str) -
             expected = "nothing: set sketches are of all rows of a period"
             raise ConfigError(f"scope.{name}", getattr(scope, name), expected)
     since, until = scope.time_range
-    length, inside, touched = period_us(sets[owner]), [], []
-    for at, period in entries_of(synopsis.sets, owner):
-        begin, end = period * length, (period + 1) * length
-        if begin < until and end > since:
-            touched.append(at)
-            if since <= begin and end <= until:
-                inside.append(at)
-    return _Periods(sets[owner], inside, touched)
+    unit, touched = period_us(sets[owner]), []
+    for own in sketches:
+        for at, span in enumerate(spans_of(own.records)):
+            begin, end = span.period * unit, span.end * unit
+            if span.owner == owner and begin < until and end > since:
+                touched.append(_Found(own, at, since <= begin and end <= until))
+    return sets[owner], touched
 
 
-def _key(synopsis: Synopsis, own: SetSpec, values: Mapping[str, Any]) -> np.uint64:
+def _keys(own: SetSpec, values: Mapping[str, Any], touched: Sequence[_Found]) -> list[np.uint64]:
+    """Return the key of a combination of values in each sketch; it depends on the bins."""
     columns = []
     for column in own.columns:
         value = values[column.name]
@@ -137,8 +145,10 @@ def _key(synopsis: Synopsis, own: SetSpec, values: Mapping[str, Any]) -> np.uint
             columns.append(pa.array([value], column.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise ConfigError(column.name, value, f"a value of type {column.type}") from error
-    keys, known = item_keys(columns, own, synopsis.spec, synopsis.bins)
-    if not known[0]:
-        raise ConfigError("values", dict(values), "values that are neither null nor infinite")
-    key: np.uint64 = keys[0]
-    return key
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            raise ConfigError("values", dict(values), "values that are neither null nor infinite")
+    keys: dict[int, np.uint64] = {}
+    for sketches in (found.sketches for found in touched):
+        if id(sketches.bins) not in keys:
+            keys[id(sketches.bins)] = item_keys(columns, own, sketches.spec, sketches.bins)[0][0]
+    return [keys[id(found.sketches.bins)] for found in touched]

@@ -12,7 +12,8 @@ merges with the sketches that other programs build of such a column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,8 @@ class SetRecords(NamedTuple):
     """Set sketches, sorted by set and period; each has three sequences of bytes, or empty ones."""
 
     owners: Ints  # position of the set in the spec
-    periods: Ints  # number of the period since 1970
+    periods: Ints  # number of the first period since 1970
+    lengths: Ints  # number of periods
     starts: Ints  # of the bytes: Bloom filter, HyperLogLog, count-min, and the same of the next
     data: Bytes
 
@@ -58,7 +60,33 @@ class SetRecords(NamedTuple):
 
 
 _NONE = np.empty(0, np.int64)
-NO_SETS = SetRecords(_NONE, _NONE, np.zeros(1, np.int64), np.empty(0, np.uint8))
+NO_SETS = SetRecords(_NONE, _NONE, _NONE, np.zeros(1, np.int64), np.empty(0, np.uint8))
+
+
+class SetSketches(NamedTuple):
+    """Set sketches, with what tells the key of a combination of values."""
+
+    spec: SynopsisSpec
+    bins: Bins
+    records: SetRecords
+
+
+class Span(NamedTuple):
+    """Which rows a set sketch is about: those of a set in some periods."""
+
+    owner: int
+    period: int
+    length: int
+
+    def joined(self, other: Span) -> Span:
+        """Return the periods from the first of both to the last."""
+        first = min(self.period, other.period)
+        return Span(self.owner, first, max(self.end, other.end) - first)
+
+    @property
+    def end(self) -> int:
+        """The first period after these."""
+        return self.period + self.length
 
 
 def build_sets(table: pa.Table, times: Ints, spec: SynopsisSpec, bins: Bins) -> SetRecords:
@@ -70,7 +98,7 @@ def build_sets(table: pa.Table, times: Ints, spec: SynopsisSpec, bins: Bins) -> 
         periods = times // period_us(own)
         for period in np.unique(periods[known]).tolist():
             rows = np.flatnonzero(known & (periods == period))
-            entries.append((owner, period, _sketch(keys, rows, columns, own)))
+            entries.append((Span(owner, period, 1), _sketch(keys, rows, columns, own)))
     return _joined(entries)
 
 
@@ -124,25 +152,34 @@ def _packed(union: Any) -> bytes:
     return packed
 
 
-def _joined(entries: Sequence[tuple[int, int, Sequence[bytes]]]) -> SetRecords:
-    blobs = [blob for _, _, own in entries for blob in own]
+def _joined(entries: Sequence[tuple[Span, Sequence[bytes]]]) -> SetRecords:
+    blobs = [blob for _, own in entries for blob in own]
     starts = np.concatenate([[0], np.cumsum([len(blob) for blob in blobs], dtype=np.int64)])
-    owners, periods = (np.array([e[k] for e in entries], np.int64) for k in range(2))
-    return SetRecords(owners, periods, starts, np.frombuffer(b"".join(blobs), np.uint8))
+    spans = np.array([span for span, _ in entries], np.int64).reshape(-1, 3)
+    owners, periods, lengths = np.ascontiguousarray(spans.T)
+    data = np.frombuffer(b"".join(blobs), np.uint8)
+    return SetRecords(owners, periods, lengths, starts, data)
 
 
 def merge_sets(parts: Sequence[SetRecords], spec: SynopsisSpec) -> SetRecords:
     """Merge the sketches of equal sets and periods."""
-    found: dict[tuple[int, int], list[tuple[SetRecords, int]]] = {}
+    found: dict[Span, list[tuple[SetRecords, int]]] = {}
     for part in parts:
-        for at, key in enumerate(zip(part.owners.tolist(), part.periods.tolist(), strict=True)):
-            found.setdefault(key, []).append((part, at))
+        for at, span in enumerate(spans_of(part)):
+            found.setdefault(span, []).append((part, at))
+    return _merged(found, spec)
+
+
+def _merged(
+    found: Mapping[Span, Sequence[tuple[SetRecords, int]]], spec: SynopsisSpec
+) -> SetRecords:
+    """Merge the sketches that are listed for each span."""
     entries = []
-    for (owner, period), same in sorted(found.items(), key=lambda item: item[0]):
+    for span, same in sorted(found.items(), key=lambda item: item[0]):
         blobs = [[part.blob(at, kind) for part, at in same] for kind in range(3)]
         merged = [own[0].tobytes() for own in blobs]
         if len(same) > 1:
-            own = spec.sets[owner]
+            own = spec.sets[span.owner]
             merged[BLOOM] = np.bitwise_or.reduce(blobs[BLOOM]).tobytes()
             if own.lg_k:
                 merged[HLL] = _packed(unite((part.hll(at) for part, at in same), own.lg_k))
@@ -151,8 +188,41 @@ def merge_sets(parts: Sequence[SetRecords], spec: SynopsisSpec) -> SetRecords:
                 for sketch in more:
                     total.merge(sketch)
                 merged[COUNTS] = total.serialize()
-        entries.append((owner, period, merged))
+        entries.append((span, merged))
     return _joined(entries)
+
+
+def fit_sets(
+    records: SetRecords, spec: SynopsisSpec, nbytes: int, now_us: int, oldest_us: int
+) -> SetRecords:
+    """Return sketches that fit a number of bytes, without the periods that end before a time.
+
+    Sketches of neighbouring periods are merged until the rest fits, or one of each set is left:
+    first those that are short for their age, so that periods get longer with age.
+    """
+    found = {
+        span: [(records, at)]
+        for at, span in enumerate(spans_of(records))
+        if span.end * period_us(spec.sets[span.owner]) > oldest_us
+    }
+    sizes = {span: sum(records.blob(at, kind).size for kind in range(3))
+             for span, ((_, at),) in found.items()}  # fmt: skip
+    while sum(sizes.values()) > nbytes:
+        pairs = [pair for pair in pairwise(sorted(sizes)) if pair[0].owner == pair[1].owner]
+        if not pairs:
+            break
+
+        def length_for_age(pair: tuple[Span, Span]) -> float:
+            both, unit = pair[0].joined(pair[1]), period_us(spec.sets[pair[0].owner])
+            return both.length * unit / max(now_us - both.period * unit, unit)
+
+        first, second = min(pairs, key=length_for_age)
+        both = first.joined(second)
+        size = max(sizes.pop(first), sizes.pop(second), sizes.get(both, 0))
+        sketches = found.pop(first) + found.pop(second)
+        # The joined span may be that of a third sketch, which has late rows.
+        found[both], sizes[both] = found.get(both, []) + sketches, size
+    return _merged(found, spec)
 
 
 def bloom_bytes(own: SetSpec) -> int:
@@ -246,7 +316,16 @@ def _value_bits(column: pa.Array, feature: Feature) -> tuple[Words, Mask]:
     return as_numpy(numbers).view(np.uint64), known
 
 
-def entries_of(records: SetRecords, owner: int) -> Iterator[tuple[int, int]]:
-    """Yield position and period of the sketches of a set."""
-    for at in np.flatnonzero(records.owners == owner).tolist():
-        yield at, int(records.periods[at])
+def set_times(records: SetRecords, spec: SynopsisSpec) -> tuple[int, int] | None:
+    """Return the first and the last microsecond of all periods; None without sketches."""
+    units = np.array([period_us(own) for own in spec.sets], np.int64)[records.owners]
+    if not units.size:
+        return None
+    ends = (records.periods + records.lengths) * units
+    return int((records.periods * units).min()), int(ends.max()) - 1
+
+
+def spans_of(records: SetRecords) -> Iterator[Span]:
+    """Yield which rows each sketch is about."""
+    columns = (records.owners.tolist(), records.periods.tolist(), records.lengths.tolist())
+    return map(Span, *columns)

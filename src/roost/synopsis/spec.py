@@ -11,7 +11,7 @@ order: sorted run keys are sorted by group, and then by place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
@@ -94,6 +94,29 @@ class SetSpec:
     def of(cls, schema: pa.Schema, columns: Sequence[str], **settings: Any) -> SetSpec:
         """Build the spec of a table's columns."""
         return cls(_typed(schema, columns, "sets.columns"), **settings)
+
+    @classmethod
+    def read(cls, schema: pa.Schema, data: Mapping[str, Any]) -> SetSpec:
+        """Build the spec of a table's columns from settings; raises `ConfigError` for wrong ones.
+
+        ``columns`` and ``binned`` are lists, or texts with commas.
+        """
+        known = {field.name: field for field in fields(cls)}
+        given = {"columns": (), **data}
+        for name, value in given.items():
+            key = f"synopsis.sets.{name}"
+            if name not in known:
+                raise ConfigError(key, value, f"one of {', '.join(known)}")
+            if name in ("columns", "binned"):
+                parts = value.split(",") if isinstance(value, str) else value
+                if not isinstance(parts, list | tuple) or not all(
+                    isinstance(part, str) for part in parts
+                ):
+                    raise ConfigError(key, value, "a list of names")
+                given[name] = tuple(part.strip() for part in parts)
+            elif not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(key, value, "a whole number")
+        return cls.of(schema, given.pop("columns"), **given)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -202,6 +225,12 @@ class SynopsisSpec:
     def schema(self) -> pa.Schema:
         """Names and types of the features, for predicates."""
         return pa.schema([(feature.name, feature.type) for feature in self.features])
+
+    @property
+    def columns(self) -> tuple[Feature, ...]:
+        """The columns of features and of sets, each once."""
+        every = (*self.features, *(column for own in self.sets for column in own.columns))
+        return tuple({column.name: column for column in every}.values())
 
     @cached_property
     def _positions(self) -> dict[str, int]:

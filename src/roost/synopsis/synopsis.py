@@ -39,10 +39,10 @@ from roost.synopsis.records import (
     merge_groups,
     reduce_bounds,
 )
-from roost.synopsis.sets import NO_SETS, SetRecords, build_sets, merge_sets
+from roost.synopsis.sets import NO_SETS, SetRecords, SetSketches, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
 
-FORMAT = 1
+FORMAT = 2
 
 
 class PlaceBounds(NamedTuple):
@@ -102,6 +102,15 @@ class Synopsis:
     def nbytes(self) -> int:
         """Bytes of the state, as it is stored."""
         return sum(array.nbytes for array in self.arrays().values())
+
+    @property
+    def set_sketches(self) -> tuple[SetSketches, ...]:
+        """The set sketches, for set queries."""
+        return (SetSketches(self.spec, self.bins, self.sets),) if self.spec.sets else ()
+
+    def without_sets(self) -> Synopsis:
+        """Return the synopsis without its set sketches."""
+        return replace(self, spec=replace(self.spec, sets=()), sets=NO_SETS)
 
     @cached_property
     def run_keys(self) -> Ints:

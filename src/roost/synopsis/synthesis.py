@@ -29,7 +29,7 @@ from roost.synopsis.evidence import count_rows
 from roost.synopsis.leaves import Bytes
 from roost.synopsis.records import GroupRecords, product_matrix
 from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
-from roost.synopsis.scope_leaves import ScopeLeaves, check_planes, leaves_in, step_times
+from roost.synopsis.scope_leaves import ScopeLeaves, leaves_in, step_times
 from roost.synopsis.synopsis import SmallRows, Synopsis
 
 ATTEMPTS = 30  # to draw a row inside the scope from a leaf on its border
@@ -94,7 +94,6 @@ class _Sampler:
 
     def __init__(self, synopsis: Synopsis, scope: Scope, rng: np.random.Generator) -> None:
         self.synopsis, self.scope, self.rng = synopsis, scope, rng
-        check_planes(synopsis, np.arange(len(synopsis.spec.features)), scope)
         self.compiled = compile_scope(synopsis, scope)
         layout, times = synopsis.spec.layout, synopsis.groups.times
         # Hourly data, for example, has no times inside the steps.
@@ -176,7 +175,9 @@ class _Sampler:
         shares, factor = self._model(group)
         columns = np.arange(codes.shape[1])
         first, last = self.first[columns, codes], self.last[columns, codes]
-        null = codes == 0
+        # Of a dropped plane a leaf tells nothing, not even whether the value is null.
+        missing = self.rng.random(codes.shape) < self._null_shares(group)
+        null = np.where(self.synopsis.bins.dropped, missing, codes == 0)
         low = np.where(null, 0.0, shares[columns, np.maximum(first - 1, 0)])
         high = np.where(null, 1.0, shares[columns, last])
         lows, highs, middle = ndtri(low), ndtri(high), ndtri((low + high) / 2.0)
@@ -213,6 +214,13 @@ class _Sampler:
                 drawn = np.round(drawn)
             values[:, f] = np.clip(drawn, low, high)
         return values
+
+    def _null_shares(self, group: int) -> Floats:
+        """Return the share of nulls of each feature in a group."""
+        groups, counts = self.synopsis.groups, self.synopsis.bin_records.counts
+        if groups.exact[group]:
+            counts = groups.marginals[group]
+        return np.asarray(counts[:, 0] / np.maximum(counts.sum(axis=1), 1))
 
     def _model(self, group: int) -> tuple[Floats, Floats]:
         """Return cumulative shares by feature and code, and a factor of the correlations."""

@@ -8,12 +8,14 @@ it expires.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from roost.errors import ConfigError, StateError
@@ -21,18 +23,20 @@ from roost.model.schemas import TIMESTAMP
 from roost.storage.files import Files
 from roost.synopsis.bins import learn_bins
 from roost.synopsis.catalogue import Catalogue, FileKind, PartName, open_part, read_rows
+from roost.synopsis.evidence import count_rows
 from roost.synopsis.part import record_batches, select
 from roost.synopsis.queries import read_scope
 from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.scope import EVERYTHING, Scope
 from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import Synopsis, build
+from roost.synopsis.synthesis import synthesize
 
-RECORDS, LISTING = "records", "files"  # tables
+RECORDS, SYNTHETIC, LISTING = "records", "synthetic", "files"  # tables
 FILE = "file"  # column with the name of a file
 LISTS = ("box", "circle", "hours")  # options with several numbers
 SCOPE = (*LISTS, "polygon", "since", "until", "predicate")
-OPTIONS = ("path", "table", *SCOPE, "since_batch")
+OPTIONS = ("path", "table", *SCOPE, "since_batch", "share", "seed")
 BOUNDS = ("x0", "y0", "x1", "y1")
 LISTED = pa.schema(
     {
@@ -65,21 +69,22 @@ class Listing:
 class Records:
     """A task that reads the records of some parts of files of one kind."""
 
+    query: TableQuery
     files: Files
     spec: SynopsisSpec
     kind: FileKind
     parts: tuple[PartName, ...]
-    scope: Scope
-    named: bool  # add the name of the file
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the records in the scope, see :func:`roost.synopsis.record_batches`."""
         for part in self.parts:
-            synopsis = self._open(part)
-            if self.scope != EVERYTHING:
-                synopsis = select(synopsis, self.scope)
-            for batch in record_batches(synopsis):
-                yield _named(batch, part[0]) if self.named else batch
+            for batch in self._batches(self._open(part), part):
+                named = self.query.since_batch is not None
+                yield _named(batch, part[0]) if named else batch
+
+    def _batches(self, synopsis: Synopsis, part: PartName) -> Iterable[pa.RecordBatch]:
+        scope = self.query.scope
+        return record_batches(synopsis if scope == EVERYTHING else select(synopsis, scope))
 
     def _open(self, part: PartName) -> Synopsis:
         if not self.files.path(part[0]).exists():
@@ -88,6 +93,18 @@ class Records:
             return open_part(self.files, part)
         rows = read_rows(self.files, [part[0]], self.spec)
         return build(rows, self.spec, learn_bins(rows, self.spec))
+
+
+class SyntheticRows(Records):
+    """A task that draws synthetic rows from some parts of files of one kind."""
+
+    def _batches(self, synopsis: Synopsis, part: PartName) -> Iterable[pa.RecordBatch]:
+        """Draw rows; their number is the share rounded up or down, so that sums are right."""
+        seed = zlib.crc32(f"{self.query.seed} {part}".encode())
+        wanted = self.query.share * count_rows(synopsis, self.query.scope)[2]
+        rows = int(wanted + np.random.default_rng(seed).random())
+        drawn = synthesize(synopsis, scope=self.query.scope, rows=rows, seed=seed)
+        yield from drawn.to_batches()
 
 
 Task = Records | Listing
@@ -99,17 +116,22 @@ class TableQuery:
 
     ``since_batch`` selects the files that were added after the batch was committed: what later
     batches wrote, and what folds have written since. A fold replaces files, so its base also has
-    older rows; the column ``file`` tells which records replace which.
+    older rows; the column ``file`` tells which records replace which. ``share`` is the number of
+    synthetic rows over that of the original ones, and ``seed`` repeats them.
     """
 
     folder: Path
     table: str = RECORDS
     scope: Scope = EVERYTHING
     since_batch: int | None = None
+    share: float = 1.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.table not in TABLES:
             raise ConfigError("table", self.table, f"one of {', '.join(TABLES)}")
+        if not 0.0 <= self.share < float("inf"):
+            raise ConfigError("share", self.share, "a number from 0 up")
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> TableQuery:
@@ -123,13 +145,18 @@ class TableQuery:
         for name in ("since", "until"):
             if name in scope and (number := _whole(scope[name])) is not None:
                 scope[name] = number
-        since_batch = None
-        if "since_batch" in options:
-            since_batch = _whole(options["since_batch"])
-            if since_batch is None:
-                raise ConfigError("since_batch", options["since_batch"], "a whole number")
-        folder, table = Path(options["path"]), options.get("table", RECORDS)
-        return cls(folder, table, read_scope(scope, "option"), since_batch)
+        table = options.get("table", RECORDS)
+        given: dict[str, Any] = {}
+        for name in ("since_batch", "seed", "share"):
+            if name not in options:
+                continue
+            if name != "since_batch" and table != SYNTHETIC:
+                raise ConfigError(name, options[name], f"table={SYNTHETIC}, too")
+            given[name] = _number(options[name]) if name == "share" else _whole(options[name])
+            if given[name] is None:
+                expected = "a number" if name == "share" else "a whole number"
+                raise ConfigError(name, options[name], expected)
+        return cls(Path(options["path"]), table, read_scope(scope, "option"), **given)
 
     def schema(self) -> pa.Schema:
         """Return the columns."""
@@ -160,6 +187,13 @@ def record_schema(spec: SynopsisSpec, named: bool = False) -> pa.Schema:
     return pa.schema(columns | ({FILE: pa.string()} if named else {}))
 
 
+def row_schema(spec: SynopsisSpec, named: bool = False) -> pa.Schema:
+    """Return the columns of :func:`roost.synopsis.synthesize`, and the file if ``named``."""
+    columns = {spec.time: TIMESTAMP, spec.x: pa.float64(), spec.y: pa.float64()}
+    columns |= {feature.name: feature.type for feature in spec.features}
+    return pa.schema(columns | ({FILE: pa.string()} if named else {}))
+
+
 def _plan_records(
     query: TableQuery, reader: SynopsisReader, catalogue: Catalogue, parts: tuple[PartName, ...]
 ) -> list[Task]:
@@ -170,10 +204,9 @@ def _plan_records(
         kind, owner = known[part[0]].kind, known[part[0]].parts[part[1]].owner
         key = (kind, *part) if kind is FileKind.BASE else (kind, owner)
         grouped.setdefault(key, []).append(part)
-    rest = (query.scope, query.since_batch is not None)
+    task = SyntheticRows if query.table == SYNTHETIC else Records
     return [
-        Records(reader.files, reader.spec, key[0], tuple(own), *rest)
-        for key, own in grouped.items()
+        task(query, reader.files, reader.spec, key[0], tuple(own)) for key, own in grouped.items()
     ]
 
 
@@ -194,12 +227,20 @@ Schema = Callable[[SynopsisSpec, bool], pa.Schema]
 Plan = Callable[[TableQuery, SynopsisReader, Catalogue, tuple[PartName, ...]], list[Task]]
 TABLES: dict[str, tuple[Schema, Plan]] = {
     RECORDS: (record_schema, _plan_records),
+    SYNTHETIC: (row_schema, _plan_records),
     LISTING: (lambda spec, named: LISTED, _plan_listing),
 }
 
 
 def _named(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
     return batch.append_column(FILE, pa.repeat(name, batch.num_rows))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _whole(text: str) -> int | None:
