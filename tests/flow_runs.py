@@ -45,11 +45,12 @@ class TableSlice(Slice):
 
     table: pa.Table
     first: int
+    numbered: bool = True
 
     def read(self, columns: Sequence[str], cache: WorkerCache) -> pa.Table:
         rows = self.table.slice(self.start, self.stop - self.start)
         numbers = pa.array(range(self.first + self.start, self.first + self.stop), pa.int64())
-        table = rows.append_column(ROW, numbers)
+        table = rows.append_column(ROW, numbers) if self.numbered else rows
         return table.select([name for name in table.column_names if name in columns])
 
 
@@ -153,6 +154,7 @@ class FlowRun:
     settings: Mapping[str, Any] = field(default_factory=lambda: {"round": 0, "balance": "off"})
     pipeline: Callable[..., BasePipeline] | None = None  # in this process by default
     history: int = 10_000
+    numbered: bool = True  # whether rows of sources have stable numbers
     number: int = 0
     read: dict[str, int] = field(default_factory=dict)
     _driver: tuple[BasePipeline, BatchLoop] | None = None
@@ -179,12 +181,14 @@ class FlowRun:
         kill_at: Sequence[str] = (),
     ) -> None:
         """Run a batch; a driver is killed before each of some steps, and another one follows."""
-        slices: dict[str, list[Slice]] = {}
+        slices: dict[str, Sequence[Slice]] = {}
         offsets = {}
         for name in (o.name for o in self.flow.operators if isinstance(o, Source)):
             table, first = rows.get(name), self.read.get(name, 0)
             count = 0 if table is None else table.num_rows
-            slices[stage_of(name)] = [TableSlice(0, count, table, first)] if count else []
+            slices[stage_of(name)] = (
+                [TableSlice(0, count, table, first, self.numbered)] if count else []
+            )
             offsets[stage_of(name)] = [first, first + count]
             self.read[name] = first + count
         self._clock = clock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,8 @@ def test_rounds_until_the_last_move_are_transient() -> None:
     row = compared(periods()[1], PLANNER, mine, off)
     assert row["ratio"] == pytest.approx(0.25) and row["transient_deviation"] == pytest.approx(0.3)
     assert (row["changes"], row["moved_buckets"], row["transient_rounds"]) == (2, 4, 2)
+    hot = [*mine.rounds[:2], replace(mine.rounds[2], other_keys=True), *mine.rounds[3:]]
+    assert settled_from(hot) == 3
 
 
 def test_the_planner_balances_and_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from flow_runs import FlowRun, RepeatingExecutor, run_case, usable
+from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
 from roost.dataflow.flow import Dataflow, Stream
+from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
 from roost.errors import DataflowError
@@ -90,6 +91,10 @@ def test_state_stays_bounded_on_an_endless_stream(tmp_path: Path) -> None:
     whole = stream.aggregate({"n": "count"}, by="k", window="forever", advance=10, name="f")
     whole.sink("total")
     stream.join(stream, "left.k = right.k", size=10, name="j").sink("joined")
+    last = stream.aggregate({"n": "last(t)"}, by="k", window="tuples", size=5, advance=2, name="t")
+    last.sink("fives")
+    met = stream.join(stream, "left.k = right.k", window="tuples", per="key", size=3, name="p")
+    met.sink("met")
     keys, sizes = 20, []
     with FlowRun(flow, tmp_path) as run:
         for number in range(100):
@@ -106,8 +111,56 @@ def test_state_stays_bounded_on_an_endless_stream(tmp_path: Path) -> None:
     # A window of 10 has 10 tuples; a join stores both sides.
     assert rows["a"] <= 3 * 10 and rows["j"] <= 3 * 20, rows
     assert rows["f"] <= 2 * keys, rows
+    # Windows of 5 and of 3 tuples of each key.
+    assert rows["t"] <= 3 * 5 * keys and rows["p"] <= 3 * 3 * keys, rows
     settled = np.array(sizes[20:])
     assert (settled.max(axis=0) <= 3 * np.median(settled, axis=0)).all()
+
+
+def test_windows_of_tuples_rewrite_no_state_that_is_much_larger_than_a_batch(
+    tmp_path: Path,
+) -> None:
+    """Each tuple is written a few times, however long its window is."""
+    flow = Dataflow("long windows")
+    stream = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    window = {"window": "tuples", "size": 100}
+    stream.aggregate({"n": "count"}, by="k", advance=50, **window, name="a").sink("counts")
+    stream.join(stream, "left.k = right.k", per="key", **window, name="j").sink("joined")
+    written: Counter[str] = Counter()
+    batches, rows, keys = 40, 40, 10
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(batches):
+            times = np.arange(number * rows, (number + 1) * rows)
+            run.batch({"s": pa.table({"k": times % keys, "t": times})}, float(number))
+            with closing(Store(tmp_path / "state")) as store:
+                for name, entries in store.items(STATE):
+                    batch, files = entries[-1]
+                    written[name] += sum(file[1] for file in files) * (batch == number)
+    # Replacing the state would write half of 1,000 tuples in a batch, 20,000 in all.
+    assert batches * rows <= min(written.values()), written
+    assert max(written.values()) < 4 * batches * rows, written
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_tuples_of_a_window_are_counted(seed: int, tmp_path: Path) -> None:
+    """Rows without numbers that are alike are in no order, and each is used once."""
+    flow = Dataflow("equal tuples")
+    stream = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    found = stream.aggregate(
+        {"n": "count", "last": "last(t)"}, by="k", window="tuples", size=3, advance=2, name="a"
+    )
+    found.sink("out")
+    graph, chance = resolve(flow.name, flow.operators), random.Random(seed)
+    oracle = Interpreter(graph, 2)
+    with FlowRun(flow, tmp_path, 2.0, machines=lambda batch: 1 + batch % 3) as run:
+        run.numbered = False
+        for number in range(30):
+            times = [number + chance.randint(-2, 0) for _ in range(6)]
+            rows = [{"k": chance.randint(0, 1), "t": t} for t in sorted(times)]
+            ended = ["s"] if number == 29 else []
+            oracle.batch({"s": rows}, float(number), ended)
+            run.batch({"s": as_table(graph, "s", rows)}, float(number), ended)
+    compare(run, oracle)
 
 
 def test_a_changed_query_is_refused_by_name(tmp_path: Path) -> None:

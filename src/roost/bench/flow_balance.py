@@ -36,6 +36,7 @@ from roost.runtime.flow_rounds import FlowPolicy, last_flow_round
 from roost.runtime.loop import BatchLoop
 from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
+from roost.stages.flow_subquery import HOT_KEYS
 from roost.stages.slices import Slice
 from roost.storage.store import Store
 
@@ -113,6 +114,7 @@ class RoundMetrics:
     utilisation: Floats
     moved_buckets: int
     moved_share: float  # of the state's bytes
+    other_keys: bool = False  # whether other keys are aggregated before the exchange
 
     @property
     def deviation(self) -> float:
@@ -186,6 +188,7 @@ class BalancedFlow(EmulatedFlow):
     def __init__(
         self, folder: Path, policy: str, tuples: int, functions: Mapping[str, str]
     ) -> None:
+        self._hot: list[int] | None = None
         self._executor = CountingExecutor(UTILISATION * MACHINES / tuples)
         super().__init__(
             folder,
@@ -202,11 +205,13 @@ class BalancedFlow(EmulatedFlow):
         self.batch(keys, ended)
         shown: Row = (last_flow_round(self.store) or {}).get(f"balance {NODE}") or {}
         moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
+        hot, self._hot = self._hot, self.store.get(HOT_KEYS, NODE)
         return RoundMetrics(
             period,
             self._executor.busy.copy(),
             shown.get("moved_buckets", 0),
             moved / state if state else 0.0,
+            hot != self._hot,
         )
 
 
@@ -239,9 +244,9 @@ def run_policy(
 
 
 def settled_from(rounds: Sequence[RoundMetrics]) -> int:
-    """Return the first round of a period after its last move, at most the last one."""
-    moves = [number for number, one in enumerate(rounds) if one.moved_buckets]
-    return min(moves[-1] + 1 if moves else 0, len(rounds) - 1)
+    """Return the first round of a period after its last change, at most the last one."""
+    changes = [number for number, one in enumerate(rounds) if one.moved_buckets or one.other_keys]
+    return min(changes[-1] + 1 if changes else 0, len(rounds) - 1)
 
 
 def limits(period: Period, machines: int = MACHINES) -> Row:

@@ -37,6 +37,7 @@ from roost.dataflow.blocks import (
     stamped,
     times_of,
 )
+from roost.dataflow.cuts import StoredTuples
 from roost.dataflow.functions import Function
 from roost.dataflow.groups import encode, group, slide, slots_of
 from roost.dataflow.operators import Aggregate, WindowBy
@@ -93,11 +94,6 @@ class AggregateWork:
         return self.node.keys[0]
 
     @property
-    def rewrites(self) -> bool:
-        """Whether every batch replaces all of the state."""
-        return self.window is WindowBy.TUPLES
-
-    @property
     def mergeable(self) -> bool:
         """Whether partial results replace tuples."""
         functions = self.node.functions
@@ -123,7 +119,7 @@ class AggregateWork:
             return self._run_panes(rows, old, before, after)
         tables = [] if rows is None else [self._checked(rows.select(self.columns))]
         if self.window is WindowBy.TUPLES:
-            return self._run_tuples([*tables, *(state.tables["rows"] for state in old)], after)
+            return self._run_tuples(tables, old, after)
         return self._run_rows(tables, old, before, after)
 
     # ------------------------------------------------------------------ panes
@@ -387,14 +383,18 @@ class AggregateWork:
         keys = [one_array(rows[key]).take(index) for key in self.keys]
         return self._emit(times, keys, columns, failed, fills)
 
-    def _run_tuples(self, tables: list[pa.Table], after: int) -> Ran:
-        """Aggregate windows of a number of tuples, once the watermark has passed them."""
+    def _run_tuples(self, fresh: list[pa.Table], old: Sequence[OldState], after: int) -> Ran:
+        """Aggregate windows of a number of tuples, once the watermark has passed them.
+
+        Tuples that no window to come needs remain in their file until it is merged, and a *cut*
+        says which ones: see :mod:`roost.dataflow.cuts`.
+        """
         size, advance = self.node.size, self.advance
         assert size is not None
-        if not tables:
+        stored = StoredTuples.of(fresh, old, self.keys)
+        if stored is None:
             return Ran(None, {}, TIME_MAX)
-        rows = pa.concat_tables(tables)
-        rows = rows.take(as_arrow(sort_order(rows)))
+        rows = stored.live
         times = times_of(rows)
         ready = int(np.searchsorted(times, after)) if after != TIME_MAX else times.size
         by_key, _ = group(encode([rows[key].slice(0, ready) for key in self.keys], ready))
@@ -408,8 +408,6 @@ class AggregateWork:
             last = by_key.rows[starts + size - 1].astype(np.int64)
             fills = [one_array(rows[ORDER]).take(as_arrow(last))]
             output = self._evaluate(rows, groups, times[last], last, fills)
-        kept = np.ones(times.size, bool)
         used, _ = expand(by_key.starts[:-1], by_key.starts[:-1] + counts * advance)
-        kept[by_key.rows[used]] = False
-        state = {"rows": rows.filter(pa.array(kept))} if kept.any() else {}
-        return Ran(output, state, TIME_MAX, self.rejected)
+        state = stored.without(by_key.rows[used].astype(np.int64))
+        return Ran(output, {"rows": state} if state.num_rows else {}, TIME_MAX, self.rejected)

@@ -40,7 +40,6 @@ from roost.predicate.pairs import PairPredicate
 
 SIDES = ("left", "right")
 PAIRS_AT_ONCE = 1 << 20
-DONE = "__done"  # whether a tuple has met those before it
 Integers = NDArray[np.int64]
 
 
@@ -84,11 +83,6 @@ class PairWork:
         assert isinstance(self.node.operator, Join | Product)
         return self.node.operator.window.by
 
-    @property
-    def rewrites(self) -> bool:
-        """Whether every batch replaces all of the state."""
-        return self.window is WindowBy.TUPLES
-
     @cached_property
     def condition(self) -> PairPredicate:
         """The condition, compiled."""
@@ -113,7 +107,7 @@ class PairWork:
         """Pair a batch; the watermark of the inputs was ``before`` and is ``after``."""
         fresh = [self._fresh(k, table) for k, table in enumerate(inputs)]
         if self.window is WindowBy.TUPLES:
-            return self._run_tuples(fresh, old, after)
+            return self._run_tuples(fresh, old, before, after)
         # The new tuples are first.
         tables = [
             pa.concat_tables([fresh[k], *(state.tables[side] for state in old)]).combine_chunks()
@@ -142,7 +136,7 @@ class PairWork:
         """Return the tuples of a side with the columns that are stored."""
         stream = self.node.inputs[side]
         own = [(TIME, pa.int64()), (BUCKET, pa.int32())]
-        if self.ordered or self.rewrites:
+        if self.ordered or self.window is WindowBy.TUPLES:
             own.append((ORDER, pa.binary()))
         schema = pa.schema([*stream.columns, *own])
         if table is None:
@@ -235,25 +229,33 @@ class PairWork:
             order = made_order(self.node.number, parts, a.size)
         return stamped(self.node.output, times, columns, order)
 
-    def _run_tuples(self, fresh: Sequence[pa.Table], old: Sequence[OldState], after: int) -> Ran:
-        """Pair each tuple with the last ones of the other side that have its key."""
-        sides = []
+    def _run_tuples(
+        self, fresh: Sequence[pa.Table], old: Sequence[OldState], before: int, after: int
+    ) -> Ran:
+        """Pair each tuple with the last ones of the other side that have its key.
+
+        A tuple does so in the batch in which the watermark passes it. Later its file is only read:
+        tuples that newer ones have replaced are left out when files are merged.
+        """
+        sides, written = [], []
         for k, side in enumerate(SIDES):
-            new = fresh[k].append_column(DONE, pa.array(np.zeros(fresh[k].num_rows, bool)))
-            sides.append(pa.concat_tables([new, *(state.tables[side] for state in old)]))
-        left, right = sides = [table.combine_chunks() for table in sides]
+            tables = [fresh[k], *(state.tables[side] for state in old)]
+            sides.append(pa.concat_tables(tables).combine_chunks())
+            sizes = [table.num_rows for table in tables]
+            written.append(np.repeat([True, *(state.merge for state in old)], sizes))
+        left, right = sides
         codes = self._codes(left, right)
         condition = None if self.rest is None else self.rest.on(left, right)
         times = [times_of(table) for table in sides]
-        ready = [np.full(t.size, True) if after == TIME_MAX else t < after for t in times]
+        ready = [t < after if after != TIME_MAX else np.full(t.size, True) for t in times]
+        waited = [t >= before if before != TIME_MAX else np.full(t.size, False) for t in times]
         place = self._positions(sides)
         found, kept = [], []
         for k in (0, 1):
             other = 1 - k
             theirs = np.flatnonzero(ready[other])
             theirs = theirs[np.lexsort((place[other][theirs], codes[other][theirs]))]
-            done = np.asarray(one_array(sides[k][DONE]))
-            mine = np.flatnonzero(ready[k] & ~done)
+            mine = np.flatnonzero(ready[k] & waited[k])
             # Among the other side's tuples of the key, those before this one in tuple order.
             width = place[0].size + place[1].size + 1
             ranks = codes[other][theirs] * width + place[other][theirs]
@@ -270,9 +272,8 @@ class PairWork:
         state = {}
         for k, side in enumerate(SIDES):
             keep = ~ready[k] | self._last(codes[k], place[k], ready[k])
-            table = sides[k].drop_columns([DONE]).append_column(DONE, pa.array(ready[k]))
-            state[side] = table.filter(pa.array(keep))
-            kept.append(int(keep.sum()))
+            state[side] = sides[k].filter(pa.array(keep & written[k]))
+            kept.append(state[side].num_rows)
         return Ran(pa.concat_tables(found) if found else None, state if sum(kept) else {}, TIME_MAX)
 
     def _positions(self, sides: Sequence[pa.Table]) -> list[Integers]:

@@ -23,7 +23,6 @@ from roost.dataflow.operators import Aggregate, Source
 from roost.dataflow.schema import FlowGraph, Node
 from roost.dataflow.state import StateFile, bucket_mask, read_state, write_state
 from roost.dataflow.watermarks import Progress
-from roost.model.records import TIME_MAX
 from roost.stages.contract import (
     Batch,
     MapExecutor,
@@ -152,7 +151,7 @@ class SubqueryWork(Work):
             task.batch.number,
             mirrored=node.mirrored,
         )
-        if node.mirrored and ran.needed_until != TIME_MAX:  # tuple windows mark each side
+        if node.mirrored:
             tables = {side: table for side, table in tables.items() if side != "right"}
         buckets = max(task.grid) if task.grid is not None else task.buckets.buckets
         self._state = write_state(task.files, name, tables, buckets, ran.needed_until)
@@ -193,7 +192,7 @@ class SubqueryWork(Work):
             read.append(tables)
             if node.mirrored:
                 tables = {"right": tables["left"], **tables}
-            old.append(OldState(tables, merge or work.rewrites))
+            old.append(OldState(tables, merge))
         if task.before is not None:
             self._counts["read_bytes"] = share.read_bytes(task.before, read)
         ran = work.run([one.tuples for one in received], old, before, after)
@@ -318,8 +317,6 @@ class SubqueryStage(Stage):
         progress: Progress = batch.outcomes[FLOW].result
         watermark = progress.input_watermark(self.node)
         merged = set(batch.choices[self.name][MERGED])
-        if self._rewrites():
-            merged = {entry.batch for entry in self.entries}
         new = tuple(report.value.state for report in mine if report.value.state is not None)
         entries = []
         for entry in (*self.entries, StateEntry(batch.number, new)):
@@ -352,11 +349,6 @@ class SubqueryStage(Stage):
         loads = [(report.value.load, report.seconds) for report in mine]
         result = tuple(entries), seen, epoch
         return Outcome(flow_files(mine), facts, metrics, observed=loads, result=result)
-
-    def _rewrites(self) -> bool:
-        operator = self.node.operator
-        work = AggregateWork if isinstance(operator, Aggregate) else PairWork
-        return work(self.node, False).rewrites
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue with the files of the batch."""
