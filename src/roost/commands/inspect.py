@@ -19,7 +19,7 @@ from roost.runtime import records
 from roost.runtime.records import Commit
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
-from roost.storage.totals import BATCHES, TOTALS
+from roost.storage.totals import BATCHES, HOMES, TOTALS
 from roost.synopsis.catalogue import Catalogue, read_catalogue
 from roost.window.view import WindowView, find_view
 
@@ -42,6 +42,7 @@ class StateSummary:
     dead: dict[tuple[str, str], int]  # records by origin and reason
     sketch: Catalogue
     dataflow: FlowSummary | None = None
+    homes: dict[str, int] | None = None  # totals: see runtime/homes.py: home_metrics
 
 
 def inspect_state(folder: Path) -> StateSummary:
@@ -71,6 +72,7 @@ def inspect_state(folder: Path) -> StateSummary:
                 _dead(folder),
                 read_catalogue(view),
                 summarize_flow(view),
+                totals.get(HOMES),
             )
 
 

@@ -297,6 +297,10 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
         yield _synopsis_line(found.sketch)
     if found.dataflow is not None:
         yield from _dataflow(found.dataflow)
+    if found.homes is not None:
+        yield "homes      {tasks:,} tasks, {misplaced:,} elsewhere, {moved:,} moves".format(
+            **found.homes
+        )
     yield _batches(found)
     if found.open_batch is not None:
         yield f"batch {found.open_batch} was begun and not committed: the next run repeats it"

@@ -158,5 +158,12 @@ def _print_matching(console: Console, config: RunConfig, report: dict[str, Any])
             f"{balance['moved_queries']:,} queries moved in {balance['move_seconds']:.2f} s",
             highlight=False,
         )
+    homes = report["homes"]
+    if homes is not None:
+        console.print(
+            f"homes    {homes['tasks']:,} tasks, {homes['misplaced']:,} ran elsewhere, "
+            f"{homes['moved']:,} moves of machines",
+            highlight=False,
+        )
     if config.out.sink == "parquet":
         console.print(f"matches  {config.out.dir / 'matches'}", highlight=False)

@@ -69,6 +69,10 @@ class SparkExecutor:
         self._tag = f"roost-{uuid.uuid4().hex}"
         self._thread = local()
         self._background = ThreadPoolExecutor(1, "roost-job")
+        self._cluster = not context._jsc.isLocal()
+        # Objects of the JVM that pinned partitions share: each call creates one partition.
+        self._locations: dict[str, Any] = {}  # by executor
+        self._singles: dict[int, Any] = {}
 
     def close(self) -> None:
         """Cancel running jobs: their tasks must not write files after the run has ended."""
@@ -112,6 +116,13 @@ class SparkExecutor:
         """Number of tasks that run at the same time."""
         return self._context.defaultParallelism
 
+    def executors(self) -> Sequence[str]:
+        """Return the registered executors; a local master has only the driver."""
+        if not self._cluster:
+            return ("driver",)
+        found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
+        return found.split()
+
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
@@ -123,13 +134,15 @@ class SparkExecutor:
         with self._cancelled_on_exit():
             for _ in range(JOB_ATTEMPTS - 1):
                 try:
-                    return collected(chain, self._run(inputs, chain, tasks))
+                    return collected(chain, self._run(inputs, chain, tasks, placement))
                 except Py4JJavaError as error:
                     if INDETERMINATE not in str(error.java_exception.getMessage()):
                         raise
-            return collected(chain, self._run(inputs, chain, tasks))
+            return collected(chain, self._run(inputs, chain, tasks, placement))
 
-    def _run(self, inputs: Any, chain: Chain, tasks: Mapping[str, Task]) -> list[Report]:
+    def _run(
+        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+    ) -> list[Report]:
         slices = inputs if isinstance(inputs, SliceInputs) else inputs.beside
         parts = [part for part in chain.parts[0] if part in slices.groups]
         groups = [slices.groups[part] for part in parts]
@@ -149,7 +162,8 @@ class SparkExecutor:
         assert pairs is not None
         for level in range(1, chain.levels):
             count = len(chain.parts[level])
-            items = self._items(pairs.partitionBy(self._jvm.PythonPartitioner(count, 0)))
+            pairs = pairs.partitionBy(self._jvm.PythonPartitioner(count, 0))
+            items = self._items(pairs, placement.homes_of(chain, level))
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
                 return items.mapPartitionsWithIndex(last).collect()
@@ -170,9 +184,46 @@ class SparkExecutor:
         tag = self._jvm.scala.reflect.ClassTag.AnyRef()
         return self._jvm.org.apache.spark.api.java.JavaPairRDD.fromRDD(rows, tag, tag)
 
-    def _items(self, pairs: Any) -> RDD[Any]:
-        """Return the unpickled values of a JavaPairRDD."""
-        return RDD(self._jvm.PythonRDD.valueOfPair(pairs), self._context, CPickleSerializer())
+    def _items(self, pairs: Any, homes: Sequence[str | None] = ()) -> RDD[Any]:
+        """Return the unpickled values of a JavaPairRDD, whose partitions prefer to run at homes."""
+        items = self._jvm.PythonRDD.valueOfPair(pairs)
+        if any(homes):
+            items = self._pinned(items.rdd(), homes)
+        return RDD(items, self._context, CPickleSerializer())
+
+    def _pinned(self, items: Any, homes: Sequence[str | None]) -> Any:
+        """Return an RDD as a JavaRDD whose partitions prefer to run at their homes.
+
+        No function of Spark takes locations for the partitions of a shuffle. ``coalesce`` to as
+        many partitions moves nothing, and each of its partitions names a preferred location, so
+        they are replaced.
+        """
+        none = self._jvm.scala.Option.empty()
+        pinned = items.coalesce(len(homes), False, none, None)
+        partitions = pinned.partitions()  # the array itself
+        create = self._jvm.org.apache.spark.rdd.CoalescedRDDPartition
+        for number, home in enumerate(homes):
+            location = none if home is None else self._location(home) or none
+            partitions[number] = create(number, items, self._single(number), location)
+        return pinned.toJavaRDD()
+
+    def _location(self, executor: str) -> Any:
+        """Return an executor as Spark names preferred locations; None if Spark has lost it."""
+        if executor not in self._locations:
+            try:
+                found = self._context._jsc.sc().statusStore().executorSummary(executor)
+            except Py4JJavaError:
+                return None
+            host = found.hostPort().rpartition(":")[0]
+            self._locations[executor] = self._jvm.scala.Option.apply(f"executor_{host}_{executor}")
+        return self._locations[executor]
+
+    def _single(self, number: int) -> Any:
+        """Return an array of the JVM with one number."""
+        if number not in self._singles:
+            self._singles[number] = self._context._gateway.new_array(self._jvm.int, 1)  # type: ignore[union-attr]
+            self._singles[number][0] = number
+        return self._singles[number]
 
     def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
         """Run a function on every item, each in a task of its own."""

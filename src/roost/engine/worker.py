@@ -10,12 +10,14 @@ part and the pickled item.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,12 +32,29 @@ CACHE = WorkerCache()
 ROUTED = "part long, item binary"
 
 
+def find_executor() -> str:
+    """Return Spark's name of the executor that started this process; empty if it is unknown.
+
+    Spark does not tell workers. An executor's JVM starts the daemon, which forks the workers, and
+    has its name on the command line. The JVM of a local master has none.
+    """
+    process = os.getpid()
+    with contextlib.suppress(OSError, ValueError):  # only Linux has /proc
+        for _ in range(2):
+            status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+            process = int(status.rpartition(")")[2].split()[1])
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if b"--executor-id" in words:
+                return words[words.index(b"--executor-id") + 1].decode()
+    return ""
+
+
 def _run(
     chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
 ) -> Iterator[tuple[int, Item]]:
     # Workers collect garbage after every task; what tasks imported stays, as in the daemon.
     CACHE.get("frozen", len(sys.modules), gc.freeze)
-    executor = f"{os.uname().nodename}:{os.getppid()}"  # the daemon that forked this worker
+    executor = CACHE.get("executor", os.getpid(), find_executor)
     return run_part(chain, tasks, level, part, items, CACHE, executor)
 
 

@@ -20,11 +20,20 @@ from roost.stages.contract import Routing, Stage
 class Placement:
     """Hints where machines run: executor groups by stage, preferred executors by routing.
 
-    They are in no intent, and no result depends on them.
+    They are in no intent, and no result depends on them. :mod:`roost.runtime.homes` assigns homes.
     """
 
     groups: Mapping[str, str] = field(default_factory=dict)
     homes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    def home(self, node: Node, machine: int) -> str | None:
+        """Return the executor on which a machine of a stage prefers to run, if there is any."""
+        homes = {} if node.routing is None else self.homes.get(node.routing, {})
+        return homes.get(machine)
+
+    def homes_of(self, chain: Chain, level: int) -> list[str | None]:
+        """Return the home of each part of a level."""
+        return [self.home(chain.by_name[stage], machine) for stage, machine in chain.parts[level]]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,9 @@ class Executor(MapExecutor, Protocol):
     def rows_per_task(self) -> int:
         """Rows below which another task of a replicated plan is not worth its launch."""
 
+    def executors(self) -> Sequence[str]:
+        """Return the names of the executors that tasks run on now, as in homes and reports."""
+
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
@@ -97,25 +100,42 @@ class InProcessExecutor:
     """Runs tasks one after the other in this process; pickles what a cluster would.
 
     ``slots`` is the number of readers of a partitioned plan. ``measure`` replaces the measured
-    times of a report, so that decisions repeat. ``pickling`` has the processor seconds that the
-    parts of the last batch spent on pickling blocks, by stage and machine.
+    times of a report, so that decisions repeat. ``names`` are those of its executors, each with a
+    cache of its own; a caller may change them between two batches. ``pickling`` has the processor
+    seconds that the parts of the last batch spent on pickling blocks, by stage and machine.
     """
 
     rows_per_task = 1
 
     def __init__(
-        self, slots: int = 2, measure: Callable[[Report], Report] = lambda report: report
+        self,
+        slots: int = 2,
+        measure: Callable[[Report], Report] = lambda report: report,
+        names: Sequence[str] = ("local",),
     ) -> None:
         self.slots = slots
-        self.cache = WorkerCache()
         self.measure = measure
+        self.names = names
+        self._caches: dict[str, WorkerCache] = defaultdict(WorkerCache)
+        self._placement = Placement()
         self.pickling: dict[tuple[str, int], float] = defaultdict(float)
+
+    def executors(self) -> Sequence[str]:
+        """Return the names."""
+        return self.names
+
+    def place(self, part: int, home: str | None) -> str:
+        """Return the executor of a part: its home, or any if that is not there."""
+        return (
+            home if home is not None and home in self.names else self.names[part % len(self.names)]
+        )
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
         """Run the levels one after the other."""
         self.pickling.clear()
+        self._placement = placement
         chain, tasks = pickle.loads(pickle.dumps((chain, tasks)))
         items: list[list[Item]] = [
             [Parcel(stage, machine, SOURCE, inputs.groups[stage, machine])]
@@ -132,8 +152,11 @@ class InProcessExecutor:
         """Run one level; returns the items of each part of the next."""
         count = 1 if level + 1 == chain.levels else len(chain.parts[level + 1])
         following: list[list[Item]] = [[] for _ in range(count)]
+        homes = self._placement.homes_of(chain, level)
         for part, mine in enumerate(items):
-            for target, item in run_part(chain, tasks, level, part, mine, self.cache):
+            name = self.place(part, homes[part])
+            cache = self._caches[name]
+            for target, item in run_part(chain, tasks, level, part, mine, cache, name):
                 started = time.process_time()
                 data = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
                 sent = time.process_time()
@@ -145,8 +168,8 @@ class InProcessExecutor:
 
     def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
         """Run a function on every item."""
-        call = pickle.loads(pickle.dumps(call))
-        return [pickle.loads(pickle.dumps(call(item, self.cache))) for item in items]
+        call, cache = pickle.loads(pickle.dumps(call)), self._caches[self.names[0]]
+        return [pickle.loads(pickle.dumps(call(item, cache))) for item in items]
 
     def submit(
         self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]

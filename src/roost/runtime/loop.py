@@ -34,6 +34,7 @@ from roost.queries.versions import drop_versions
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
 from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds
+from roost.runtime.homes import home_metrics, placed
 from roost.runtime.jobs import Jobs
 from roost.runtime.prefix_rounds import PREFIX_ROUNDS, PrefixRounds
 from roost.runtime.records import (
@@ -126,6 +127,7 @@ class BatchLoop:
         self.jobs = Jobs(self.store, self.executor, self.stages)
         self._reached = reached(self.store)
         self._position = -1
+        self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
         self._clean()
 
     def run(
@@ -156,7 +158,7 @@ class BatchLoop:
         self.on_step("apply", number)
         batch = self._batch(intent)
         self.on_step("run", number)
-        reports = self._run_tasks(batch, inputs)
+        reports, homes = self._run_tasks(batch, inputs)
         self.on_step("after", number)
         for stage in self.stages:
             outcome = stage.after(batch, reports, self.executor)
@@ -164,7 +166,7 @@ class BatchLoop:
         files = self._published(batch)
         self.on_step("deliver", number)
         self._deliver(batch)
-        metrics = self._metrics(intent, batch, reports, self.clock() - started)
+        metrics = {**self._metrics(intent, batch, reports, self.clock() - started), **homes}
         commit = Commit(number, files, metrics)
         self.on_step("commit", number)
         self._commit(batch, commit)
@@ -200,7 +202,8 @@ class BatchLoop:
             now.choices,
         )
 
-    def _run_tasks(self, batch: Batch, inputs: Inputs) -> Reports:
+    def _run_tasks(self, batch: Batch, inputs: Inputs) -> tuple[Reports, dict[str, Any]]:
+        """Run the tasks at their homes; returns reports, and metrics of homes if there are any."""
         prepared = ((stage.name, stage.prepare(batch)) for stage in self.stages)
         tasks = {name: task for name, task in prepared if task is not None}
         working = [stage for stage in self.stages if stage.name in tasks]
@@ -209,7 +212,16 @@ class BatchLoop:
         machines = next((routing.machines for routing in used if routing.local), None)
         inputs, readers = inputs.dealt(machines, batch.number, self.executor)
         chain = Chain.of(working, batch.routings, readers)
-        return self.executor.run(inputs, chain, tasks, self.placement)
+        before, self.placement = self.placement, self._placed(chain)
+        reports = self.executor.run(inputs, chain, tasks, self.placement)
+        return reports, home_metrics(chain, before, self.placement, reports)
+
+    def _placed(self, chain: Chain) -> Placement:
+        """Assign homes; executors that join get machines after a round, if the run has rounds."""
+        rounds = [found.number for found in (self.rounds, self.flow_rounds) if found is not None]
+        level = not rounds or rounds != self._levelled
+        self._levelled = rounds
+        return placed(self.placement, chain, self.executor.executors(), level=level)
 
     def _deliver(self, batch: Batch) -> None:
         for sink in self.sinks:

@@ -13,7 +13,7 @@ from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.flow_balancing import BALANCING
 from roost.runtime.records import commits
 from roost.storage.store import View
-from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, ROUNDS, SUMMED, TOTALS
+from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, HOMES, ROUNDS, SUMMED, TOTALS
 
 BATCH_METRICS = (*SUMMED[:6], "epoch", *SUMMED[6:])
 
@@ -64,6 +64,7 @@ def build_report(view: View) -> dict[str, Any]:
             "model_error": rounds.get("model_error"),
             "last_reason": rounds.get("last_reason"),
         },
+        "homes": totals.get(HOMES),
         "dataflow": _dataflow(totals.get(DATAFLOW), view),
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 TOTALS, BATCHES, ROUNDS = "totals", "batches", "rounds"
 DATAFLOW = "dataflow"
+HOMES = "homes"
 # Rows, and bytes because of moved buckets; other metrics of a dataflow replace older ones.
 FLOW_SUMS = ("sources", "sinks", "dead", "moved")
 MACHINE_METRICS = ("points", "checks", "matches", "busy_s")
@@ -60,12 +61,14 @@ def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
     flow = {}
     if DATAFLOW in old or DATAFLOW in figures:
         flow[DATAFLOW] = _add_flow(old.get(DATAFLOW, {}), figures.get(DATAFLOW, {}))
+    homes = add_nested(old.get(HOMES, {}), figures.get(HOMES, {}))
     return {
         **{name: old.get(name, 0) + figures.get(name, 0) for name in SUMMED},
         "batches": old.get("batches", 0) + 1,
         "time_max": max(times, default=None),
         "machines": machines,
         **flow,
+        **({HOMES: homes} if homes else {}),
     }
 
 
