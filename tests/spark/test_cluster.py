@@ -63,11 +63,11 @@ def brute(x: Numbers, y: Numbers, boxes: Numbers) -> Numbers:
     return np.sort(np.concatenate(found))
 
 
-def matches_in(folder: Path) -> Numbers:
+def matches_in(folder: Path, batch_rows: int = BATCH_ROWS) -> Numbers:
     tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob("*.parquet"))]
     table = pa.concat_tables(tables)
     rows = table["point_id"].to_numpy()
-    assert (table["batch_id"].to_numpy() == rows // BATCH_ROWS).all()
+    assert (table["batch_id"].to_numpy() == rows // batch_rows).all()
     queries = pc.utf8_slice_codeunits(table["query_id"], 1).cast(pa.int64()).to_numpy()
     return np.sort(queries * POINTS + rows)
 
