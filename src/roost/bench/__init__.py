@@ -29,6 +29,7 @@ NAMES = (
     "synopsis",
     "elastic",
     "memory",
+    "dodo",
 )
 
 # All draw plots.
