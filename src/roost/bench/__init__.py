@@ -30,6 +30,7 @@ NAMES = (
     "elastic",
     "memory",
     "dodo",
+    "recommend",
 )
 
 # All draw plots.
