@@ -52,7 +52,7 @@ class Size:
     batch: int = 20_000
     users: int = 20_000
     items: int = 2_000
-    rate: int = 1_000  # ratings in a second of event time
+    rate: int = 1_000  # ratings in a second of event time; three micro-batches are a minute
     repeats: int = 2
     rates: tuple[int, ...] = (10_000, 20_000, 50_000, 100_000)  # that machines are found for
 
@@ -65,7 +65,7 @@ class Size:
         return parse_generator(text, lambda: 0.0).again(0, count)[0].read(COLUMNS, WorkerCache())
 
 
-QUICK = Size(20_000, 5_000, 2_000, 400, 500, 1, (5_000, 20_000))
+QUICK = Size(20_000, 5_000, 2_000, 400, 250, 1, (5_000, 20_000))
 
 
 def run(quick: bool) -> Measured:
@@ -178,7 +178,7 @@ def newest(folder: Path) -> dict[int, list[tuple[int, int]]]:
 
 def machines_for_rates(size: Size) -> list[Row]:
     """Find the fewest emulated machines that process each rate."""
-    warm, measured = size.ratings(2 * size.increment), 3
+    warm, measured = size.ratings(2 * size.increment), 3  # a minute: lists change in one of three
     known: dict[int, float] = {}
 
     def rate_of(machines: int) -> float:
@@ -232,7 +232,7 @@ def emulated_rate(size: Size, ratings: pa.Table, machines: int, measured: int) -
         ]
     finally:
         emulated.close()
-    return size.batch / median(seconds)
+    return size.batch * measured / sum(seconds)
 
 
 def plots(rows: Sequence[Row], rates: Sequence[Row]) -> dict[str, Plot]:
