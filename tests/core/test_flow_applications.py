@@ -49,11 +49,11 @@ def integers(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(list(zip(table.column_names, types, strict=True))))
 
 
-def generated(path: str) -> pa.Table:
+def generated(path: str, columns: list[str] = COLUMNS) -> pa.Table:
     source = parse_generator(path, lambda: 0.0)
     rows = source.total()
     assert rows is not None
-    return integers(source.again(0, rows)[0].read(COLUMNS, WorkerCache()))
+    return integers(source.again(0, rows)[0].read(columns, WorkerCache()))
 
 
 def run(

@@ -132,12 +132,41 @@ def run_again(example: Any, spark: Any, out: Path) -> int:
     return count
 
 
-def starts_and_ends(path: str) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return the calls of a path, and their starts and ends in microseconds."""
+def rows_of(path: str) -> Any:
+    """Return the rows of a finite generator."""
     source = parse_generator(path, lambda: 0.0)
     rows = source.total()
     assert rows is not None
-    calls = source.again(0, rows)[0].generator.block(0, rows)
+    return source.again(0, rows)[0].generator.block(0, rows)
+
+
+def check_top_topics(example: Any, spark: Any, out: Path) -> None:
+    assert run_again(example, spark, out) == 6
+    texts = rows_of(example.TWEETS)["text"].to_pylist()
+    counts = Counter(tag.removeprefix("#") for text in texts for tag in text.split())
+    table = pq.read_table(out / "top_topics")
+    last = table.filter(pc.equal(table["at"], pc.max(table["at"]))).sort_by("rank")
+    found = list(zip(last["topic"].to_pylist(), last["mentions"].to_pylist(), strict=True))
+    assert found == sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
+
+
+def check_recommendations(example: Any, spark: Any, out: Path) -> None:
+    count = run_again(example, spark, out)
+    liked: dict[int, set[int]] = {}
+    for row in rows_of(example.RATINGS).to_pylist():
+        if row["rating"] > example.FAN_ABOVE:
+            liked.setdefault(row["user"], set()).add(row["item"])
+    lists = example.latest(pq.read_table(out / "recommendations"))
+    assert len(lists) == count == len(set().union(*liked.values()))
+    for item, others in lists.items():
+        fans = Counter(other for items in liked.values() if item in items for other in items)
+        del fans[item]
+        assert others == sorted(fans.items(), key=lambda one: (-one[1], one[0]))[:10]
+
+
+def starts_and_ends(path: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the calls of a path, and their starts and ends in microseconds."""
+    calls = rows_of(path)
     start, end = (calls[name].cast("int64").to_numpy() for name in ("start", "end"))
     return calls, start, end
 

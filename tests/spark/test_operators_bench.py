@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from roost.bench import growth, operators
+from roost.bench import growth, operators, recommend
 from roost.bench.call_contest import (
     UnequalResults,
     check_equal,
@@ -79,3 +79,11 @@ def test_both_continue_when_the_cluster_has_grown(spark: SparkSession, tmp_path:
     assert all(1 / 3 <= shares[name] < 1.0 for name in ("roost", "spark_foreseen"))
     for half in (row[when] for row in rows for when in ("before", "after")):
         assert half["rows_per_s"] > 0 and half["busiest_task_s"] > 0
+
+
+def test_recommendations_equal_those_of_the_batch_job(spark: SparkSession, tmp_path: Path) -> None:
+    size = recommend.Size(1_500, 400, 150, 40, 20, 1)
+    row = recommend.compare(spark, size, 2, tmp_path)
+    assert row["ratings"] == 3_000 and 30 < row["lists"] <= 40
+    assert row["ratio"] == row["batch_s"] / row["incremental_s"] > 0.0
+    assert row["ratings_per_s"] > 0.0

@@ -29,6 +29,8 @@ NAMES = (
     "synopsis",
     "elastic",
     "memory",
+    "dodo",
+    "recommend",
 )
 
 # All draw plots.

@@ -1,4 +1,4 @@
-"""Generators of random points around populated places, and of call records.
+"""Generators of random points around populated places, call records, tweets and ratings.
 
 Problem: a stream source must produce any range of rows on any worker, also after a restart, and the
 rows must be the same. A generator with mutable state cannot do that.
@@ -17,6 +17,13 @@ counter gives four 64-bit words, which suffice for a row, so row ``k`` depends o
     word 3  low half                                        displacement of the start
             high half                                       whether and where the caller roams
 
+                      tweets                                ratings
+    word 0            topics 1 and 2, a half each           user
+    word 1            topics 3 and 4                        item
+    word 2            topics 5 and 6                        rating (low half)
+    word 3  low half  number of topics
+            high half user
+
 Rows arrive at a constant rate. Points may have temporary, drifting hotspots, which change their
 location, not their number. The generators do not move individual objects (rows are independent) and
 ignore streets and coasts. A caller may begin a call while another one of theirs is not over.
@@ -31,6 +38,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from roost.errors import ConfigError
@@ -187,7 +195,7 @@ class PointGenerator:
         for start in range(0, len(ids), _STRIDE_ROWS):
             part = slice(start, start + _STRIDE_ROWS)
             self._fill(start_row + start, times_us[part], lon[part], lat[part], value[part])
-        stamps = pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
+        stamps = _stamps(times_us)
         names = ["id", "event_time", "lon", "lat", "value"]
         return pa.table([pa.array(ids), stamps, lon, lat, value], names=names)
 
@@ -225,10 +233,10 @@ class PointGenerator:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How calls are distributed over the callers, who are numbered from 0.
+    """How rows are distributed over callers, topics, users or items, which are numbered from 0.
 
-    ``zipf``: caller ``k`` has a share of about ``(k + 1) ** -exponent``; 0 is uniform.
-    ``normal``: numbers are normal around ``mean``, clipped to the first and the last caller.
+    ``zipf``: number ``k`` has a share of about ``(k + 1) ** -exponent``; 0 is uniform.
+    ``normal``: numbers are normal around ``mean``, clipped to the first and the last one.
     """
 
     kind: str = "zipf"
@@ -244,25 +252,24 @@ class Skew:
             if not 0 <= value < np.inf:
                 raise ConfigError(f"skew.{name}", value, "a number, 0 or more")
 
-    def choose(self, words: Words, callers: int) -> Integers:
-        """Return the caller of each row."""
+    def choose(self, words: Words, count: int) -> Integers:
+        """Return a number below ``count`` for each row."""
         if self.kind == "normal":
             position = self.mean + _normal_pair(words, self.deviation)[0]
-        else:
-            position = self._ranks(_unit(words), callers) - 1.0
-        return np.clip(np.floor(position), 0, callers - 1).astype(np.int64)
+            return np.clip(np.floor(position), 0, count - 1).astype(np.int64)
+        return self.ranked(_unit(words), count)
 
-    def _ranks(self, chance: Floats, callers: int) -> Floats:
-        """Invert the distribution with density ``x ** -exponent`` on [1, callers + 1).
+    def ranked(self, chance: Floats, count: int) -> Integers:
+        """Invert the distribution with density ``x ** -exponent`` on [1, count + 1).
 
-        It needs no table of the callers; there may be millions of them.
+        It needs no table of the numbers; there may be millions of them.
         """
         rest = 1.0 - self.exponent
         if abs(rest) < 1e-9:
-            ranks = np.exp(chance * np.log1p(callers))
+            ranks = np.exp(chance * np.log1p(count))
         else:
-            ranks = (1.0 + chance * ((callers + 1.0) ** rest - 1.0)) ** (1.0 / rest)
-        return np.asarray(ranks)
+            ranks = (1.0 + chance * ((count + 1.0) ** rest - 1.0)) ** (1.0 / rest)
+        return np.asarray(np.clip(np.floor(ranks - 1.0), 0, count - 1), np.int64)
 
 
 FIRST_NUMBER = 1_000_000_000  # of the callers; all numbers have ten digits
@@ -336,12 +343,119 @@ class CallGenerator:
         start += (displacement * (self.disorder_s * _US_PER_S)).astype(np.int64)
         seconds = np.minimum(-self.duration_s * np.log(1.0 - duration), self.longest_s)
         end = start + (seconds * _US_PER_S).astype(np.int64)
-        stamps = [pa.array(times).cast(pa.timestamp("us", tz="UTC")) for times in (start, end)]
+        stamps = [_stamps(times) for times in (start, end)]
         numbers = [pa.array(FIRST_NUMBER + each).cast(pa.string()) for each in (src, dst)]
         columns = [*numbers, *stamps, pa.array(district), lat, lon, stamps[1]]
         return pa.table(
             columns, names=["src", "dst", "start", "end", "district", "lat", "lon", "ts"]
         )
+
+
+TOPICS_MAX = 6  # of a tweet
+NUMBERS_MAX = 1_000_000_000  # of topics, users and items
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TweetGenerator:
+    """An infinite stream of tweets with random access to any range of rows.
+
+    A tweet mentions one to ``most`` topics as hashtags in its text, equally likely numbers of them.
+
+    Examples
+    --------
+    >>> generator = TweetGenerator(rate_per_s=1_000, start_us=0, seed=7)
+    >>> generator.block(5, 8).column_names
+    ['id', 'at', 'user', 'text']
+    >>> generator.block(5, 8).equals(generator.block(0, 100).slice(5, 3))
+    True
+    """
+
+    rate_per_s: float  # tweets per second of event time
+    start_us: int  # time of the first tweet, microseconds since 1970 UTC
+    seed: int
+    topics: int = 5_000
+    skew: Skew = Skew(exponent=0.5)  # of the topics
+    most: int = 5
+    users: int = 100_000
+
+    def __post_init__(self) -> None:
+        _check_stream(self.rate_per_s, self.seed)
+        _check_counts(self, "topics", "users")
+        if self.skew.kind != "zipf":
+            raise ConfigError("generator.skew", self.skew.kind, "uniform or zipf")
+        if not 1 <= self.most <= TOPICS_MAX:
+            raise ConfigError("generator.most", self.most, f"from 1 to {TOPICS_MAX}")
+
+    def block(self, start_row: int, stop_row: int) -> pa.Table:
+        """Return rows ``start_row`` to ``stop_row - 1``; ``id`` is the row number."""
+        ids = _row_numbers(start_row, stop_row)
+        words = _words(self.seed, start_row, len(ids))
+        count, user = _halves(words[:, 3])
+        chances = np.stack([half for k in range(3) for half in _halves(words[:, k])], axis=1)
+        mentioned = np.arange(TOPICS_MAX) < 1 + np.floor(count * self.most)[:, np.newaxis]
+        chosen = pa.array(self.skew.ranked(chances[mentioned], self.topics)).cast(pa.string())
+        tags = pc.binary_join_element_wise("#topic", chosen, "")
+        ends = np.concatenate([[0], np.cumsum(mentioned.sum(axis=1))]).astype(np.int32)
+        text = pc.binary_join(pa.ListArray.from_arrays(pa.array(ends), tags), " ")
+        at = _stamps(_times_us(ids, self.rate_per_s, self.start_us))
+        users = (user * self.users).astype(np.int64)
+        return pa.table([pa.array(ids), at, pa.array(users), text], ["id", "at", "user", "text"])
+
+
+# Shares of the ratings 1 to 5; somewhat more than half of them make a fan.
+RATING_SHARES = (0.05, 0.10, 0.29, 0.33, 0.23)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RatingGenerator:
+    """An infinite stream of ratings with random access to any range of rows.
+
+    A user may rate an item several times, as in logs of ratings.
+
+    Examples
+    --------
+    >>> generator = RatingGenerator(rate_per_s=1_000, start_us=0, seed=7)
+    >>> generator.block(5, 8).column_names
+    ['user', 'item', 'rating', 'at']
+    >>> generator.block(5, 8).equals(generator.block(0, 100).slice(5, 3))
+    True
+    """
+
+    rate_per_s: float  # ratings per second of event time
+    start_us: int  # time of the first rating, microseconds since 1970 UTC
+    seed: int
+    users: int = 10_000
+    items: int = 2_000
+    skew: Skew = Skew(exponent=0.8)  # of the items
+    activity: Skew = Skew(exponent=0.5)  # of the users
+
+    def __post_init__(self) -> None:
+        _check_stream(self.rate_per_s, self.seed)
+        _check_counts(self, "users", "items")
+
+    def block(self, start_row: int, stop_row: int) -> pa.Table:
+        """Return rows ``start_row`` to ``stop_row - 1``."""
+        rows = _row_numbers(start_row, stop_row)
+        words = _words(self.seed, start_row, len(rows))
+        limits = np.cumsum(RATING_SHARES)[:-1]
+        columns = [
+            self.activity.choose(words[:, 0], self.users),
+            self.skew.choose(words[:, 1], self.items),
+            1 + np.searchsorted(limits, _halves(words[:, 2])[0], side="right"),
+        ]
+        at = _stamps(_times_us(rows, self.rate_per_s, self.start_us))
+        return pa.table([*map(pa.array, columns), at], ["user", "item", "rating", "at"])
+
+
+def _check_counts(generator: object, *names: str) -> None:
+    for name in names:
+        if not 1 <= getattr(generator, name) <= NUMBERS_MAX:
+            expected = f"from 1 to {NUMBERS_MAX}"
+            raise ConfigError(f"generator.{name}", getattr(generator, name), expected)
+
+
+def _stamps(times_us: Integers) -> pa.Array:
+    return pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _check_stream(rate_per_s: float, seed: int) -> None:

@@ -25,7 +25,9 @@ from roost.stages.generators import (
     Generator,
     Hotspot,
     PointGenerator,
+    RatingGenerator,
     Skew,
+    TweetGenerator,
     load_places,
 )
 from roost.stages.point_files import PointFile, arrange, find_files, stored_times
@@ -270,20 +272,43 @@ class _GeneratorKind:
 _STREAM: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "rate": ("rate_per_s", float),
     "seed": ("seed", int),
-    "spread": ("spread_deg", float),
 }
+_PLACES = {**_STREAM, "spread": ("spread_deg", float)}
 _GENERATORS = {
-    "points": _GeneratorKind(PointGenerator, {**_STREAM, "hotspot": ("hotspots", parse_hotspot)}),
+    "points": _GeneratorKind(
+        lambda **given: PointGenerator(load_places(), **given),
+        {**_PLACES, "hotspot": ("hotspots", parse_hotspot)},
+    ),
     "calls": _GeneratorKind(
-        CallGenerator,
+        lambda **given: CallGenerator(load_places(), **given),
         {
-            **_STREAM,
+            **_PLACES,
             "callers": ("callers", int),
             "districts": ("districts", int),
             "skew": ("skew", parse_skew),
             "duration": ("duration_s", float),
             "longest": ("longest_s", float),
             "disorder": ("disorder_s", float),
+        },
+    ),
+    "tweets": _GeneratorKind(
+        TweetGenerator,
+        {
+            **_STREAM,
+            "topics": ("topics", int),
+            "skew": ("skew", parse_skew),
+            "most": ("most", int),
+            "users": ("users", int),
+        },
+    ),
+    "ratings": _GeneratorKind(
+        RatingGenerator,
+        {
+            **_STREAM,
+            "users": ("users", int),
+            "items": ("items", int),
+            "skew": ("skew", parse_skew),
+            "activity": ("activity", parse_skew),
         },
     ),
 }
@@ -321,7 +346,7 @@ def parse_generator(text: str, clock: Clock, key: str = "points.path") -> Genera
         raise ConfigError(key, text, "pace=max or pace=live")
     if rows is not None and rows < 0:
         raise ConfigError(key, text, "rows=0 or more")
-    generator = chosen.build(places=load_places(), start_us=GENERATOR_START_US, **arguments)
+    generator = chosen.build(start_us=GENERATOR_START_US, **arguments)
     pace = _Pace(generator.rate_per_s, clock) if given["pace"] == "live" else None
     return GeneratorSource(generator, rows, pace)
 
