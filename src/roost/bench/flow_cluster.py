@@ -110,7 +110,7 @@ def machines_of(
         stages = exchanged(divided)
         members = [members_of(divided, stage) for stage in stages]
         reading = set(sample.seconds).difference(*members)  # sources are the prefix
-        costs = StageCosts.of(sample.scaled(rate), [reading, *members])
+        costs = StageCosts.of(sample.scaled(rate), divided, [reading, *members])
         split = costs.split(machines)
         placed = FlowLayout(divided, dict(zip(stages, split[1:], strict=True)))
         choices.append((max(costs.machines(split)), placed, split[0]))

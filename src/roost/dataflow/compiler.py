@@ -196,27 +196,51 @@ def fewest_channels(graph: FlowGraph, machines: int) -> LayoutName:
 
 
 def split_machines(
-    machines: int, costs: Iterable[float], least: int = 1, fixed: Iterable[float] | None = None
+    machines: int,
+    costs: Iterable[float],
+    least: int = 1,
+    fixed: Iterable[float] | None = None,
+    parts: Iterable[int] | None = None,
 ) -> tuple[int, ...]:
     """Divide machines by cost, some at least for each: another one goes where most is left to do.
 
     This minimises the load of the busiest machine. ``fixed`` is the part of each cost that every
-    machine pays. Without any cost, all are alike.
+    machine pays. Work that consists of some number of equal ``parts`` is divided into whole ones; 0
+    is any number. Without any cost, all are alike.
 
     Examples
     --------
     >>> split_machines(90, [1.0, 1.0, 1.0]), split_machines(6, [1.0, 0.1, 3.0])
-    ((30, 30, 30), (1, 1, 4))
+    ((30, 30, 30), (2, 1, 3))
+    >>> split_machines(9, [9.0, 1.0], parts=[4, 0])
+    (4, 5)
     """
     given = list(costs)
     given = given if any(given) else [1.0] * len(given)
     same = [0.0] * len(given) if fixed is None else list(fixed)
+    whole = [0] * len(given) if parts is None else list(parts)
     found = [least] * len(given)
     for _ in range(machines - sum(found) if given else 0):
-        load = [s + (cost - s) / n for s, cost, n in zip(same, given, found, strict=True)]
-        busiest = max(range(len(given)), key=lambda k: (load[k], -k))
+        load = [
+            s + (cost - s) * busiest_share(n, of)
+            for s, cost, n, of in zip(same, given, found, whole, strict=True)
+        ]
+        # Without a part for another machine, the busiest one remains as busy as it is.
+        usable = [k for k in range(len(given)) if not whole[k] or found[k] < whole[k]]
+        busiest = max(usable or range(len(given)), key=lambda k: (load[k], -k))
         found[busiest] += 1
     return tuple(found)
+
+
+def busiest_share(machines: int, parts: int) -> float:
+    """Return the share of the busiest of some machines in work of equal parts; 0 is any number.
+
+    Examples
+    --------
+    >>> busiest_share(4, 0), busiest_share(4, 6), busiest_share(46, 256)
+    (0.25, 0.3333333333333333, 0.0234375)
+    """
+    return 1.0 / machines if parts == 0 else -(-parts // machines) / parts
 
 
 def _query_cloud(graph: FlowGraph, machines: int, model: CostModel | None) -> Layout:
