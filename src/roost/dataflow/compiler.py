@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from roost.dataflow.buckets import BUCKETS, GRID
 from roost.dataflow.colocation import separate, together
@@ -301,9 +302,8 @@ def _auto(
         name: Unit(tuple(dict.fromkeys(operators)), count)
         for (name, operators), count in zip(members.items(), split, strict=True)
     }
-    edges = {
-        (root[name], sub.name) for sub in found for name in sub.inputs if sub.name not in shared
-    }
+    sent = (sub for sub in found if sub.name not in shared or shared[sub.name].sent)
+    edges = {(root[name], root[sub.name]) for sub in sent for name in sub.inputs}
     return _divided(LayoutName.AUTO, units, edges, model)
 
 
@@ -333,15 +333,17 @@ def _divided(
 
 
 def _longest(names: Iterable[str], edges: Iterable[tuple[str, str]], counted: set[str]) -> int:
-    """Return the largest number of counted names on a path; names are in topological order."""
+    """Return the largest number of counted names on a path."""
     before: dict[str, list[str]] = {}
     for start, stop in edges:
         before.setdefault(stop, []).append(start)
-    length: dict[str, int] = {}
-    for name in names:
-        longest = max((length[start] for start in before.get(name, ())), default=0)
-        length[name] = longest + (name in counted)
-    return max(length.values(), default=0)
+
+    @cache
+    def length(name: str) -> int:
+        longest = max((length(start) for start in before.get(name, ())), default=0)
+        return longest + (name in counted)
+
+    return max(map(length, names), default=0)
 
 
 def _layout(

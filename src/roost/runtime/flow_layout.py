@@ -190,7 +190,7 @@ def lay_out(
             choices.append((busiest, division, found))
         _, division, found = min(choices, key=lambda choice: choice[0])
         known = {
-            "shared": {name: [one.root, one.keys] for name, one in division.shared.items()},
+            "shared": {name: list(one) for name, one in division.shared.items()},
             "apart": apart,
             "seconds": {runs.value: dict(found.seconds)},
             "fixed": dict(found.fixed),
@@ -200,11 +200,11 @@ def lay_out(
     if layout is LayoutName.AUTO and known["apart"]:
         layout = LayoutName.OPERATOR_CLOUD
     shared = {
-        name: Shared(root, tuple(map(tuple, keys)))
-        for name, (root, keys) in known["shared"].items()
+        name: Shared(root, tuple(map(tuple, keys)), *sent)
+        for name, (root, keys, *sent) in known["shared"].items()
     }
     if shared and layout is not LayoutName.AUTO:
-        name, (root, _) = next(iter(shared.items()))
+        name, (root, *_) = next(iter(shared.items()))
         problem = (
             f"its state is stored by the buckets of {root!r}, as the layout auto places it; use "
             f"dataflow.layout auto instead of {layout}, or another out.state"
@@ -276,7 +276,11 @@ def members_of(graph: FlowGraph, stage: str) -> set[str]:
     found = {stage}
     division = graph.stages
     for node in graph.nodes:
-        apart = node.name in division.starts and division.root(node.name) == node.name
-        if not apart and found & {port.node for port in node.operator.inputs}:
+        if node.name in division.shared:
+            inside = division.root(node.name) == stage
+        else:
+            read = {port.node for port in node.operator.inputs}
+            inside = node.name not in division.starts and bool(found & read)
+        if inside:
             found.add(node.name)
     return found
