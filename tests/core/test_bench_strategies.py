@@ -27,7 +27,8 @@ def test_layouts_on_emulated_machines_have_equal_results(
     even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategies, "BATCHES", 3)
-    rows = [emulated(layout, 12, 20_000, even=even) for layout in LayoutName]
+    sample = strategies.sampler(20_000, even=even)
+    rows = [emulated(layout, 12, 20_000, sample, even=even) for layout in LayoutName]
     assert len({row["results"] for row in rows}) == 1 and rows[0]["results"]
     for row in rows:
         assert row["work"] + row["exchange"] + row["idle"] == pytest.approx(1)

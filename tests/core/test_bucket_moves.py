@@ -28,6 +28,7 @@ from flow_runs import (
 from roost.cli import main
 from roost.commands.inspect import inspect_state
 from roost.dataflow.buckets import BucketMap, bucket_of
+from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.loads import LoadMeter
@@ -154,6 +155,44 @@ def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
             if chance.random() < 0.2:
                 run.stop()
     assert moves.covered["moves with open windows"] > 10
+    compare(run, oracle)
+
+
+@pytest.mark.sweep([0], 1, 200)
+def test_a_join_of_aggregates_moves_with_their_shared_bucket_map(seed: int, tmp_path: Path) -> None:
+    """An Aggregate with a longer key is sent by the key of the Join; stages are repeated."""
+    flow = Dataflow("joined aggregates")
+    schema = {"k": "int64", "s": "string", "v": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    sums = a.aggregate({"v": "sum(v)"}, by="k", size=6, advance=3, name="sums")
+    ends = b.aggregate({"v": "last(v)", "n": Spread()}, by=["s", "k"], size=3, name="ends")
+    joined = sums.join(ends, "left.k = right.k", size=7, name="join")
+    joined.sink("out")
+    joined.aggregate({"n": "count"}, by=["left_k"], size=6, name="pairs").sink("counts")
+    graph = resolve(flow.name, flow.operators)
+    roots = {name: one.root for name, one in together(graph).items()}
+    assert roots == {"ends": "sums", "join": "sums", "pairs": "sums"}
+    chance = random.Random(seed)
+    moves, oracle = RandomMoves(chance, 3), Interpreter(graph, 2)
+    run = FlowRun(flow, tmp_path, 2.0, policies=moves.policies(flow))
+    run.executor = lambda: RepeatingExecutor(chance.randrange(1 << 30))
+    with run:
+        for number in range(10):
+            rows: dict[str, list[dict[str, Any]]] = {}
+            for name in ("a", "b"):
+                rows[name] = [
+                    {"k": chance.randrange(9), "s": chance.choice("xyz"),
+                     "v": chance.randrange(40), "t": 2 * number + chance.randint(-1, 1)}
+                    for _ in range(20)
+                ]  # fmt: skip
+            ended = ["a", "b"] if number == 9 else []
+            oracle.batch(rows, float(number), ended)
+            tables = {name: as_table(graph, name, mine) for name, mine in rows.items()}
+            run.batch(tables, float(number), ended, [chance.choice(STEPS)])
+            if chance.random() < 0.3:
+                run.stop()
+    assert moves.covered["state moves"] and not moves.covered["window moves"]
+    assert len(oracle.results["out"]) > 100
     compare(run, oracle)
 
 

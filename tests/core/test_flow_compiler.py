@@ -136,6 +136,8 @@ def test_parallel_branches_count_edge_by_edge() -> None:
     for name in (LayoutName.OPERATOR_CLOUD, LayoutName.OPERATOR_SET):
         assert (found[name].hops, found[name].fan_out, found[name].channels) == (2, 4, 4 * 4)
     assert (found[LayoutName.QUERY_CLOUD].hops, found[LayoutName.QUERY_CLOUD].fan_out) == (2, 7)
+    # The aggregates share a bucket map, so that the join has no exchange.
+    assert (found[LayoutName.AUTO].hops, found[LayoutName.AUTO].channels) == (1, 4 * 4)
 
 
 def test_reading_is_the_prefix_of_a_query_that_begins_with_a_stateful_operator() -> None:

@@ -742,6 +742,18 @@ def test_marks_that_cannot_arrive_are_refused(marks: list[str], message: str) ->
         levels(read, routed, Placed("local", ["routed"], None, marks), Placed("later", ["local"]))
 
 
+def test_a_stage_runs_within_another_one_of_its_level() -> None:
+    read, root = Placed("read"), Placed("root", ["read"], "key")
+    inner, later = Placed("inner", ["read"], "key"), Placed("inner", ["root"], "key")
+    inner.within = later.within = "root"
+    both = Placed("both", ["root", "inner"])
+    chain = Chain.of([read, root, inner, both], ROUTINGS, READERS)
+    assert [node.root for node in chain.nodes] == ["read", "root", "root", "root"]
+    assert chain.parts[1] == [("root", 0), ("root", 1)]
+    with pytest.raises(ValueError, match="inner is not on the level of root"):
+        levels(read, root, later)
+
+
 class Ticking:
     """A task and its work, which spends one second in each call and emits what it receives."""
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from roost.bench.cluster import EmulatedExecutor, PartTime
 from roost.dataflow.colocation import divide, divisions
 from roost.dataflow.compiler import cheapest
+from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import Source
 from roost.dataflow.schema import FlowGraph, resolve
@@ -30,7 +31,7 @@ from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor, SliceInputs
 from roost.runtime.flow import flow_stages
-from roost.runtime.flow_layout import FlowLayout, StageCosts, exchanged, members_of
+from roost.runtime.flow_layout import FlowLayout, Sample, StageCosts, exchanged, members_of
 from roost.runtime.flow_sample import sample_flow
 from roost.runtime.loop import BatchLoop
 from roost.stages.decode import ROW
@@ -88,13 +89,33 @@ class MachineTime(NamedTuple):
         return self.work + self.exchange
 
 
+class Sampler:
+    """Runs a sample of each division of a dataflow once."""
+
+    def __init__(self, flow: Dataflow, rows: pa.Table) -> None:
+        self.flow, self._rows = flow, rows
+        self._known: list[tuple[Division, Sample]] = []
+
+    def __call__(self, division: Division) -> Sample:
+        """Return what the operators of a division cost."""
+        for known, found in self._known:
+            if known == division:
+                return found
+        graph = resolve(self.flow.name, self.flow.operators)
+        sample = sample_flow(self.flow, slices_of(graph, self._rows), division)
+        assert sample is not None
+        self._known.append((division, sample))
+        return sample
+
+
 def machines_of(
-    flow: Dataflow, layout: LayoutName, machines: int, rows: pa.Table, rate: float
+    sample: Sampler, layout: LayoutName, machines: int, rate: float
 ) -> tuple[FlowLayout, int, LayoutName]:
     """Place a dataflow on machines by sample runs; returns readers and the layout that runs.
 
     ``auto`` chooses the division whose busiest machine has least to do.
     """
+    flow = sample.flow
     graph = resolve(flow.name, flow.operators)
     if layout is LayoutName.AUTO:
         chosen = cheapest(graph, machines, measure_exchange(graph, rate))
@@ -104,13 +125,12 @@ def machines_of(
         return FlowLayout(graph, dict.fromkeys(exchanged(graph), machines)), machines, layout
     choices: list[tuple[float, FlowLayout, int]] = []
     for division in divisions(graph, layout):
-        sample = sample_flow(flow, slices_of(graph, rows), division)
-        assert sample is not None
+        found = sample(division)
         divided = replace(graph, division=division)
         stages = exchanged(divided)
         members = [members_of(divided, stage) for stage in stages]
-        reading = set(sample.seconds).difference(*members)  # sources are the prefix
-        costs = StageCosts.of(sample.scaled(rate), [reading, *members])
+        reading = set(found.seconds).difference(*members)  # sources are the prefix
+        costs = StageCosts.of(found.scaled(rate), divided, [reading, *members])
         split = costs.split(machines)
         placed = FlowLayout(divided, dict(zip(stages, split[1:], strict=True)))
         choices.append((max(costs.machines(split)), placed, split[0]))
@@ -127,10 +147,9 @@ def slices_of(graph: FlowGraph, rows: pa.Table, first: int = 0) -> dict[str, lis
 class EmulatedFlow:
     """One layout of a dataflow on a number of emulated machines."""
 
-    def __init__(
-        self, flow: Dataflow, layout: LayoutName, machines: int, sample: pa.Table, rate: float
-    ) -> None:
-        placed, self.readers, self.layout = machines_of(flow, layout, machines, sample, rate)
+    def __init__(self, sample: Sampler, layout: LayoutName, machines: int, rate: float) -> None:
+        flow = sample.flow
+        placed, self.readers, self.layout = machines_of(sample, layout, machines, rate)
         self.machines, self.graph = machines, placed.graph
         self.placed: Mapping[str, int] = placed.machines
         self._folder = Path(tempfile.mkdtemp(prefix="roost-flow-"))

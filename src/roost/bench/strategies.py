@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from roost.bench.common import CORES, Measured, Plot, Row
-from roost.bench.flow_cluster import EmulatedFlow, MachineTime
+from roost.bench.flow_cluster import EmulatedFlow, MachineTime, Sampler
 from roost.bench.streams import BatchTimes
 from roost.dataflow.flow import Dataflow
 from roost.model.choices import LayoutName
@@ -38,7 +38,7 @@ QUICK_ROWS = 500_000
 BATCHES = 5  # of which the first is not measured
 REAL_BATCHES = 8  # the same, on the real cores
 REPEATS = 3  # on emulated machines
-SAMPLES = 3  # batches of a sample run, which has as many rows as one batch
+SAMPLES = 3  # batches of a sample run
 TIME_PER_BATCH = 100
 KEYS, GROUPS, KEPT = 20_000, 1_000, 100
 COLUMNS = ("k", "g", "v", *(f"p{n}" for n in range(16)))  # 16 that only the first map passes on
@@ -77,11 +77,21 @@ def tuples(number: int, rows: int) -> pa.Table:
     return pa.table({**columns, "t": number * TIME_PER_BATCH + at * TIME_PER_BATCH // rows})
 
 
-def emulated(layout: LayoutName, machines: int, rows: int, *, even: bool = False) -> Row:
+def sampler(rows: int, *, even: bool = False) -> Sampler:
+    """Return the sample run of a query; its batches are as large as those that are measured.
+
+    Costs of the Join are not proportional to the tuples that are read, because the Aggregate before
+    it makes one tuple for each key. Fewer rows would give it too many machines.
+    """
+    sample = pa.concat_tables([tuples(number, rows) for number in range(SAMPLES)])
+    return Sampler(query(even=even), sample)
+
+
+def emulated(
+    layout: LayoutName, machines: int, rows: int, sample: Sampler, *, even: bool = False
+) -> Row:
     """Measure a layout on emulated machines."""
-    # Batches of the sample span the same time and values as those that are measured.
-    sample = pa.concat_tables([tuples(number, rows // SAMPLES) for number in range(SAMPLES)])
-    with closing(EmulatedFlow(query(even=even), layout, machines, sample, rows)) as cluster:
+    with closing(EmulatedFlow(sample, layout, machines, rows)) as cluster:
         batches = [cluster.run(tuples(number, rows)) for number in range(BATCHES)][1:]
         # A machine that the host delays in one batch must not count as the busiest.
         times = [
@@ -169,20 +179,21 @@ def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[
 def run(quick: bool) -> Measured:
     """Measure all layouts."""
     rows = QUICK_ROWS if quick else ROWS
+    small = sampler(20_000)
     for layout in LayoutName:  # load and compile all code
-        emulated(layout, 12, 20_000)
-    found = []
-    for count in MACHINES:
-        # Layouts in turn, each with a sample run of its own.
-        turns = [
-            [emulated(layout, count, rows) for layout in LayoutName]
-            for _ in range(1 if quick else REPEATS)
-        ]
-        found += [
-            sorted(same, key=lambda row: row["tuples_per_s"])[len(same) // 2]
-            for same in zip(*turns, strict=True)
-        ]
-    even = [emulated(layout, MACHINES[-1], rows // 5, even=True) for layout in LayoutName]
+        emulated(layout, 12, 20_000, small)
+    turns = []
+    for _ in range(1 if quick else REPEATS):
+        sample = sampler(rows)  # each turn has sample runs of its own
+        turns.append(
+            [emulated(layout, count, rows, sample) for count in MACHINES for layout in LayoutName]
+        )
+    found = [
+        sorted(same, key=lambda row: row["tuples_per_s"])[len(same) // 2]
+        for same in zip(*turns, strict=True)
+    ]
+    sample = sampler(rows // 5, even=True)
+    even = [emulated(one, MACHINES[-1], rows // 5, sample, even=True) for one in LayoutName]
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "calls.parquet"
         pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(REAL_BATCHES)]), path)

@@ -120,7 +120,7 @@ def _buckets(view: View, name: str) -> tuple[int | None, tuple[int, ...], tuple[
     batch that uses the map.
     """
     shared = (view.get(FLOW, LAYOUT) or {"shared": {}})["shared"]
-    root, _ = shared.get(name, (name, ()))
+    root, *_ = shared.get(name, (name, ()))
     last = view.last(maps_of(root))
     if last is None:
         return None, (), ()

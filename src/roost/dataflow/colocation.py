@@ -5,18 +5,31 @@
 together already, and aggregates before an exchange where partial results can be merged.
 
 Tuples with the same key are together if all of them come from one stateful operator, and the
-columns by which its own tuples were sent are, unchanged, among the key.
+columns by which its own tuples were sent are, unchanged, among the key. If the sides of a Join come
+from two operators with as many exchanges before them, one adopts the bucket map of the other, and
+both run in the same tasks: then the Join needs no exchange either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow.compute as pc
 
 from roost.dataflow.division import Division, Shared
-from roost.dataflow.operators import Aggregate, Filter, Join, Map, Sink, Source, Union, WindowBy
+from roost.dataflow.operators import (
+    Aggregate,
+    Filter,
+    Join,
+    Map,
+    Sink,
+    Source,
+    SourceKind,
+    Union,
+    WindowBy,
+)
 from roost.dataflow.schema import FlowGraph, Node
 from roost.model.choices import LayoutName
 
@@ -46,8 +59,9 @@ def divide(
     if layout is not LayoutName.AUTO:
         return Division(frozenset(starts))
     shared = together(graph) if shared is None else shared
-    early = (n.name for n in graph.nodes if aggregates_early(n) and n.name not in shared)
-    return Division(frozenset(starts), shared, frozenset(early))
+    found = Division(frozenset(starts), shared)
+    early = (n.name for n in graph.nodes if aggregates_early(n) and found.receives(n.name))
+    return replace(found, partial=frozenset(early))
 
 
 def divisions(graph: FlowGraph, layout: LayoutName) -> list[Division]:
@@ -88,11 +102,20 @@ def aggregates_early(node: Node) -> bool:
 
 
 def together(graph: FlowGraph) -> dict[str, Shared]:
-    """Return the stateful operators whose tuples are together already."""
+    """Return the stateful operators whose tuples are together already, or may be."""
     located: dict[str, _Located | None] = {}  # by operator: its output
     shared: dict[str, Shared] = {}
+    depths: dict[str, int] = {}  # by operator: exchanges before its output
+    sources = [node.operator for node in graph.nodes if isinstance(node.operator, Source)]
+    # How many exchanges precede points and matches of the run depends on their plan.
+    comparable = all(source.kind is SourceKind.RECORDS for source in sources)
     for node in graph.nodes:
-        inputs = [located[port.node] for port in node.operator.inputs]
+        read = [port.node for port in node.operator.inputs]
+        if isinstance(node.operator, Join) and comparable:
+            _adopt(graph, node, depths, located, shared)
+        inputs = [located[name] for name in read]
+        depths[node.name] = max((depths[name] for name in read), default=0)
+        depths[node.name] += node.operator.stateful
         match node.operator:
             case Map():
                 located[node.name] = _mapped(node, inputs[0])
@@ -104,6 +127,7 @@ def together(graph: FlowGraph) -> dict[str, Shared]:
                 found = _shared(node, inputs)
                 if found is not None:
                     shared[node.name] = found
+                    depths[node.name] = depths[found.root]
                 located[node.name] = _made(node, found or Shared(node.name, node.keys))
             case _:
                 located[node.name] = None
@@ -151,6 +175,62 @@ def _shared(node: Node, inputs: list[_Located | None]) -> Shared | None:
         else:
             return None
     return Shared(first.root, tuple(tuple(keys[p] for p in places) for keys in node.keys))
+
+
+def _adopt(
+    graph: FlowGraph,
+    node: Node,
+    depths: Mapping[str, int],
+    located: dict[str, _Located | None],
+    shared: dict[str, Shared],
+) -> None:
+    """Let the root of one side of a Join adopt the bucket map of the other's, if that is possible.
+
+    Its tuples are then sent by those of its keys that the Join compares with the other's keys.
+    """
+    first, second = (located[port.node] for port in node.operator.inputs)
+    if first is None or second is None or first.root == second.root:
+        return
+    if depths[first.root] != depths[second.root]:
+        return
+    pairs = list(zip(*node.keys, strict=True))
+    for kept, other, keys in (
+        (first, second, pairs),
+        (second, first, [(b, a) for a, b in pairs]),
+    ):
+        places = [_place(columns, other, keys) for columns in kept.columns]
+        found = [place for place in places if place is not None]
+        if len(found) == len(places):
+            _adopt_map(other.root, kept.root, found, located, shared)
+            own = graph.by_name[other.root].keys
+            shared[other.root] = Shared(kept.root, _at(own, found), sent=True)
+            return
+
+
+def _place(columns: frozenset[str], other: _Located, keys: Sequence[tuple[str, str]]) -> int | None:
+    """Return the number of the other side's key that a Join compares with one of some columns."""
+    compared = {theirs for mine, theirs in keys if mine in columns}
+    return next((k for k, found in enumerate(other.columns) if found & compared), None)
+
+
+def _at(keys: Sequence[Sequence[str]], places: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(columns[place] for place in places) for columns in keys)
+
+
+def _adopt_map(
+    old: str,
+    new: str,
+    places: Sequence[int],
+    located: dict[str, _Located | None],
+    shared: dict[str, Shared],
+) -> None:
+    """Move all that is with an operator to another root; ``places`` are the keys it is sent by."""
+    for name, one in located.items():
+        if one is not None and one.root == old:
+            located[name] = _Located(new, tuple(one.columns[place] for place in places))
+    for name, own in shared.items():
+        if own.root == old:
+            shared[name] = own._replace(root=new, keys=_at(own.keys, places))
 
 
 def _made(node: Node, sent: Shared) -> _Located | None:

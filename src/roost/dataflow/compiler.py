@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from roost.dataflow.buckets import BUCKETS, GRID
 from roost.dataflow.colocation import separate, together
@@ -196,27 +197,51 @@ def fewest_channels(graph: FlowGraph, machines: int) -> LayoutName:
 
 
 def split_machines(
-    machines: int, costs: Iterable[float], least: int = 1, fixed: Iterable[float] | None = None
+    machines: int,
+    costs: Iterable[float],
+    least: int = 1,
+    fixed: Iterable[float] | None = None,
+    parts: Iterable[int] | None = None,
 ) -> tuple[int, ...]:
     """Divide machines by cost, some at least for each: another one goes where most is left to do.
 
     This minimises the load of the busiest machine. ``fixed`` is the part of each cost that every
-    machine pays. Without any cost, all are alike.
+    machine pays. Work that consists of some number of equal ``parts`` is divided into whole ones; 0
+    is any number. Without any cost, all are alike.
 
     Examples
     --------
     >>> split_machines(90, [1.0, 1.0, 1.0]), split_machines(6, [1.0, 0.1, 3.0])
-    ((30, 30, 30), (1, 1, 4))
+    ((30, 30, 30), (2, 1, 3))
+    >>> split_machines(9, [9.0, 1.0], parts=[4, 0])
+    (4, 5)
     """
     given = list(costs)
     given = given if any(given) else [1.0] * len(given)
     same = [0.0] * len(given) if fixed is None else list(fixed)
+    whole = [0] * len(given) if parts is None else list(parts)
     found = [least] * len(given)
     for _ in range(machines - sum(found) if given else 0):
-        load = [s + (cost - s) / n for s, cost, n in zip(same, given, found, strict=True)]
-        busiest = max(range(len(given)), key=lambda k: (load[k], -k))
+        load = [
+            s + (cost - s) * busiest_share(n, of)
+            for s, cost, n, of in zip(same, given, found, whole, strict=True)
+        ]
+        # Without a part for another machine, the busiest one remains as busy as it is.
+        usable = [k for k in range(len(given)) if not whole[k] or found[k] < whole[k]]
+        busiest = max(usable or range(len(given)), key=lambda k: (load[k], -k))
         found[busiest] += 1
     return tuple(found)
+
+
+def busiest_share(machines: int, parts: int) -> float:
+    """Return the share of the busiest of some machines in work of equal parts; 0 is any number.
+
+    Examples
+    --------
+    >>> busiest_share(4, 0), busiest_share(4, 6), busiest_share(46, 256)
+    (0.25, 0.3333333333333333, 0.0234375)
+    """
+    return 1.0 / machines if parts == 0 else -(-parts // machines) / parts
 
 
 def _query_cloud(graph: FlowGraph, machines: int, model: CostModel | None) -> Layout:
@@ -277,9 +302,8 @@ def _auto(
         name: Unit(tuple(dict.fromkeys(operators)), count)
         for (name, operators), count in zip(members.items(), split, strict=True)
     }
-    edges = {
-        (root[name], sub.name) for sub in found for name in sub.inputs if sub.name not in shared
-    }
+    sent = (sub for sub in found if sub.name not in shared or shared[sub.name].sent)
+    edges = {(root[name], root[sub.name]) for sub in sent for name in sub.inputs}
     return _divided(LayoutName.AUTO, units, edges, model)
 
 
@@ -309,15 +333,17 @@ def _divided(
 
 
 def _longest(names: Iterable[str], edges: Iterable[tuple[str, str]], counted: set[str]) -> int:
-    """Return the largest number of counted names on a path; names are in topological order."""
+    """Return the largest number of counted names on a path."""
     before: dict[str, list[str]] = {}
     for start, stop in edges:
         before.setdefault(stop, []).append(start)
-    length: dict[str, int] = {}
-    for name in names:
-        longest = max((length[start] for start in before.get(name, ())), default=0)
-        length[name] = longest + (name in counted)
-    return max(length.values(), default=0)
+
+    @cache
+    def length(name: str) -> int:
+        longest = max((length(start) for start in before.get(name, ())), default=0)
+        return longest + (name in counted)
+
+    return max(map(length, names), default=0)
 
 
 def _layout(

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """A stateful operator that reads its input without an exchange.
+    """A stateful operator that shares the tasks and the bucket map of another one, ``root``.
 
-    It runs in the tasks of another one, ``root``, and shares its bucket map: the columns ``keys``
-    (by input) have the values by which the root's tuples were sent.
+    The columns ``keys`` (by input) have the values by which the root's tuples are sent. Its tuples
+    are made in these tasks, or ``sent`` to them by its own exchange.
     """
 
     root: str
     keys: tuple[tuple[str, ...], ...]
+    sent: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Division:
     def root(self, name: str) -> str:
         """Return the operator whose bucket map a stateful operator uses."""
         return self.shared[name].root if name in self.shared else name
+
+    def receives(self, name: str) -> bool:
+        """Return whether an exchange brings the tuples of a stateful operator."""
+        return name not in self.shared or self.shared[name].sent
 
     def several(self, name: str) -> bool:
         """Return whether several stateful operators use the bucket map that this one uses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roost.dataflow.colocation import aggregates_early, together
+from roost.dataflow.colocation import divide
 from roost.dataflow.compiler import (
     CostModel,
     Layout,
@@ -119,8 +119,9 @@ def explain(
     if layout is LayoutName.AUTO and model is not None:
         chosen = cheapest(graph, machines, model)
         layout = chosen if chosen is LayoutName.OPERATOR_CLOUD else layout
-    shared = {name: one.root for name, one in together(graph).items()}
-    early = (n.name for n in graph.nodes if aggregates_early(n) and n.name not in shared)
+    division = divide(graph, LayoutName.AUTO)
+    shared = {name: one.root for name, one in division.shared.items()}
+    early = (node.name for node in graph.nodes if node.name in division.partial)
     return Explanation(
         graph.name,
         machines,

@@ -159,12 +159,15 @@ def _sampled(more: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], Flo
     """Return some rows, and the number of tuples that each stands for."""
     heavy = np.flatnonzero(more)
     heavy = heavy[np.argsort(-more[heavy], kind="stable")[:SAMPLE]]
-    rows = np.delete(np.arange(more.size), heavy)
-    weight = max(rows.size / SAMPLE, 1.0)
-    if rows.size > SAMPLE:
-        rows = rows[np.random.default_rng(seed).integers(0, rows.size, SAMPLE)]
-    weights = [np.full(rows.size, weight), more[heavy] + 1.0]
-    return np.concatenate([rows, heavy]), np.concatenate(weights)
+    count = more.size - heavy.size
+    rows = np.arange(count)
+    if count > SAMPLE:
+        rows = np.random.default_rng(seed).integers(0, count, SAMPLE)
+    weights = np.full(rows.size, max(count / SAMPLE, 1.0))
+    if not heavy.size:
+        return rows, weights
+    rows = np.delete(np.arange(more.size), heavy)[rows]
+    return np.concatenate([rows, heavy]), np.concatenate([weights, more[heavy] + 1.0])
 
 
 # --------------------------------------------------------------------------- on the driver

@@ -2,7 +2,8 @@
 
 A *level* holds the stages that run between two exchanges; an executor runs it as one set of tasks.
 Its *parts* are (stage, machine) pairs, where the stage receives its inputs through the exchange.
-Stages without a routing run inside the part that produces their inputs. A block for a later level
+Stages without a routing run inside the part that produces their inputs, and a stage may run inside
+the part of another one that has the same routing. A block for a later level
 passes through the levels between unopened, so a line of levels carries any graph of stages.
 """
 
@@ -88,7 +89,10 @@ class Chain:
                     raise ValueError(f"different tasks produce the inputs of {stage.name}")
             else:
                 level = 1 + max([source.level for source in sources] + marked)
-                place = (routing, stage.name, level, tuple(range(routings[routing].machines)))
+                root = stage.within or stage.name
+                place = (routing, root, level, tuple(range(routings[routing].machines)))
+                if any(node.name == root and node.level != level for node in nodes):
+                    raise ValueError(f"{stage.name} is not on the level of {root}")
             node = Node(stage.name, stage.inputs, stage.outputs, stage.marks, *place)
             if any(level >= node.level for level in marked):
                 raise ValueError(f"{stage.name} reads marks of its own level {node.level}")

@@ -65,7 +65,9 @@ def flow_stages(
         rate = config.engine.batch_rows
         model = partial(measure_exchange, rate=rate)
         slots = executor.slots
-        layout = lay_out(store, graph, settings.layout, machines, slots, sample, model, rate)
+        layout = lay_out(
+            store, graph, settings.layout, machines, slots, sample, model, rate, settings.buckets
+        )
     graph = layout.graph
     shared = FlowSettings(
         settings.lateness,

@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from roost.dataflow.buckets import BUCKETS, BucketMap
 from roost.dataflow.colocation import divide, divisions
-from roost.dataflow.compiler import CostModel, cheapest, fewest_channels, split_machines
+from roost.dataflow.compiler import (
+    CostModel,
+    busiest_share,
+    cheapest,
+    fewest_channels,
+    split_machines,
+)
 from roost.dataflow.division import Division, Shared
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.operators import Product, Source
@@ -53,29 +59,44 @@ class Sample:
 
 
 class StageCosts(NamedTuple):
-    """What stages cost in a batch, in the same order: all, and what every machine pays of it."""
+    """What stages cost in a batch, in the same order: all, and what every machine pays of it.
+
+    Stateful stages have a number of buckets, and a machine has whole ones.
+    """
 
     seconds: Sequence[float]
     fixed: Sequence[float]
+    buckets: Sequence[int]  # 0 of stages without buckets
 
     @classmethod
-    def of(cls, sample: Sample, members: Iterable[Iterable[str]]) -> StageCosts:
+    def of(
+        cls,
+        sample: Sample,
+        graph: FlowGraph,
+        members: Iterable[Iterable[str]],
+        buckets: int = BUCKETS,
+    ) -> StageCosts:
         """Add up the costs of the operators of each stage."""
         groups = [list(names) for names in members]
-        sums = [
+        stateful = {node.name for node in graph.nodes if node.operator.stateful}
+        seconds, fixed = (
             [sum(cost.get(name, 0.0) for name in names) for names in groups]
             for cost in (sample.seconds, sample.fixed)
-        ]
-        return cls(*sums)
+        )
+        parts = [buckets if stateful.intersection(names) else 0 for names in groups]
+        return cls(seconds, fixed, parts)
 
     def split(self, machines: int, least: int = 1) -> tuple[int, ...]:
         """Divide machines among the stages."""
-        return split_machines(machines, self.seconds, least, self.fixed)
+        return split_machines(machines, self.seconds, least, self.fixed, self.buckets)
 
     def machines(self, split: Sequence[int]) -> list[float]:
-        """Return the seconds of a machine of each stage."""
-        parts = zip(self.seconds, self.fixed, split, strict=True)
-        return [fixed + (seconds - fixed) / count for seconds, fixed, count in parts]
+        """Return the seconds of the busiest machine of each stage."""
+        stages = zip(self.seconds, self.fixed, self.buckets, split, strict=True)
+        return [
+            fixed + (seconds - fixed) * busiest_share(count, buckets)
+            for seconds, fixed, buckets, count in stages
+        ]
 
 
 @dataclass(frozen=True)
@@ -142,13 +163,14 @@ def lay_out(
     sample: Callable[[Division], Sample | None] = lambda division: None,
     model: Callable[[FlowGraph], CostModel] | None = None,
     rate: float = SAMPLED,
+    buckets: int = BUCKETS,
 ) -> FlowLayout:
     """Choose or repeat the layout of a dataflow.
 
     ``machines`` is the number of machines for each stateful operator, on average. Tasks run on
     ``slots`` cores, one level of stages after the other. ``sample`` runs a sample of a division, if
-    its result matters; a batch has ``rate`` rows. ``model`` measures what exchanges cost; without
-    it, fewest hops are cheapest.
+    its result matters; a batch has ``rate`` rows, and subqueries have ``buckets``. ``model``
+    measures what exchanges cost; without it, fewest hops are cheapest.
     """
     known = store.get(FLOW, LAYOUT)
     if known is None:
@@ -161,13 +183,14 @@ def lay_out(
             found = (sample(division) if measured else None) or Sample()
             found = found.scaled(rate)
             divided = replace(graph, division=division)
-            split = shares(divided, runs, machines, slots, found)
-            costs = StageCosts.of(found, (members_of(divided, stage) for stage in split))
+            split = shares(divided, runs, machines, slots, found, buckets)
+            members = (members_of(divided, stage) for stage in split)
+            costs = StageCosts.of(found, divided, members, buckets)
             busiest = max(costs.machines(list(split.values())), default=0.0)
             choices.append((busiest, division, found))
         _, division, found = min(choices, key=lambda choice: choice[0])
         known = {
-            "shared": {name: [one.root, one.keys] for name, one in division.shared.items()},
+            "shared": {name: list(one) for name, one in division.shared.items()},
             "apart": apart,
             "seconds": {runs.value: dict(found.seconds)},
             "fixed": dict(found.fixed),
@@ -177,11 +200,11 @@ def lay_out(
     if layout is LayoutName.AUTO and known["apart"]:
         layout = LayoutName.OPERATOR_CLOUD
     shared = {
-        name: Shared(root, tuple(map(tuple, keys)))
-        for name, (root, keys) in known["shared"].items()
+        name: Shared(root, tuple(map(tuple, keys)), *sent)
+        for name, (root, keys, *sent) in known["shared"].items()
     }
     if shared and layout is not LayoutName.AUTO:
-        name, (root, _) = next(iter(shared.items()))
+        name, (root, *_) = next(iter(shared.items()))
         problem = (
             f"its state is stored by the buckets of {root!r}, as the layout auto places it; use "
             f"dataflow.layout auto instead of {layout}, or another out.state"
@@ -189,7 +212,7 @@ def lay_out(
         raise DataflowError(name, problem)
     graph = replace(graph, division=divide(graph, layout, shared))
     recorded = Sample(known["seconds"].get(layout.value, {}), fixed=known.get("fixed", {}))
-    split = shares(graph, layout, machines, slots, recorded)
+    split = shares(graph, layout, machines, slots, recorded, buckets)
     tuples = {name: (left, right) for name, (left, right) in known["tuples"].items()}
     return FlowLayout(graph, split, tuples, layout, recorded)
 
@@ -215,6 +238,7 @@ def shares(
     machines: int,
     slots: int,
     sample: Sample,
+    buckets: int = BUCKETS,
 ) -> dict[str, int]:
     """Return the machines of each stage that an exchange precedes.
 
@@ -229,7 +253,8 @@ def shares(
         return dict.fromkeys(stages, total)
     if layout is LayoutName.AUTO and machines <= slots:
         total = max(machines * len(stages), 1)
-    costs = StageCosts.of(sample, (members_of(graph, stage) for stage in stages))
+    members = (members_of(graph, stage) for stage in stages)
+    costs = StageCosts.of(sample, graph, members, buckets)
     least = min(machines, slots) if layout is LayoutName.AUTO else 1
     return dict(zip(stages, costs.split(total, least), strict=True))
 
@@ -251,7 +276,11 @@ def members_of(graph: FlowGraph, stage: str) -> set[str]:
     found = {stage}
     division = graph.stages
     for node in graph.nodes:
-        apart = node.name in division.starts and division.root(node.name) == node.name
-        if not apart and found & {port.node for port in node.operator.inputs}:
+        if node.name in division.shared:
+            inside = division.root(node.name) == stage
+        else:
+            read = {port.node for port in node.operator.inputs}
+            inside = node.name not in division.starts and bool(found & read)
+        if inside:
             found.add(node.name)
     return found

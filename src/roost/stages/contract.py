@@ -196,6 +196,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     routing: str | None = None  # brings its inputs; None runs it where they are made
+    within: str | None = None  # stage with the same routing, in whose tasks it runs
     marks: tuple[str, ...] = ()  # stages whose marks it reads
     kinds: tuple[str, ...] = ()  # of output files, each a folder of the output
 

@@ -238,12 +238,16 @@ def key_columns(node: Node, side: int) -> tuple[str, ...]:
 
 
 def routing_of(graph: FlowGraph, node: Node, buckets: BucketMap, grid: Any) -> KeyRouting:
-    """Return the routing of a stateful operator."""
+    """Return the routing of a stateful operator, and of those that are sent by its bucket map."""
     keys = {}
+    shared = graph.stages.shared
+    sent = {name: one.keys for name, one in shared.items() if one.sent and one.root == node.name}
     for producer in producers(graph):
-        for target, port in ports_of(graph, producer.name).items():
-            if target.node == node.name:
-                keys[port] = target.input, key_columns(node, target.input)
+        for (name, side), port in ports_of(graph, producer.name).items():
+            if name == node.name:
+                keys[port] = side, key_columns(node, side)
+            elif name in sent:
+                keys[port] = side, sent[name][side]
     return KeyRouting(buckets, keys, grid)
 
 

@@ -254,7 +254,9 @@ class SubqueryStage(Stage):
         self.inputs = inputs_of(self.graph, name)
         self.outputs = tuple(ports_of(self.graph, name).values())
         self.buckets = stage_of(self.graph.stages.root(name))  # routing with its bucket map
-        self.routing = self.name if self.buckets == self.name else None
+        if self.graph.stages.receives(name):
+            self.routing = self.buckets
+            self.within = self.buckets if self.buckets != self.name else None
         sources = (n.name for n in self.graph.nodes if isinstance(n.operator, Source))
         self.marks = tuple(stage_of(source) for source in sources)
         self.kinds = self.shared.kinds(self.graph, name)
