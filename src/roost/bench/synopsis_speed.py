@@ -221,7 +221,7 @@ def spark_rows(oracle: Oracle) -> Iterator[Callable[[Question], Any]]:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder, "rows.parquet"))
             columns = ", ".join(("site", "us", *FEATURES))
-            rows = oracle.connection.execute(f"select {columns} from weather").to_arrow_table()
+            rows = oracle.connection.sql(f"select {columns} from weather").to_arrow_table()
             pq.write_table(rows, path, row_group_size=1 << 17)
             spark.read.parquet(path).cache().createOrReplaceTempView("weather")
             spark.sql("select count(*) from weather").collect()
