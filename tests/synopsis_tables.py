@@ -22,6 +22,15 @@ DAYS = 40
 FEATURES = ("temp", "rain", "wind", "level", "fixed", "kind", "wet")
 NUMBERS = ("temp", "rain", "wind", "level", "fixed")
 
+COMPARED = {
+    "=": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+
 
 def make_table(seed: int, rows: int = 4_000) -> pa.Table:
     """Rows of fixed stations, two of them beside the antimeridian, and of moving points."""
@@ -106,6 +115,16 @@ def draw_values(rows: Rows) -> st.SearchStrategy[tuple[str, NDArray[np.bool_]]]:
 
     @st.composite
     def condition(draw: st.DrawFn) -> tuple[str, NDArray[np.bool_]]:
+        if draw(st.integers(0, 4)) == 0:
+            first, second = draw(st.tuples(*(st.sampled_from(NUMBERS),) * 2))
+            a, b = rows.column(first), rows.column(second)
+            operator, compare = draw(st.sampled_from(list(COMPARED.items())))
+            with np.errstate(invalid="ignore"):
+                holds = compare(a, b) & np.isfinite(a) & np.isfinite(b)
+                if draw(st.booleans()):
+                    return f"{first} {operator} {second}", holds
+                holds = ~compare(a, b) & np.isfinite(a) & np.isfinite(b)
+                return f"not ({first} {operator} {second})", holds
         name = draw(st.sampled_from(FEATURES))
         values = rows.column(name)
         if name == "kind":

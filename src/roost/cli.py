@@ -237,7 +237,7 @@ def _add_synopsis(commands: Any) -> None:
     synopsis.add_argument("--where", metavar="PREDICATE", help=WHERE)
     synopsis.add_argument("--explain", action="store_true", help="list the files it would read")
     synopsis.add_argument("--json", action="store_true", help="print JSON")
-    text = "draw the queries chart and map as .png"
+    text = "write chart and map as .png, rows of select and synthesize as .parquet, .csv or .jsonl"
     synopsis.add_argument("--out", type=Path, metavar="FILE", help=text)
 
 

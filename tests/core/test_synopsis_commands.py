@@ -163,4 +163,23 @@ def test_the_command_line_draws_pictures(
     code, _, err = roost(capsys, *words)
     assert code == 2 and "--out: got None, expected a .png file" in err
     code, _, err = roost(capsys, "synopsis", state, "count", "--out", out)
-    assert code == 2 and "the queries chart and map only" in err
+    assert code == 2 and "the queries chart, map, select and synthesize only" in err
+
+
+def test_parts_and_synthetic_rows_are_queries(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope = ("--circle", "11,49,50000", "--hours", "6,18")
+    inside = Rows(TABLE).inside(Scope(EAST.shape, hours=(6, 18))).sum()
+    out = tmp_path / "part.parquet"
+    assert roost(capsys, "synopsis", state, "select", *scope, "--out", out)[0] == 0
+    records = pq.read_table(out)
+    assert sum(records["rows_sure"].to_pylist()) <= inside <= sum(records["rows"].to_pylist())
+    words = ("synopsis", state, "synthesize", "share=2", "seed=4", *scope)
+    code, printed, _ = roost(capsys, *words, "--json")
+    drawn = json.loads(printed)["result"]
+    assert code == 0 and abs(len(drawn) - 2 * inside) < 0.2 * inside
+    times = [dt.datetime.fromisoformat(row["event_time"]) for row in drawn]
+    assert all(6 <= time.hour < 18 for time in times) and times == sorted(times)
+    code, _, err = roost(capsys, *words)
+    assert code == 2 and "--out: got None, expected a .parquet file" in err

@@ -106,7 +106,7 @@ def test_record_batches_contain_their_rows() -> None:
         (lambda: correlation(BUILT, "temp", "wet"), ConfigError, "'wet'"),
         (lambda: count(BUILT, Scope(predicate="tmp > 1")), PredicateError, "tmp"),
         (lambda: count(BUILT, Scope(predicate="temp >")), PredicateError, "position 7"),
-        (lambda: count(BUILT, Scope(predicate="temp > wind")), PredicateError, "temp, wind"),
+        (lambda: count(BUILT, Scope(predicate="temp > wind + 1")), PredicateError, "temp, wind"),
         (lambda: count(BUILT, Scope(predicate="temp > 'a'")), PredicateError, "temp"),
         (lambda: Scope(Box(1.0, 0.0, 0.0, 1.0)), RequestError, "x0=1.0"),
         (lambda: Scope(Circle(0.0, 0.0, -1.0)), RequestError, "radius=-1.0"),

@@ -175,6 +175,7 @@ WRONG = [
     ({"name": "a", "query": "mean", "feature": "tmp"}, r"queries: a: feature: got 'tmp'"),
     ({"name": "a", "query": "mean", "feature": "kind"}, r"queries: a: feature.*a number"),
     ({"name": "a", "query": "mean", "featur": "temp"}, r"queries: a: mean: featur"),
+    ({"name": "a", "query": "select"}, r"queries: a: query: got 'select', expected a query whose"),
     ({"name": "a", "query": "count", "emit": "hourly"}, r"queries: a: emit: got 'hourly'"),
     ({"name": "a", "query": "count", "emit": 0}, r"queries: a: emit: got 0"),
     ({"name": "a", "query": "count", "last": -1}, r"queries: a: last: got -1"),

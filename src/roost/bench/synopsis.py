@@ -1,69 +1,66 @@
 """``roost bench synopsis``: quality, size and speed of a synopsis of six months of weather.
 
 One sketch at one budget gives all figures: 2.1 million hourly rows of Brazilian stations with nine
-features, built as deltas of 100 thousand rows on one core and folded. DuckDB runs the same queries
+features, built as deltas of 100 thousand rows on one core and folded. Two exceptions: forests use a
+sketch of their training rows, and the building is timed without a run. DuckDB runs the same queries
 over the rows, in memory with as many threads as the machine has cores, and over a rollup of the
-same groups. Times of queries include everything from Python's call to the result; no result is
-cached, and every query is new.
+same groups. Times of queries include everything from the call of the reader to the result; no
+result is cached, and every query is new.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.common import Measured, Plot, Row
 from roost.bench.synopsis_ageing import measure_ageing
 from roost.bench.synopsis_cases import (
     FEATURES,
     Draw,
-    Oracle,
     Question,
     Weather,
     batches,
     load_weather,
+    served,
     widths_of,
 )
 from roost.bench.synopsis_engine import measure_engine
 from roost.bench.synopsis_forest import measure_forests
 from roost.bench.synopsis_models import measure_forecasts
-from roost.model.arrays import Floats, frozen
+from roost.bench.synopsis_scaling import divide_weather, measure_scaling, spread_of
+from roost.bench.synopsis_speed import (
+    SITE,
+    measure_clients,
+    measure_pictures,
+    measure_speed,
+    measure_table_2,
+    opened,
+)
 from roost.synopsis import (
     BinRule,
-    Scope,
     SetSpec,
     Synopsis,
     SynopsisResult,
     SynopsisSpec,
     build,
-    cardinality,
-    contains,
-    correlation,
-    density,
     fit_memory,
-    frequency,
     learn_bins,
-    mean,
     merge,
-    quantiles,
-    record_batches,
-    select,
-    stddev,
 )
 from roost.synopsis.bins import Bins, feature_values
 from roost.synopsis.records import BinRecords
-from roost.synopsis.sets import NO_SETS
-from roost.synopsis.spec import run_keys, split_group_keys
 
+Part = tuple[Row, Row, dict[str, Plot]]  # keys of the summary, tables, plots
 SEED = 2024
 ROWS_QUICK = 300_000
 DELTA_ROWS = 100_000
@@ -71,8 +68,6 @@ DELTA_ROWS = 100_000
 BUDGET_PER_ROW = 7.5
 BUDGETS = (0.6, 0.8, 1.0)  # of the budget, for the trade-off
 QUERIES, QUERIES_QUICK = 500, 100
-TIMED, TIMED_QUICK = 200, 40
-SITE = ("lon", "lat")
 BIN_COUNTS = (16, 29, 48, 96, 192)
 TARGETS = {
     "nrmse_p80": 0.005,
@@ -83,6 +78,7 @@ TARGETS = {
     "p50_ms_relational": 20.0,
     "ratio_vs_duckdb": 50,
     "ratio_vs_rollup": 3,
+    "ratio_vs_spark_sql": 500,
     "bounds_broken": 0,
     "bound_width": 0.10,
     "rows_per_s_per_core": 1e6,
@@ -96,52 +92,109 @@ TARGETS = {
 }
 
 
+@dataclass
+class _Results:
+    """What the experiments have measured; one that fails does not stop the others."""
+
+    summary: Row = field(default_factory=dict)
+    plots: dict[str, Plot] = field(default_factory=dict)
+    more: Row = field(default_factory=lambda: {"targets": TARGETS, "seconds": {}})
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, name: str, measure: Callable[[], Part]) -> None:
+        """Run an experiment and add its keys of the summary, tables and plots."""
+        started = time.perf_counter()
+        try:
+            summary, more, plots = measure()
+        except Exception as error:
+            traceback.print_exc()
+            self.failed.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            self.summary |= summary
+            self.more |= more
+            self.plots |= plots
+        seconds = time.perf_counter() - started
+        self.more["seconds"][name] = seconds
+        print(f"roost bench synopsis: {name}: {seconds:.0f} s", file=sys.stderr)
+
+
 def run(quick: bool) -> Measured:
-    """Measure all parts."""
+    """Measure all experiments, each on the same sketch."""
     weather = load_weather(ROWS_QUICK if quick else None)
-    schema = weather.table.schema
+    table, schema = weather.table, weather.table.schema
     sites = SetSpec.of(schema, SITE, period_days=30, members=1_000, counters=1_000)
     spec = SynopsisSpec.of(schema, FEATURES, sets=(sites,))
-    full = build(weather.table, spec)
-    memory = int(BUDGET_PER_ROW * weather.table.num_rows)
+    full = build(table, spec)
+    memory = int(BUDGET_PER_ROW * table.num_rows)
     fitted = fit_memory(full, memory)
-    synopsis, rate = measure_rate(weather.table, spec, fitted.bins)
-    p80, tail = worst_errors(synopsis.bin_records)
-    arrow = weather.table.nbytes
-    rows: list[Row] = []
-    with opened(weather) as (oracle, rollup):
-        rollup(synopsis)
-        speed = measure_speed(synopsis, weather, oracle, quick)
-        draw = Draw(weather, SEED)
-        questions = [draw.any() for _ in range(QUERIES_QUICK if quick else QUERIES)]
-        truths = [oracle.value(question.sql, question.scope) for question in questions]
-        broken, widths, by_kind = check_bounds(synopsis, questions, truths)
-        for share in BUDGETS:
-            rows.append(trade_off(full, share, memory, questions, truths, arrow))
-    # Set sketches cannot be divided by age.
-    plain = replace(synopsis, spec=replace(spec, sets=()), sets=NO_SETS)
-    ageing, tables, plots = measure_ageing(weather, plain, memory, quick)
-    engine, batch_seconds = measure_engine(weather.table, quick)
-    summary: Row = {
-        "nrmse_p80": p80,
-        "nrmse_tail": tail,
-        "bytes_ratio": arrow / synopsis.nbytes,
-        "bytes_ratio_parquet": parquet_bytes(weather.table) / synopsis.nbytes,
-        **speed,
-        "bounds_broken": broken,
-        **widths,
-        "rows_per_s_per_core": rate,
-        **ageing,
-        **engine,
-        **measure_forecasts(synopsis, weather, SEED + 2, quick),
-    }
-    forest, forests = measure_forests(weather.table, spec, BUDGET_PER_ROW, SEED + 3, quick)
-    summary |= forest
-    figure = errors_by_bins(weather.table, spec)
+    synopsis, rate = measure_rate(table, spec, fitted.bins)
+    results, rows = _Results(), list[Row]()
+    results.add("sizes", lambda: _sizes(weather, synopsis, rate))
+    with served(synopsis) as reader, opened(weather, synopsis) as oracle:
+
+        def speed() -> Part:
+            return measure_speed(reader, synopsis, weather, oracle, quick), {}, {}
+
+        def table_2() -> Part:
+            summary, times = measure_table_2(reader, weather, oracle, quick)
+            return summary, {"table_2": times}, {}
+
+        def bounds() -> Part:
+            random = Draw(weather, SEED)
+            questions = [random.any() for _ in range(QUERIES_QUICK if quick else QUERIES)]
+            truths = [oracle.value(question.sql, question.scope) for question in questions]
+            asked = [question.ask(reader) for question in questions]
+            broken, widths, by_kind = check_bounds(questions, asked, truths)
+            for share in BUDGETS:
+                rows.append(trade_off(full, share, memory, questions, truths, table.nbytes))
+            return {"bounds_broken": broken, **widths}, {"bounds_by_kind": by_kind}, {}
+
+        results.add("speed", speed)
+        results.add("table 2", table_2)
+        results.add("bounds", bounds)
+        results.add(
+            "pictures",
+            lambda: ({}, {"figures_11_12": measure_pictures(reader, weather, quick)}, {}),
+        )
+        results.add(
+            "forecasts",
+            lambda: (measure_forecasts(reader, weather, SEED + 2, quick), {}, {}),
+        )
+
+    def clients() -> Part:
+        summary, found, plots = measure_clients(synopsis, weather, quick)
+        return summary, {"figure_10": found}, plots
+
+    def sketchlets() -> Part:
+        divided, plot = divide_weather(table, spec, fitted.bins)
+        summary, scaled, plots = measure_scaling()
+        more = {"figure_6": divided, "spread": spread_of(divided), "figures_8_9": scaled}
+        return summary, more, {"-sketchlets": plot} | plots
+
+    def bins() -> Part:
+        figure = errors_by_bins(table, spec)
+        return {}, {"figure_2": figure}, plots_of(rows, figure)
+
+    def engine() -> Part:
+        summary, seconds = measure_engine(table, quick)
+        return summary, {"batch_seconds": seconds}, {}
+
+    def forests() -> Part:
+        summary, found = measure_forests(table, spec, BUDGET_PER_ROW, SEED + 3, quick)
+        return summary, {"table_3": found}, {}
+
+    results.add("clients", clients)
+    results.add("sketchlets", sketchlets)
+    results.add("bins", bins)
+    results.add("five years", lambda: measure_ageing(weather, synopsis, memory, quick))
+    results.add("engine", engine)
+    results.add("forests", forests)
+    if results.failed:
+        results.summary["failed"] = results.failed
     return Measured(
         rows,
-        summary,
-        plots_of(rows, figure) | plots,
+        results.summary,
+        results.plots,
         table={
             "budget": ("budget", ".1f"),
             "MB": ("mb", ",.1f"),
@@ -152,17 +205,22 @@ def run(quick: bool) -> Measured:
             "random": ("bound_width_random", ".3f"),
             "broken": ("bounds_broken", ",.0f"),
         },
-        more={
-            "targets": TARGETS,
-            "table_1": graph_sizes(weather.table, synopsis),
-            "figure_2": figure,
-            "table_3": forests,
-            "bounds_by_kind": by_kind,
-            "bytes_by_part": bytes_by_part(synopsis),
-            "batch_seconds": batch_seconds,
-            **tables,
-        },
+        more=results.more,
     )
+
+
+def _sizes(weather: Weather, synopsis: Synopsis, rate: float) -> Part:
+    """Measure errors of bins, bytes, and the graph of the paper's table 1."""
+    p80, tail = worst_errors(synopsis.bin_records)
+    summary: Row = {
+        "nrmse_p80": p80,
+        "nrmse_tail": tail,
+        "bytes_ratio": weather.table.nbytes / synopsis.nbytes,
+        "bytes_ratio_parquet": parquet_bytes(weather.table) / synopsis.nbytes,
+        "rows_per_s_per_core": rate,
+    }
+    table_1 = graph_sizes(weather.table, synopsis)
+    return summary, {"table_1": table_1, "bytes_by_part": bytes_by_part(synopsis)}, {}
 
 
 def measure_rate(table: pa.Table, spec: SynopsisSpec, bins: Bins) -> tuple[Synopsis, float]:
@@ -194,121 +252,14 @@ def bin_errors(records: BinRecords, feature: int) -> tuple[float, float]:
     return float(errors[order][reached]), float(errors.max())
 
 
-@contextmanager
-def opened(weather: Weather) -> Iterator[tuple[Oracle, Callable[[Synopsis], None]]]:
-    """Open DuckDB with the rows, and a function that adds the rollup of a synopsis' groups."""
-    with duckdb.connect() as connection:
-        connection.execute(f"set threads = {CORES}")
-        yield (
-            Oracle(weather, connection),
-            lambda synopsis: _roll_up(synopsis, weather.sites, connection),
-        )
-
-
-def _roll_up(synopsis: Synopsis, sites: Floats, connection: duckdb.DuckDBPyConnection) -> None:
-    """Create a table with one row per group: keys, and the sums of every pair of features."""
-    layout = synopsis.spec.layout
-    x, y = np.ascontiguousarray(sites.T)
-    keys, steps = np.empty(x.size, np.int64), np.empty(x.size, np.int64)
-    run_keys(frozen(x), frozen(y), frozen(np.zeros(x.size, np.int64)), layout, keys, steps)
-    prefixes = split_group_keys(keys >> synopsis.spec.rest_bits)[0]
-    cells = pa.table({"site": np.arange(x.size, dtype=np.int32), "cell": prefixes})
-    connection.register("cells", cells)
-    columns = ["cell", f"us // {layout.bucket_us} as bucket"]
-    columns.append(f"us // {layout.slot_us} % {synopsis.spec.slots} as slot")
-    for a, first in enumerate(FEATURES):
-        for second in FEATURES[a + 1 :]:
-            both = f"filter (where {first} is not null and {second} is not null)"
-            terms = {"n": "1", "x": first, "y": second, "xx": f"{first} * {first}"}
-            terms |= {"yy": f"{second} * {second}", "xy": f"{first} * {second}"}
-            for key, term in terms.items():
-                wide = term.replace(first, f"{first}::double").replace(second, f"{second}::double")
-                columns.append(f"sum({wide}) {both} as {key}_{first}_{second}")
-    connection.execute(
-        f"create table rollup as select {', '.join(columns)} from weather join cells using (site) "
-        "group by 1, 2, 3"
-    )
-
-
-def rollup_sql(question: Question, synopsis: Synopsis) -> str:
-    """Return a correlation over the rollup; buckets that the range cuts count in full."""
-    pair = "_".join(sorted(question.features, key=FEATURES.index))
-    layout, scope = synopsis.spec.layout, question.scope
-    assert isinstance(scope.since, int) and isinstance(scope.until, int) and scope.hours
-    start, stop = (hour * 3_600_000_000 // layout.slot_us for hour in scope.hours)
-    word = "and" if start < stop else "or"
-    n, x, y, xx, yy, xy = (f"sum({key}_{pair})" for key in ("n", "x", "y", "xx", "yy", "xy"))
-    cov = f"({xy} - {x} * {y} / {n})"
-    var = f"sqrt(({xx} - {x} * {x} / {n}) * ({yy} - {y} * {y} / {n}))"
-    return (
-        f"select {cov} / {var} from rollup where bucket between {scope.since // layout.bucket_us} "
-        f"and {(scope.until - 1) // layout.bucket_us} and (slot >= {start} {word} slot < {stop})"
-    )
-
-
-def timed_ms(call: Callable[[], Any]) -> float:
-    """Return the milliseconds of a call."""
-    started = time.perf_counter()
-    call()
-    return 1000.0 * (time.perf_counter() - started)
-
-
-def measure_speed(synopsis: Synopsis, weather: Weather, oracle: Oracle, quick: bool) -> Row:
-    """Time local, country-wide and relational queries; the first of each kind is not counted."""
-    draw = Draw(weather, SEED + 1)
-    number = TIMED_QUICK if quick else TIMED
-    lookups: dict[str, Callable[[str, Scope], Any]] = {
-        "mean": lambda name, scope: mean(synopsis, name, scope),
-        "stddev": lambda name, scope: stddev(synopsis, name, scope),
-        "correlation": lambda name, scope: correlation(synopsis, name, "temp_c", scope),
-        "quantile": lambda name, scope: quantiles(synopsis, name, [0.5], scope),
-        "density": lambda name, scope: density(synopsis, name, [1.0], scope, 1.0),
-    }
-    sets: dict[str, Callable[[dict[str, float], Scope], Any]] = {
-        "contains": lambda site, scope: contains(synopsis, site, scope),
-        "cardinality": lambda site, scope: cardinality(synopsis, SITE, scope),
-        "frequency": lambda site, scope: frequency(synopsis, site, scope),
-    }
-    times: dict[str, list[float]] = {kind: [] for kind in (*lookups, *sets, "relational")}
-    for _ in range(number + 1):
-        (name,) = draw.features(1)
-        scope = draw.local()
-        for kind, lookup in lookups.items():
-            times[kind].append(timed_ms(lambda: lookup(name, scope)))  # noqa: B023 - called here
-        site = dict(zip(SITE, draw.rng.choice(weather.sites).tolist(), strict=True))
-        for kind, query in sets.items():
-            span = Scope(since=scope.since, until=scope.until)
-            times[kind].append(timed_ms(lambda: query(site, span)))  # noqa: B023
-        times["relational"].append(timed_ms(lambda: list(record_batches(select(synopsis, scope)))))  # noqa: B023
-    country: dict[str, list[float]] = {"own": [], "duckdb": [], "rollup": []}
-    for _ in range(number + 1):
-        question = draw.country()
-        sql = rollup_sql(question, synopsis)
-        country["own"].append(timed_ms(lambda: question.run(synopsis)))  # noqa: B023
-        country["duckdb"].append(timed_ms(lambda: oracle.value(question.sql, question.scope)))  # noqa: B023
-        country["rollup"].append(timed_ms(lambda: oracle.connection.execute(sql).fetchall()))  # noqa: B023
-    p50 = {kind: median(values[1:]) for kind, values in (times | country).items()}
-    return {
-        "p50_ms_lookup": max(p50[kind] for kind in (*lookups, *sets)),
-        **{f"p50_ms_{kind}": p50[kind] for kind in (*lookups, *sets)},
-        "p50_ms_country": p50["own"],
-        "p50_ms_relational": p50["relational"],
-        "ratio_vs_duckdb": p50["duckdb"] / p50["own"],
-        "ratio_vs_rollup": p50["rollup"] / p50["own"],
-    }
-
-
 def check_bounds(
-    synopsis: Synopsis, questions: list[Question], truths: list[float | None]
+    questions: list[Question], results: list[SynopsisResult], truths: list[float | None]
 ) -> tuple[int, Row, dict[str, Row]]:
     """Return the broken bounds, the median width of counts, and both by kind of query.
 
     The width is that of all counts, of those with recorded constants, and of the others.
     """
-    pairs = [
-        (question, question.run(synopsis), truth)
-        for question, truth in zip(questions, truths, strict=True)
-    ]
+    pairs = list(zip(questions, results, truths, strict=True))
     broken = {id(question) for question, result, truth in pairs if breaks(result, truth)}
     kinds: dict[str, Row] = {}
     for kind in sorted({question.kind for question in questions}):
@@ -348,7 +299,8 @@ def trade_off(
 ) -> Row:
     """Measure the width of bounds at a share of the budget."""
     fitted = fit_memory(full, int(share * memory))
-    broken, widths, _ = check_bounds(fitted, questions, truths)
+    results = [question.run(fitted) for question in questions]
+    broken, widths, _ = check_bounds(questions, results, truths)
     return {
         "budget": share,
         "mb": fitted.nbytes / 1e6,

@@ -65,8 +65,9 @@ class Stream:
 
 def measure_ageing(
     weather: Weather, synopsis: Synopsis, memory: int, quick: bool
-) -> tuple[Row, dict[str, list[Row]], dict[str, Plot]]:
+) -> tuple[Row, Row, dict[str, Plot]]:
     """Replay the stream at each budget; returns keys of the summary, tables and plots."""
+    synopsis = synopsis.without_sets()  # they are not part of the bands
     stream = Stream(weather, COPIES_QUICK if quick else COPIES)
     sizes: list[Row] = []
     bands = {}

@@ -7,7 +7,9 @@ shape contains; DuckDB evaluates times, hours and predicates over the rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +25,14 @@ from roost.errors import SourceError
 from roost.model.arrays import Floats
 from roost.model.records import Box, Circle, Polygon
 from roost.model.space import haversine_m
-from roost.synopsis import (
-    Scope,
-    Sketch,
-    SynopsisResult,
-    correlation,
-    count,
-    mean,
-    quantiles,
-    stddev,
-)
+from roost.storage.agreement import agree
+from roost.storage.store import Store
+from roost.synopsis import Scope, Sketch, Synopsis, SynopsisResult
+from roost.synopsis.ageing import Band, gather_sets
+from roost.synopsis.budget import Budget
+from roost.synopsis.catalogue import SPEC, Catalogue, FileKind, sketch_files, write_parts
+from roost.synopsis.queries import run_query
+from roost.synopsis.reader import SynopsisReader
 
 WEATHER = "br_weather_hourly_2024h1.parquet"
 STATES = "geofences/br_states.geojson"
@@ -134,16 +134,29 @@ class Question:
 
     def run(self, synopsis: Sketch) -> SynopsisResult:
         """Return the result of the synopsis."""
+        name, arguments = self.query
+        return self._first(run_query(synopsis, name, arguments))
+
+    def ask(self, reader: SynopsisReader) -> SynopsisResult:
+        """Return the result of the synopsis of a state directory."""
+        name, arguments = self.query
+        return self._first(reader.query(name, **arguments).result)
+
+    def _first(self, result: Any) -> SynopsisResult:
+        found: SynopsisResult = result[0] if self.kind == "quantile" else result
+        return found
+
+    @property
+    def query(self) -> tuple[str, dict[str, Any]]:
+        """The name of the query, and its arguments."""
+        scope = {"scope": self.scope}
         if self.kind == "count":
-            return count(synopsis, self.scope)
+            return "count", scope
         if self.kind == "quantile":
-            return quantiles(synopsis, self.features[0], [self.rank], self.scope)[0]
-        functions: Mapping[str, Callable[..., SynopsisResult]] = {
-            "mean": mean,
-            "stddev": stddev,
-            "correlation": correlation,
-        }
-        return functions[self.kind](synopsis, *self.features, scope=self.scope)
+            return "quantiles", {"feature": self.features[0], "ranks": [self.rank], **scope}
+        if self.kind == "correlation":
+            return "correlation", dict(zip(("first", "second"), self.features, strict=True)) | scope
+        return self.kind, {"feature": self.features[0], **scope}
 
     @property
     def sql(self) -> str:
@@ -230,10 +243,10 @@ class Draw:
         scope = Scope(since=since, until=until, hours=self.slot())
         return Question("correlation", self.features(2), scope)
 
-    def local(self) -> Scope:
-        """Draw a small region and a range of time."""
+    def local(self, low_km: float = 5.0, high_km: float = 100.0) -> Scope:
+        """Draw a region, small unless told, and a range of time."""
         since, until = self.times()
-        return Scope(self.circle(5.0, 100.0), since, until, self.slot())
+        return Scope(self.circle(low_km, high_km), since, until, self.slot())
 
     def any(self) -> Question:
         """Draw a query of any kind with any scope; half of them are counts."""
@@ -247,6 +260,22 @@ class Draw:
             scope = replace(scope, predicate=self.predicate(recorded))
         number = {"count": 0, "correlation": 2}.get(kind, 1)
         return Question(kind, self.features(number), scope, float(self.rng.random()), recorded)
+
+
+@contextmanager
+def served(synopsis: Synopsis) -> Iterator[SynopsisReader]:
+    """Write a synopsis as the base of a state directory, and open it as a run's is opened."""
+    with tempfile.TemporaryDirectory() as name:
+        with closing(Store(Path(name), durable=False)) as store:
+            agree(store, {SPEC: synopsis.spec.to_json()})
+            sets = gather_sets([synopsis], Budget(1 << 40), 0)
+            bands = (Band(0, part) for part in (synopsis.without_sets(), *sets))
+            parts = [(0, band) for band in bands]
+            base = write_parts(sketch_files(store), "job-0.base", FileKind.BASE, parts)
+            known = Catalogue(batch_id=0)
+            store.record(*replace(known, bins=synopsis.bins).changed([base], []).facts(known))
+        with closing(SynopsisReader(Path(name))) as reader:
+            yield reader
 
 
 def batches(table: pa.Table, rows: int) -> Iterator[pa.Table]:

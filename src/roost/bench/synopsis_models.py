@@ -17,7 +17,8 @@ from roost.bench.common import Row
 from roost.bench.synopsis_cases import HOUR_US, Weather
 from roost.model.arrays import Floats
 from roost.model.records import Box
-from roost.synopsis import Scope, Synopsis, forecast
+from roost.synopsis import Scope
+from roost.synopsis.reader import SynopsisReader
 
 LEAD_HOURS = 6
 FORECASTS, FORECASTS_QUICK = 4_000, 400
@@ -38,7 +39,7 @@ def hourly(weather: Weather, name: str) -> tuple[Floats, int]:
     return values, first
 
 
-def measure_forecasts(synopsis: Synopsis, weather: Weather, seed: int, quick: bool) -> Row:
+def measure_forecasts(reader: SynopsisReader, weather: Weather, seed: int, quick: bool) -> Row:
     """Forecast the temperature of random sites at random hours; returns errors and coverage.
 
     Cases in which a naive forecast has no value are left out.
@@ -53,7 +54,8 @@ def measure_forecasts(synopsis: Synopsis, weather: Weather, seed: int, quick: bo
         known = values[site, [now + LEAD_HOURS, now, now + LEAD_HOURS - 24]]
         x, y = weather.sites[site].tolist()
         scope = Scope(Box(x, y, x, y), until=(first + now + 1) * HOUR_US)
-        result = forecast(synopsis, TARGET, (first + now + LEAD_HOURS) * HOUR_US, scope)
+        at = (first + now + LEAD_HOURS) * HOUR_US
+        result = reader.query("forecast", feature=TARGET, at=at, scope=scope).result
         if result.value is None or result.low is None or result.high is None:
             continue
         if np.isfinite(known).all():

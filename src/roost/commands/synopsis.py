@@ -8,9 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from roost.commands.snapshot import write_result
 from roost.errors import ConfigError
 from roost.synopsis.pictures import Picture, draw
-from roost.synopsis.queries import read_query, result_json, scopes_of
+from roost.synopsis.queries import read_query, result_json, result_table, scopes_of
 from roost.synopsis.reader import BatchResult, Explained, SynopsisReader
 
 
@@ -63,8 +64,20 @@ def outcome_json(found: BatchResult) -> dict[str, Any]:
     return {"batch": found.batch_id, "result": result_json(found.result)}
 
 
-def draw_result(found: BatchResult, path: Path) -> None:
-    """Draw the result of a chart or map as PNG."""
-    if not isinstance(found.result, Picture):
-        raise ConfigError("--out", str(path), "the queries chart and map only")
-    draw(found.result, path)
+def save_result(found: BatchResult, path: Path) -> None:
+    """Draw a chart or map as PNG, or write the rows of a table."""
+    table = result_table(found.result)
+    if table is not None:
+        write_result(table, path)
+    elif isinstance(found.result, Picture):
+        draw(found.result, path)
+    else:
+        expected = "the queries chart, map, select and synthesize only"
+        raise ConfigError("--out", str(path), expected)
+
+
+def has_file(found: BatchResult) -> str | None:
+    """Return the suffix of the file for a result that is too large for a terminal."""
+    if isinstance(found.result, Picture):
+        return ".png"
+    return None if result_table(found.result) is None else ".parquet"

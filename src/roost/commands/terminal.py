@@ -23,11 +23,12 @@ from roost.commands.inspect import StateSummary, inspect_state
 from roost.commands.queries import LiveQuery, QueryService
 from roost.commands.snapshot import check_format, run_snapshot, write_result
 from roost.commands.synopsis import (
-    draw_result,
     explain_query,
+    has_file,
     outcome_json,
     query_json,
     run_query,
+    save_result,
 )
 from roost.errors import ConfigError
 from roost.model.records import TIME_MAX, TIME_MIN
@@ -35,7 +36,6 @@ from roost.queries.guard_state import BLOCK, GuardReader
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
 from roost.synopsis.catalogue import Catalogue
-from roost.synopsis.pictures import Picture
 from roost.synopsis.reader import Explained
 from roost.window.view import WindowView
 
@@ -155,11 +155,12 @@ def synopsis_command(arguments: argparse.Namespace) -> None:
         return
     outcome = run_query(arguments.state, data)
     if arguments.out is not None:
-        draw_result(outcome, arguments.out)
+        save_result(outcome, arguments.out)
         return
+    suffix = None if arguments.json else has_file(outcome)
+    if suffix is not None:
+        raise ConfigError("--out", None, f"a {suffix} file, or --json for its data")
     found = outcome_json(outcome)
-    if isinstance(outcome.result, Picture) and not arguments.json:
-        raise ConfigError("--out", None, "a .png file, or --json for its data")
     if arguments.json:
         _print(json.dumps(found), soft_wrap=True)
         return

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from roost.kernel.cells import Whole
 from roost.kernel.shapes import INSIDE, OUTSIDE
 from roost.model.arrays import Floats, Ints
-from roost.predicate.ast import Condition
+from roost.predicate.ast import Comparison, Condition
 from roost.synopsis.bounds import EPSILON
+from roost.synopsis.comparing import judge_ranges
 from roost.synopsis.scan import AND
-from roost.synopsis.scope import judge_codes, postfix, ranges_of
+from roost.synopsis.scope import features_at, judge_codes, postfix, ranges_of
 from roost.synopsis.synopsis import Synopsis
 
 
@@ -125,9 +126,24 @@ def predicate_rows(synopsis: Synopsis, at: Ints, predicate: str) -> RowCounts:
     return stack[0]
 
 
-def _condition_rows(
-    synopsis: Synopsis, at: Ints, rows: Floats, condition: Condition, negated: bool
+def _compared_rows(
+    synopsis: Synopsis, at: Ints, rows: Floats, comparison: Comparison, negated: bool
 ) -> RowCounts:
+    """Return how many rows satisfy a comparison, by the extremes of both features in a group."""
+    groups, (a, b) = synopsis.groups, features_at(synopsis.spec, comparison)
+    ranges = ((groups.lows[at, f], groups.highs[at, f]) for f in (a, b))
+    states, shares = judge_ranges(comparison.operator, negated, *ranges)
+    both, exact = groups.present[at, a, b].astype(np.float64), groups.exact[at]
+    low, high = both * (states == INSIDE), both * (states != OUTSIDE)
+    value = np.where(exact, both * shares, rows / 2.0)
+    return RowCounts(np.where(exact, low, 0.0), np.where(exact, high, rows), value)
+
+
+def _condition_rows(
+    synopsis: Synopsis, at: Ints, rows: Floats, condition: Condition | Comparison, negated: bool
+) -> RowCounts:
+    if isinstance(condition, Comparison):
+        return _compared_rows(synopsis, at, rows, condition, negated)
     groups, feature = synopsis.groups, synopsis.spec.index(condition.attribute)
     states, shares = judge_codes(synopsis, feature, condition, negated)
     marginals = groups.marginals[at, feature].astype(np.float64)

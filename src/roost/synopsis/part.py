@@ -23,6 +23,7 @@ from roost.synopsis.records import GroupRecords, merge_groups
 from roost.synopsis.scan import find_parts
 from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
 from roost.synopsis.scope_leaves import judge_leaves, step_times, whole_runs
+from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import (
     PlaceBounds,
     SmallRows,
@@ -33,13 +34,14 @@ from roost.synopsis.synopsis import (
 )
 
 BATCH_LEAVES = 1 << 16
+BOUNDS = ("x0", "y0", "x1", "y1")  # columns of a place
 
 
 @overload
-def select(sketch: Synopsis, scope: Scope) -> Synopsis: ...
+def select(sketch: Synopsis, scope: Scope = EVERYTHING) -> Synopsis: ...
 @overload
-def select(sketch: Bands, scope: Scope) -> Bands: ...
-def select(sketch: Sketch, scope: Scope) -> Sketch:
+def select(sketch: Bands, scope: Scope = EVERYTHING) -> Bands: ...
+def select(sketch: Sketch, scope: Scope = EVERYTHING) -> Sketch:
     """Return the part of a synopsis, or of several, in a scope; it has no set sketches."""
     parts = tuple(_select(part, scope) for part in parts_of(sketch, scope))
     return Bands(parts) if isinstance(sketch, Bands) else parts[0]
@@ -125,6 +127,20 @@ def record_batches(sketch: Sketch) -> Iterator[pa.RecordBatch]:
         yield from _record_batches(part)
 
 
+def record_schema(spec: SynopsisSpec) -> pa.Schema:
+    """Return the columns of :func:`record_batches`."""
+    columns = dict.fromkeys(BOUNDS, pa.float64())
+    columns |= dict.fromkeys(("time_from", "time_until"), TIMESTAMP)
+    columns |= dict.fromkeys(("rows", "rows_sure"), pa.int64())
+    for feature in spec.features:
+        if feature.categorical:
+            columns[feature.name] = feature.type
+        else:
+            own = (f"{feature.name}_{suffix}" for suffix in ("low", "high", "mean"))
+            columns |= dict.fromkeys(own, pa.float64())
+    return pa.schema(columns)
+
+
 def _record_batches(synopsis: Synopsis) -> Iterator[pa.RecordBatch]:
     sizes = synopsis.leaves.sizes.astype(np.int64)
     runs, ends = np.arange(sizes.size), np.cumsum(sizes)
@@ -176,7 +192,7 @@ def _row_batch(synopsis: Synopsis) -> pa.RecordBatch:
 def _common(
     bounds: Floats, begin: Ints, end: Ints, counts: Ints, unsure: Bytes
 ) -> dict[str, pa.Array]:
-    columns = dict(zip(("x0", "y0", "x1", "y1"), map(pa.array, bounds.T.copy()), strict=True))
+    columns = dict(zip(BOUNDS, map(pa.array, bounds.T.copy()), strict=True))
     columns |= {"time_from": pa.array(begin, TIMESTAMP), "time_until": pa.array(end, TIMESTAMP)}
     sure = np.where(unsure > 0, 0, counts)
     return columns | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,24 +10,29 @@ from dataclasses import asdict, is_dataclass
 from functools import cache, partial
 from typing import Any
 
+import pyarrow as pa
+
 from roost.errors import ConfigError
 from roost.model.columns import parse_time
 from roost.model.records import Box, Circle, Instant, Polygon
-from roost.synopsis.bands import Sketch
+from roost.synopsis.bands import Bands, Sketch
 from roost.synopsis.density import density, probability, quantiles
 from roost.synopsis.forecast import forecast
+from roost.synopsis.part import record_batches, record_schema, select
 from roost.synopsis.pictures import climate_chart, feature_map
 from roost.synopsis.regression import regress
 from roost.synopsis.scope import Scope
 from roost.synopsis.set_queries import cardinality, contains, frequency
 from roost.synopsis.statistics import contrast, correlation, count, mean, outliers, stddev
+from roost.synopsis.synopsis import Synopsis
+from roost.synopsis.synthesis import synthesize
 
 QUERIES: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(count, mean, stddev, correlation, contrast, outliers),
         *(density, probability, quantiles, regress, forecast),
-        *(contains, cardinality, frequency),
+        *(contains, cardinality, frequency, select, synthesize),
     )
 }
 QUERIES |= {"chart": climate_chart, "map": feature_map}
@@ -151,8 +157,20 @@ def _instant(value: Any, key: str) -> Instant | None:
         raise ConfigError(key, value, "an ISO time, or microseconds since 1970") from None
 
 
+def result_table(value: Any) -> pa.Table | None:
+    """Return a result that is a table, or the records of one that is a synopsis; else None."""
+    if isinstance(value, Synopsis | Bands):
+        return pa.Table.from_batches(record_batches(value), record_schema(value.spec))
+    return value if isinstance(value, pa.Table) else None
+
+
 def result_json(value: Any) -> Any:
-    """Return a result as JSON data."""
+    """Return a result as JSON data; a table as a list of its rows."""
+    table = result_table(value)
+    if table is not None:
+        return result_json(table.to_pylist())
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
     if is_dataclass(value) and not isinstance(value, type):
         return {name: result_json(item) for name, item in asdict(value).items()}
     if isinstance(value, Mapping):

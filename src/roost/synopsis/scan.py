@@ -36,13 +36,16 @@ AND, OR = -1, -2
 DAY_US = 86_400_000_000
 STEPS_END = np.iinfo(np.int64).max  # of a group that time does not cut
 HALF = 0.5
+PAIR = 64  # features at most
+CODE = 256  # codes at most
 
 
 class LeafFilter(NamedTuple):
     """A query's restrictions, compiled.
 
     ``program`` is the predicate in postfix order: the feature of a condition, or ``AND``, ``OR``.
-    Condition ``k`` has its states and shares by code in row ``k`` of the tables.
+    Condition ``k`` has its states and shares by code in row ``k`` of the tables. A comparison of
+    features ``a`` and ``b`` is ``a + (b + 1) * PAIR``, its codes ``x`` and ``y`` ``x * CODE + y``.
     """
 
     since: int
@@ -148,7 +151,15 @@ def _judge_predicate(
         op = leaf_filter.program[j]
         if op >= 0:
             top += 1
-            read_field(leaves, run, CODES + op, scratch.numbers)
+            if op >= PAIR:
+                read_field(leaves, run, CODES + op % PAIR, scratch.numbers)
+                for k in range(size):
+                    shares[top, k] = scratch.numbers[k] * CODE
+                read_field(leaves, run, CODES + op // PAIR - 1, scratch.numbers)
+                for k in range(size):
+                    scratch.numbers[k] += np.int64(shares[top, k])
+            else:
+                read_field(leaves, run, CODES + op, scratch.numbers)
             for k in range(size):
                 states[top, k] = leaf_filter.states[condition, scratch.numbers[k]]
                 shares[top, k] = leaf_filter.shares[condition, scratch.numbers[k]]

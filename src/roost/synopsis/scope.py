@@ -17,7 +17,7 @@ import shapely
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.errors import ConfigError, PredicateError, RequestError
+from roost.errors import ConfigError, RequestError
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
 from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
@@ -26,9 +26,10 @@ from roost.predicate.ast import LIST_OPERATORS, Comparison, Condition
 from roost.predicate.axis import axis_of
 from roost.predicate.columns import Block
 from roost.predicate.evaluate import compile_expression
+from roost.synopsis.comparing import features_compared, judge_ranges
 from roost.synopsis.frame import Frame, GroupIndex, open_frame
 from roost.synopsis.leaves import Bytes
-from roost.synopsis.scan import AND, OR, STEPS_END, GroupList, LeafFilter, step_range
+from roost.synopsis.scan import AND, CODE, OR, PAIR, STEPS_END, GroupList, LeafFilter, step_range
 from roost.synopsis.spec import (
     BUCKET_BITS,
     BUCKET_ZERO,
@@ -329,9 +330,15 @@ def judge_rows(synopsis: Synopsis, scope: Scope) -> Bytes:
     return np.where(inside, stack[0], OUTSIDE).astype(np.uint8)
 
 
-def _judge_row_values(synopsis: Synopsis, condition: Condition, negated: bool) -> Bytes:
+def _judge_row_values(
+    synopsis: Synopsis, condition: Condition | Comparison, negated: bool
+) -> Bytes:
     """Return the state of the rows of small groups under one condition."""
     spec = synopsis.spec
+    if isinstance(condition, Comparison):
+        a, b = synopsis.rows.values[:, features_at(spec, condition)].T
+        states = judge_ranges(condition.operator, negated, (a, a), (b, b))[0]
+        return np.where(np.isfinite(a + b), states, OUTSIDE).astype(np.uint8)
     feature = spec.index(condition.attribute)
     if spec.features[feature].categorical:
         values = synopsis.rows.values[:, feature]
@@ -380,9 +387,7 @@ def _parse(text: str, schema: pa.Schema) -> Expression:
     check(expression, schema)
     for condition in expression.conditions():
         if isinstance(condition, Comparison):
-            names = ", ".join(sorted(condition.attributes()))
-            problem = "a synopsis compares a feature with constants, not features or arithmetic"
-            raise PredicateError(f"condition on {names}: {problem}")
+            features_compared(condition, schema)
     return expression
 
 
@@ -395,21 +400,55 @@ def compile_predicate(synopsis: Synopsis, text: str | None) -> tuple[Ints, Bytes
     for step in postfix(text, synopsis.spec.schema):
         if isinstance(step, int):
             program.append(step)
+            continue
+        condition, negated = step
+        if isinstance(condition, Comparison):
+            a, b = features_at(synopsis.spec, condition)
+            program.append(a + (b + 1) * PAIR)
+            tables.append(_judge_pairs(synopsis, condition, negated, a, b))
         else:
-            condition, negated = step
             program.append(synopsis.spec.index(condition.attribute))
             tables.append(_judge_bins(synopsis, condition, negated))
-    states, shares = (np.array([table[k] for table in tables]) for k in range(2))
+    width = max(states.size for states, _ in tables)
+    states = np.full((len(tables), width), OUTSIDE, np.uint8)
+    shares = np.zeros(states.shape)
+    for k, table in enumerate(tables):
+        states[k, : table[0].size], shares[k, : table[1].size] = table
     return np.array(program, np.int64), states, shares
 
 
-def postfix(text: str, schema: pa.Schema) -> Iterator[int | tuple[Condition, bool]]:
+def features_at(spec: SynopsisSpec, comparison: Comparison) -> tuple[int, int]:
+    """Return the positions of the features that a comparison is of."""
+    a, b = features_compared(comparison, spec.schema)
+    return spec.index(a), spec.index(b)
+
+
+def _judge_pairs(
+    synopsis: Synopsis, comparison: Comparison, negated: bool, a: int, b: int
+) -> tuple[Bytes, Floats]:
+    """Return state and share of each two codes of the leaves under a comparison."""
+    table, bins, counts = synopsis.plane_table, synopsis.bins, synopsis.bin_records.counts
+    first = table.lows[a, :, None], table.highs[a, :, None]
+    second = table.lows[b, None, :], table.highs[b, None, :]
+    found, likely = judge_ranges(comparison.operator, negated, first, second)
+    for feature, null in ((a, np.s_[0, :]), (b, np.s_[:, 0])):
+        if not bins.dropped[feature]:
+            found[null], likely[null] = OUTSIDE, 0.0
+        elif counts[feature, 0]:  # any of the values may be null
+            found[null] = np.minimum(found[null], BORDER)
+    states, shares = np.zeros((CODE, CODE), np.uint8), np.zeros((CODE, CODE))
+    codes = bins.codes_max
+    states[:codes, :codes], shares[:codes, :codes] = found, likely
+    return states.ravel(), shares.ravel()
+
+
+def postfix(text: str, schema: pa.Schema) -> Iterator[int | tuple[Condition | Comparison, bool]]:
     """Yield the conditions of a predicate, each with whether it is negated, ``AND`` and ``OR``."""
     return _postfix(_parse(text, schema), False)
 
 
-def _postfix(expression: Any, negated: bool) -> Iterator[int | tuple[Condition, bool]]:
-    if isinstance(expression, Condition):
+def _postfix(expression: Any, negated: bool) -> Iterator[int | tuple[Condition | Comparison, bool]]:
+    if isinstance(expression, Condition | Comparison):
         yield expression, negated
     elif expression.operator == "not":
         yield from _postfix(expression.operands[0], not negated)

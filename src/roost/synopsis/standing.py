@@ -20,6 +20,7 @@ from roost.synopsis.bands import Sketch
 from roost.synopsis.bins import learn_bins
 from roost.synopsis.bounds import SynopsisResult
 from roost.synopsis.queries import read_query, run_query, scopes_of
+from roost.synopsis.queries import result_table as query_table
 from roost.synopsis.scope import Scope
 from roost.synopsis.spec import SECOND_US, SynopsisSpec
 from roost.synopsis.synopsis import build
@@ -166,7 +167,9 @@ def standing_queries(
         try:
             query = StandingQuery.of(data)
             assert empty is not None
-            run_query(empty, query.query, query.at(0))
+            found = run_query(empty, query.query, query.at(0))
+            if query_table(found) is not None:
+                raise ConfigError("query", query.query, "a query whose results are values")
         except ConfigError as error:
             raise ConfigError(f"{key}: {error.key}", error.got, error.expected) from None
         except (PredicateError, RequestError, TypeError, ValueError) as error:

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from roost.errors import ConfigError
 from roost.kernel.shapes import BORDER, INSIDE
-from roost.model.arrays import Floats, Ints
+from roost.model.arrays import Floats, Ints, as_arrow
 from roost.model.schemas import TIMESTAMP
+from roost.synopsis.bands import Sketch, parts_of
 from roost.synopsis.evidence import count_rows
 from roost.synopsis.leaves import Bytes
 from roost.synopsis.records import GroupRecords, product_matrix
@@ -53,7 +54,7 @@ class _Leaves(NamedTuple):
 
 
 def synthesize(
-    synopsis: Synopsis,
+    synopsis: Sketch,
     share: float | None = None,
     scope: Scope = EVERYTHING,
     *,
@@ -71,15 +72,31 @@ def synthesize(
     wanted = rows if share is None else share
     if wanted is None or not 0.0 <= wanted < float("inf"):
         raise ConfigError("share" if rows is None else "rows", wanted, "a number from 0 up")
-    total = count_rows(synopsis, scope)[2]
+    parts = parts_of(synopsis, scope)
+    totals = np.array([count_rows(part, scope)[2] for part in parts])
+    total, rng = float(totals.sum()), np.random.default_rng(seed)
     number = round(share * total) if share is not None else int(wanted)
-    rng = np.random.default_rng(seed)
+    # Each part has its share; rounded sums make the number right.
+    ends = np.round(np.cumsum(totals) * number / max(total, 1.0)).astype(np.int64)
+    numbers = np.diff(ends, prepend=0).tolist()
+    tables = [
+        _table(part, _draw(part, scope, rng, own, k))
+        for part, own, k in zip(parts, totals.tolist(), numbers, strict=True)
+    ]
+    drawn = pa.concat_tables(tables)
+    order = np.argsort(np.asarray(drawn[synopsis.spec.time].cast(pa.int64())), kind="stable")
+    return drawn.take(as_arrow(order))
+
+
+def _draw(
+    synopsis: Synopsis, scope: Scope, rng: np.random.Generator, total: float, number: int
+) -> SmallRows:
+    """Draw some rows of a synopsis that has so many in the scope."""
     parts = [SmallRows.empty(len(synopsis.spec.features))]
     if total > 0.0 and number:
         sampler = _Sampler(synopsis, scope, rng)
         parts += sampler.draw(total * (1.0 - SHORTFALL) / number, number)
-    drawn = SmallRows(*map(np.concatenate, zip(*parts, strict=True)))
-    return _table(synopsis, drawn.take(np.argsort(drawn.time, kind="stable")))
+    return SmallRows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _table(synopsis: Synopsis, rows: SmallRows) -> pa.Table:

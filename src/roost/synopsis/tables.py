@@ -24,7 +24,7 @@ from roost.storage.files import Files
 from roost.synopsis.bins import learn_bins
 from roost.synopsis.catalogue import Catalogue, FileKind, PartName, open_part, read_rows
 from roost.synopsis.evidence import count_rows
-from roost.synopsis.part import record_batches, select
+from roost.synopsis.part import BOUNDS, record_batches, record_schema, select
 from roost.synopsis.queries import read_scope
 from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.scope import EVERYTHING, Scope
@@ -32,12 +32,11 @@ from roost.synopsis.spec import SynopsisSpec
 from roost.synopsis.synopsis import Synopsis, build
 from roost.synopsis.synthesis import synthesize
 
-RECORDS, SYNTHETIC, LISTING = "records", "synthetic", "files"  # tables
 FILE = "file"  # column with the name of a file
+RECORDS, SYNTHETIC, LISTING = "records", "synthetic", "files"  # tables
 LISTS = ("box", "circle", "hours")  # options with several numbers
 SCOPE = (*LISTS, "polygon", "since", "until", "predicate")
 OPTIONS = ("path", "table", *SCOPE, "since_batch", "share", "seed")
-BOUNDS = ("x0", "y0", "x1", "y1")
 LISTED = pa.schema(
     {
         FILE: pa.string(),
@@ -173,25 +172,19 @@ class TableQuery:
             return TABLES[self.table][1](self, reader, catalogue, parts)
 
 
-def record_schema(spec: SynopsisSpec, named: bool = False) -> pa.Schema:
-    """Return the columns of :func:`roost.synopsis.record_batches`, and the file if ``named``."""
-    columns = dict.fromkeys(BOUNDS, pa.float64())
-    columns |= dict.fromkeys(("time_from", "time_until"), TIMESTAMP)
-    columns |= dict.fromkeys(("rows", "rows_sure"), pa.int64())
-    for feature in spec.features:
-        if feature.categorical:
-            columns[feature.name] = feature.type
-        else:
-            own = (f"{feature.name}_{suffix}" for suffix in ("low", "high", "mean"))
-            columns |= dict.fromkeys(own, pa.float64())
-    return pa.schema(columns | ({FILE: pa.string()} if named else {}))
+def _record_schema(spec: SynopsisSpec, named: bool) -> pa.Schema:
+    return _with_file(record_schema(spec), named)
 
 
-def row_schema(spec: SynopsisSpec, named: bool = False) -> pa.Schema:
+def _row_schema(spec: SynopsisSpec, named: bool) -> pa.Schema:
     """Return the columns of :func:`roost.synopsis.synthesize`, and the file if ``named``."""
     columns = {spec.time: TIMESTAMP, spec.x: pa.float64(), spec.y: pa.float64()}
     columns |= {feature.name: feature.type for feature in spec.features}
-    return pa.schema(columns | ({FILE: pa.string()} if named else {}))
+    return _with_file(pa.schema(columns), named)
+
+
+def _with_file(schema: pa.Schema, named: bool) -> pa.Schema:
+    return schema.append(pa.field(FILE, pa.string())) if named else schema
 
 
 def _plan_records(
@@ -226,8 +219,8 @@ def _plan_listing(
 Schema = Callable[[SynopsisSpec, bool], pa.Schema]
 Plan = Callable[[TableQuery, SynopsisReader, Catalogue, tuple[PartName, ...]], list[Task]]
 TABLES: dict[str, tuple[Schema, Plan]] = {
-    RECORDS: (record_schema, _plan_records),
-    SYNTHETIC: (row_schema, _plan_records),
+    RECORDS: (_record_schema, _plan_records),
+    SYNTHETIC: (_row_schema, _plan_records),
     LISTING: (lambda spec, named: LISTED, _plan_listing),
 }
 

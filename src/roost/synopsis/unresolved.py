@@ -35,7 +35,8 @@ def features_of(synopsis: Synopsis, predicate: str | None) -> set[int]:
     if predicate is None:
         return set()
     steps = postfix(predicate, synopsis.spec.schema)
-    return {synopsis.spec.index(step[0].attribute) for step in steps if not isinstance(step, int)}
+    names = (step[0].attributes() for step in steps if not isinstance(step, int))
+    return {synopsis.spec.index(name) for own in names for name in own}
 
 
 @njit(cache=True, nogil=True)

@@ -1,0 +1,96 @@
+"""The parts of ``roost bench synopsis`` that decide what is compared, on a small table."""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from roost.bench.synopsis import _Results, breaks, check_bounds
+from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, Question, Weather, served
+from roost.bench.synopsis_scaling import divide_weather, measure_scaling, spread_of
+from roost.bench.synopsis_speed import lookups, opened, rollup_sql, set_queries
+from roost.synopsis import Scope, SetSpec, SynopsisResult, SynopsisSpec, build
+
+HOURS, START = 24 * 30, 1_704_067_200_000_000
+SITES = np.array([[-48.0, -22.0], [-47.0, -10.0], [-38.5, -3.7]])
+
+
+@pytest.fixture(scope="module")
+def weather() -> Weather:
+    rng = np.random.default_rng(4)
+    times = np.repeat(START + np.arange(HOURS) * HOUR_US, len(SITES))
+    columns = {"event_time": pa.array(times, pa.timestamp("us", "UTC"))}
+    for k, name in enumerate(("lon", "lat")):
+        columns[name] = pa.array(np.tile(SITES[:, k], HOURS))
+    for name in FEATURES:
+        values = np.round(rng.normal(20.0, 5.0, times.size), 1)
+        columns[name] = pa.array(values, pa.float32(), mask=rng.random(times.size) < 0.1)
+    return Weather(pa.table(columns), SITES, ())
+
+
+@pytest.fixture(scope="module")
+def spec(weather: Weather) -> SynopsisSpec:
+    sites = SetSpec.of(weather.table.schema, ["lon", "lat"], period_days=30)
+    return SynopsisSpec.of(weather.table.schema, FEATURES, sets=(sites,))
+
+
+def test_the_reader_has_the_synopsis_and_the_oracles_agree(
+    weather: Weather, spec: SynopsisSpec
+) -> None:
+    synopsis = build(weather.table, spec)
+    with served(synopsis) as reader, opened(weather, synopsis) as oracle:
+        random = Draw(weather, 3)
+        questions = [random.any() for _ in range(40)]
+        truths = [oracle.value(question.sql, question.scope) for question in questions]
+        asked = [question.ask(reader) for question in questions]
+        for question, result in zip(questions, asked, strict=True):
+            own = question.run(synopsis)
+            assert (result.value, result.low, result.high) == (own.value, own.low, own.high)
+        assert check_bounds(questions, asked, truths)[0] == 0
+        # Whole buckets of the rollup have the rows of the range.
+        bucket = spec.layout.bucket_us
+        since = (START // bucket + 1) * bucket
+        scope = Scope(since=since, until=since + bucket, hours=(6, 12))
+        question = Question("correlation", ("temp_c", "precip_mm"), scope)
+        (found,) = oracle.connection.execute(rollup_sql(question, synopsis)).fetchone() or (None,)
+        assert found == pytest.approx(oracle.value(question.sql, scope), abs=1e-9)
+        for name, given in (*lookups("temp_c", scope), *set_queries(SITES[0].tolist(), scope)):
+            reader.query(name, **given)
+
+
+def test_a_bound_that_does_not_hold_is_counted(weather: Weather) -> None:
+    result = SynopsisResult(2.0, 1.0, 3.0, 1)
+    assert not breaks(result, 3.0) and breaks(result, 3.1) and not breaks(result, None)
+    with duckdb.connect() as connection:
+        assert Oracle(weather, connection).value("count(*)", Scope()) == HOURS * len(SITES)
+
+
+def test_an_experiment_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    results = _Results()
+
+    def fail() -> None:
+        raise ValueError("no disk")
+
+    results.add("one", fail)
+    results.add("two", lambda: ({"key": 1.0}, {"table": []}, {}))
+    assert results.failed == ["one: ValueError: no disk"] and results.summary == {"key": 1.0}
+    assert set(results.more["seconds"]) == {"one", "two"}
+    assert "no disk" in capsys.readouterr().err
+
+
+def test_sketchlets_have_all_rows(weather: Weather, spec: SynopsisSpec) -> None:
+    rows, _ = divide_weather(weather.table, spec, build(weather.table, spec).bins)
+    for spread in spread_of(rows):
+        own = [row for row in rows if row["division"] == spread["division"]]
+        assert sum(row["rows"] for row in own) == weather.table.num_rows
+        assert spread["rows_per_hour_max"] >= spread["rows_per_hour_mean"] > 0.0
+
+
+def test_scaling_uses_one_rule_at_a_time() -> None:
+    summary, rows, plots = measure_scaling()
+    assert 0 < summary["batches_to_stable"] < 20
+    assert [row["case"] for row in rows] == ["backlog", "memory", "varying rate"]
+    assert rows[2]["machines_max"] > 2 and rows[2]["scale_ins"] > 0
+    assert set(plots) == {"-scaling"}
