@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from roost.kernel.index import Index, OpenSegment, Pairs
 from roost.kernel.preload import preload
-from roost.kernel.segment import Segment, build_segment, pack, query_schema, unpack
+from roost.kernel.segment import (
+    Segment,
+    build_segment,
+    order_by_place,
+    pack,
+    query_schema,
+    unpack,
+)
 
 __all__ = [
     "Index",
@@ -12,6 +19,7 @@ __all__ = [
     "Pairs",
     "Segment",
     "build_segment",
+    "order_by_place",
     "pack",
     "preload",
     "query_schema",
