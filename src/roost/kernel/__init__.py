@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.kernel.index import Index, OpenSegment, Pairs
-from roost.kernel.preload import preload
+from roost.kernel.preload import prefetch, preload
 from roost.kernel.segment import (
     Segment,
     build_segment,
@@ -21,6 +21,7 @@ __all__ = [
     "build_segment",
     "order_by_place",
     "pack",
+    "prefetch",
     "preload",
     "query_schema",
     "unpack",

@@ -59,12 +59,23 @@ def load_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArra
 
 
 def open_index(
-    files: Files, refs: tuple[SegmentRef, ...], space: Space, cache: WorkerCache
+    files: Files,
+    refs: tuple[SegmentRef, ...],
+    space: Space,
+    cache: WorkerCache,
+    *,
+    sparse: bool = False,
 ) -> Index:
-    """Open the index of a version; segments that an earlier version had stay open."""
+    """Open the index of a version; segments that an earlier version had stay open.
+
+    ``sparse`` is for machines of a part of space: see :func:`roost.storage.files.map_arrays`.
+    """
 
     def opened(file: str) -> OpenSegment:
-        return cache.get(OPEN_SEGMENT, (files, file), lambda: OpenSegment(unpack(files.map(file))))
+        def build() -> OpenSegment:
+            return OpenSegment(unpack(files.map(file, sparse=sparse)))
+
+        return cache.get(OPEN_SEGMENT, (files, file, sparse), build)
 
     index = Index(space, [(opened(ref.file), load_ended(files, ref)) for ref in refs])
     live = {ref.file for ref in refs}
