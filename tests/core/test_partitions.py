@@ -84,6 +84,7 @@ def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("roost.queries.live.ORDERED", 1)  # also small segments
 
 
 coordinate = st.one_of(
@@ -216,3 +217,20 @@ def test_preloading_reads_the_postings_of_the_cells(
             if lists is not None
         ]
         assert preload(index, everywhere) == sum(postings) >= size
+
+
+def test_the_queries_of_a_partition_are_in_few_pages(tmp_path: Path) -> None:
+    """Those of a quarter of space need a quarter of the pages, and some for its border."""
+    chance, count, in_page = np.random.default_rng(4), 20_000, 64
+    corners = np.round(chance.uniform(0, 99.5, (count, 2)), 3).tolist()
+    directory = Directory(
+        tmp_path, [box(f"q{n}", x, y, x + 0.5, y + 0.5) for n, (x, y) in enumerate(corners)]
+    )
+    (ref,) = directory.version.segments
+    quarter = Partition(1, 0, 0, 5, 4, (0,))
+    slots = slots_in(segment_files(directory.store), (ref,), quarter, SPACE)[ref.file]
+    _, _, x1, y1 = bounds_of(quarter, SPACE)
+    expected = sum(x < x1 and y < y1 for x, y in corners)
+    assert slots.size == expected and (x1, y1) == (50.0, 50.0)
+    assert np.unique(slots // in_page).size <= 0.4 * count / in_page
+    directory.close()

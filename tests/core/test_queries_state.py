@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from roost.kernel import Index
 from roost.model.records import Box, Circle, Query, Terminate
 from roost.model.schemas import TIMESTAMP, PointBlock, request_schema
 from roost.model.space import Coordinates, Rect, Space
+from roost.queries import live
 from roost.queries.admission import Rules
 from roost.queries.live import TIER, QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
@@ -121,6 +123,19 @@ def live_times(directory: Directory, query_id: str = "q", x: float = 0.0) -> lis
 def refusals(directory: Directory) -> list[tuple[int, str]]:
     refused = directory.queries.refused_between(0, directory.log.end())
     return [(item.position, str(item.reason)) for item in refused]
+
+
+def reversed_segments(test: Callable[..., None]) -> Callable[..., None]:
+    """Have slots in the opposite order of registration, as the order of place may have it."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(live, "ORDERED", 1)
+            patch.setattr(live, "order_by_place", lambda table, space: table[::-1])
+            test(*arguments, **named)
+
+    return run
 
 
 # -- when a query is live
@@ -229,6 +244,7 @@ def test_only_the_owner_can_terminate_an_existing_query(directory, apart: bool) 
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one block", "several versions"])
+@reversed_segments
 def test_an_earlier_lifetime_remains_when_the_last_one_is_terminated(directory, apart) -> None:
     steps = [
         register("q", 0.0, at=2), terminate("q", at=6),
@@ -356,6 +372,7 @@ def tear(directory: Directory) -> None:
     st.booleans(),
 )
 @examples(60)
+@reversed_segments
 def test_any_batches_and_any_crash_give_the_result_of_the_log(
     tmp_path_factory, steps, own_schemas
 ) -> None:

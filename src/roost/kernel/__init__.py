@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from roost.kernel.index import Index, OpenSegment, Pairs
-from roost.kernel.preload import preload
-from roost.kernel.segment import Segment, build_segment, pack, query_schema, unpack
+from roost.kernel.preload import prefetch, preload
+from roost.kernel.segment import (
+    Segment,
+    build_segment,
+    order_by_place,
+    pack,
+    query_schema,
+    unpack,
+)
 
 __all__ = [
     "Index",
@@ -12,7 +19,9 @@ __all__ = [
     "Pairs",
     "Segment",
     "build_segment",
+    "order_by_place",
     "pack",
+    "prefetch",
     "preload",
     "query_schema",
     "unpack",

@@ -7,6 +7,7 @@ can be measured. Lists are in Z-order, so those of a rectangle form a few contig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 from roost.kernel.boxes import BoxPostings
 from roost.kernel.cells import LEVELS, IndexGrid, find_cell, locate, morton, squeeze
 from roost.kernel.index import Index
+from roost.kernel.segment import Segment
 from roost.kernel.shapes import ShapePostings
 from roost.model.arrays import Floats, Ints
+from roost.storage.files import read_ahead
 
 # Elements between two reads, which are at most one memory page apart.
 STRIDE = 512
@@ -50,25 +53,57 @@ def preload(index: Index, bounds: Floats) -> int:
 
     ``bounds`` has rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
     """
-    x, y = index.grid
-    reach = np.clip(bounds, [x[0], y[0], x[0], y[0]], [x[-1], y[-1], x[-1], y[-1]])
     return sum(
-        _read(postings, _find_lists(postings.level_start, postings.cells, reach, index.grid))
-        for segment in index.segments
-        for postings in segment.postings
+        _read(*found) for segment in index.segments for found in _lists(index, segment, bounds)
     )
 
 
-def _read(postings: BoxPostings | ShapePostings, found: NDArray[np.bool_]) -> int:
-    begins, ends = postings.starts[:-1][found], postings.starts[1:][found]
-    sizes = ends - begins
+def prefetch(index: Index, segment: Segment, bounds: Floats) -> None:
+    """Have the system read the posting lists of some rectangles, without waiting for them."""
+    for found in _lists(index, segment, bounds):
+        _request(*found)
+
+
+Lists = tuple[BoxPostings | ShapePostings, Ints]  # and the numbers of some lists
+
+
+def _lists(index: Index, segment: Segment, bounds: Floats) -> Iterator[Lists]:
+    x, y = index.grid
+    reach = np.clip(bounds, [x[0], y[0], x[0], y[0]], [x[-1], y[-1], x[-1], y[-1]])
+    for postings in segment.postings:
+        found = _find_lists(postings.level_start, postings.cells, reach, index.grid)
+        yield postings, np.flatnonzero(found)
+
+
+def _columns(postings: BoxPostings | ShapePostings) -> tuple[NDArray[Any], ...]:
+    """Return the arrays of the lists."""
+    if isinstance(postings, ShapePostings):
+        return (postings.postings,)
+    return (postings.slots, *postings[5:])
+
+
+def _request(postings: BoxPostings | ShapePostings, lists: Ints) -> None:
+    """Request lists and their directory from the system; those that are close are one range."""
+    if not lists.size:
+        return
+    breaks = np.flatnonzero(np.diff(lists) > STRIDE)
+    first, last = lists[np.append(0, breaks + 1)], lists[np.append(breaks, lists.size - 1)] + 1
+    read_ahead(postings.starts, first, last + 1)
+    if isinstance(postings, BoxPostings):
+        read_ahead(postings.parts, first, last)
+    for values in _columns(postings):
+        read_ahead(values, postings.starts[first], postings.starts[last])
+
+
+def _read(postings: BoxPostings | ShapePostings, lists: Ints) -> int:
+    _request(postings, lists)
+    begins = postings.starts[lists]
+    sizes = postings.starts[lists + 1] - begins
     # One position every STRIDE elements of each list.
     counts = -(-sizes // STRIDE)
     places = np.repeat(begins - STRIDE * (np.cumsum(counts) - counts), counts)
     places += STRIDE * np.arange(places.size)
-    columns: tuple[NDArray[Any], ...] = (postings.slots, *postings[5:])
-    if isinstance(postings, ShapePostings):
-        columns = (postings.postings,)
+    columns = _columns(postings)
     for values in columns:
         values.take(places)
     return int(sizes.sum()) * sum(values.itemsize for values in columns)

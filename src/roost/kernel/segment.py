@@ -18,7 +18,7 @@ import shapely
 from numpy.typing import NDArray
 
 from roost.kernel.boxes import BoxPostings, build_boxes
-from roost.kernel.cells import IndexGrid
+from roost.kernel.cells import IndexGrid, sort_points
 from roost.kernel.ids import hash_ids, text_buffers
 from roost.kernel.shapes import ShapePostings, Shapes, build_shapes
 from roost.model.arrays import Floats, Ints, as_arrow, as_numpy, frozen
@@ -171,7 +171,7 @@ class Segment:
     def find(self, ids: pa.Array) -> tuple[Ints, NDArray[np.int32]]:
         """Find queries by identifier; return indices into ``ids`` and the slots found.
 
-        An identifier may occur more than once; its slots come in order of registration.
+        An identifier may occur more than once; its slots come in ascending order.
         """
         keys = hash_ids(ids)
         first = np.searchsorted(self.keys, keys, side="left")
@@ -243,6 +243,21 @@ def _numpy(queries: pa.Table, name: str, default: int | None = None) -> NDArray[
 
 def _unless_all(values: NDArray[Any], default: int) -> NDArray[Any] | None:
     return None if np.all(values == default) else values
+
+
+def order_by_place(queries: pa.Table, space: Space) -> pa.Table:
+    """Return queries in the Z-order of their centres (columns of :func:`query_schema`).
+
+    Posting lists have this order in any case. With slots in it, too, all that a file has of the
+    queries of a rectangle is in few of its pages.
+    """
+    columns = {name: _numpy(queries, name) for name in ("kind", "x0", "y0", "x1", "y1")}
+    circle = columns["kind"] == CIRCLE
+    x, y = (
+        np.where(circle, columns[low], (columns[low] + columns[high]) / 2)
+        for low, high in (("x0", "x1"), ("y0", "y1"))
+    )
+    return queries.take(as_arrow(sort_points(x, y, IndexGrid.over(space.bounds)).order))
 
 
 def build_segment(queries: pa.Table, space: Space) -> Segment:
@@ -382,7 +397,8 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Segment:
         size=size,
         longest_list=longest,
         ids=ids,
-        users=pa.DictionaryArray.from_arrays(as_arrow(arrays["user_codes"]), users),
+        # Checking the codes would read them all.
+        users=pa.DictionaryArray.from_arrays(as_arrow(arrays["user_codes"]), users, safe=False),
         box_postings=boxes,
         shape_postings=shapes,
         predicate_texts=_unpack_texts("predicates", arrays),

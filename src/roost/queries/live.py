@@ -18,7 +18,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.kernel import Index, OpenSegment, Segment, build_segment, pack, unpack
+from roost.kernel import (
+    Index,
+    OpenSegment,
+    Segment,
+    build_segment,
+    order_by_place,
+    pack,
+    unpack,
+)
 from roost.model.records import CIRCLE, TIME_MAX, TIME_MIN, DeadLetter
 from roost.model.space import Space
 from roost.queries.admission import Known, Rules, admit
@@ -37,6 +45,8 @@ from roost.storage.files import Files
 from roost.storage.store import Store
 
 TIER = 4
+ORDERED = 1 << 14
+"""Queries from which a segment is in order of place; smaller ones have few pages anyway."""
 OPEN_SEGMENT = "open segment"
 
 
@@ -49,12 +59,23 @@ def load_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArra
 
 
 def open_index(
-    files: Files, refs: tuple[SegmentRef, ...], space: Space, cache: WorkerCache
+    files: Files,
+    refs: tuple[SegmentRef, ...],
+    space: Space,
+    cache: WorkerCache,
+    *,
+    sparse: bool = False,
 ) -> Index:
-    """Open the index of a version; segments that an earlier version had stay open."""
+    """Open the index of a version; segments that an earlier version had stay open.
+
+    ``sparse`` is for machines of a part of space: see :func:`roost.storage.files.map_arrays`.
+    """
 
     def opened(file: str) -> OpenSegment:
-        return cache.get(OPEN_SEGMENT, (files, file), lambda: OpenSegment(unpack(files.map(file))))
+        def build() -> OpenSegment:
+            return OpenSegment(unpack(files.map(file, sparse=sparse)))
+
+        return cache.get(OPEN_SEGMENT, (files, file, sparse), build)
 
     index = Index(space, [(opened(ref.file), load_ended(files, ref)) for ref in refs])
     live = {ref.file for ref in refs}
@@ -216,6 +237,9 @@ class QuerySet:
                 if start < until:
                     user_id = segment.users[slot].as_py()
                     known[index].append(Known((number, slot), user_id, start, until))
+        for lives in known.values():
+            # Each life ends before the next begins; slots need not be in order of registration.
+            lives.sort(key=lambda life: life.live_from)
         return known
 
     def _end(self, ended: Mapping[tuple[int, int], int]) -> set[str]:
@@ -231,7 +255,10 @@ class QuerySet:
             start -= 1
             total += self.segments[start].ref.size
         absorbed = [live.survivors() for live in self.segments[start:]]
-        segment = build_segment(pa.concat_tables([*absorbed, queries]), self._rules.space)
+        merged = pa.concat_tables([*absorbed, queries])
+        if total >= ORDERED:
+            merged = order_by_place(merged, self._rules.space)
+        segment = build_segment(merged, self._rules.space)
         ref = SegmentRef(f"{self._next_file:010d}.seg", None, segment.size)
         self._next_file += 1
         if self._record:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
-from roost.kernel import Index, Pairs, preload
+from roost.kernel import Index, Pairs, Segment, prefetch, preload
 from roost.kernel.cells import locate_cells
 from roost.model.schemas import PointBlock, match_schema
 from roost.model.space import Grid, Space
@@ -102,7 +103,12 @@ class MatchingTask(Task):
     def index(self, cache: WorkerCache) -> Index:
         """Open the queries of the batch; a worker retains them from task to task."""
         parts = (self.folder, self.segments, self.space)
-        return cache.get("index", parts, lambda: open_index(*parts, cache))
+        sparse = not self.plan.fully_replicated
+
+        def build() -> Index:
+            return open_index(*parts, cache, sparse=sparse)
+
+        return cache.get("index", (parts, sparse), build)
 
 
 class MatchingWork(Work):
@@ -117,9 +123,22 @@ class MatchingWork(Work):
         self._counts = dict.fromkeys((*MACHINE_METRICS, "loaded_bytes"), 0.0)
         if task.matches is not None:
             self._writer = MatchWriter(task.matches, task.prefix, machine, task.number, task.output)
+        if not task.plan.fully_replicated:
+            self._prefetch(machine, cache)
         arrived = task.arrivals.get(machine, ())
         if arrived:
             self._preload([p for p in task.plan.partitions if p.partition_id in arrived])
+
+    def _prefetch(self, machine: int, cache: WorkerCache) -> None:
+        """Request the queries of the machine in segments that are new to this worker."""
+        for ref, segment in zip(self._task.segments, self._index.segments, strict=True):
+            key = self._task.folder, ref.file, machine
+            cache.get("prefetched", key, partial(self._request, machine, segment))
+
+    def _request(self, machine: int, segment: Segment) -> None:
+        plan, space = self._task.plan, self._task.space
+        bounds = [bounds_of(partition, space) for partition in plan.of_machine(machine)]
+        prefetch(self._index, segment, np.asarray(bounds).reshape(-1, 4))
 
     def _preload(self, partitions: Iterable[Partition]) -> None:
         """Read the queries of partitions that are new to the machine, and measure it."""

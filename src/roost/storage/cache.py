@@ -19,6 +19,7 @@ class WorkerCache:
         "router": 2,
         "parquet": 8,
         "row groups": 2,
+        "prefetched": 1 << 12,
         "window": 1 << 20,  # dropped by age
     }
 

@@ -10,6 +10,7 @@ and only names that a report or a fact lists count.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -28,6 +29,9 @@ from roost.storage.private import private_opener
 MAGIC = b"ROOSTSG1"
 ALIGN = 64
 PARTIAL = ".partial"
+READ_AHEAD = 1 << 17
+"""Bytes that one request may name: of more, the system reads only the first part."""
+_madvise = ctypes.CDLL(None).madvise
 
 
 def _aligned(place: int) -> int:
@@ -63,13 +67,19 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
     return start + place
 
 
-def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Map the arrays of a file, read-only; pages are read when first used."""
+def map_arrays(path: Path, *, sparse: bool = False) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a file, read-only; pages are read when first used.
+
+    The system reads megabytes ahead, unless a ``sparse`` part of the file is used: then it reads
+    nothing but what is used, or requested with :func:`read_ahead`.
+    """
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise StateError(f"segment {path} cannot be mapped: {error}") from error
+    if sparse:
+        mapped.madvise(mmap.MADV_RANDOM)
     if mapped[: len(MAGIC)] != MAGIC:
         raise StateError(f"{path} is not a segment file")
     length = int.from_bytes(mapped[len(MAGIC) : len(MAGIC) + 8], "little")
@@ -81,6 +91,16 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
         )
         for entry in directory
     }
+
+
+def read_ahead(values: NDArray[Any], begins: NDArray[Any], ends: NDArray[Any]) -> None:
+    """Have the system read ranges of a mapped array, without waiting for it."""
+    places = values.ctypes.data + values.strides[0] * np.stack([begins, ends])
+    starts = places[0] // mmap.PAGESIZE * mmap.PAGESIZE  # the system accepts only whole pages
+    for start, stop in zip(starts.tolist(), places[1].tolist(), strict=True):
+        for place in range(start, stop, READ_AHEAD):
+            size = ctypes.c_size_t(min(READ_AHEAD, stop - place))
+            _madvise(ctypes.c_void_p(place), size, mmap.MADV_WILLNEED)
 
 
 @dataclass(frozen=True)
@@ -101,9 +121,9 @@ class Files:
         """Write arrays to a new file; see :func:`write_arrays`."""
         return write_arrays(self.path(name), arrays, durable=durable)
 
-    def map(self, name: str) -> dict[str, NDArray[Any]]:
-        """Map the arrays of a file, read-only."""
-        return map_arrays(self.path(name))
+    def map(self, name: str, *, sparse: bool = False) -> dict[str, NDArray[Any]]:
+        """Map the arrays of a file, read-only; see :func:`map_arrays`."""
+        return map_arrays(self.path(name), sparse=sparse)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of complete files that begin with a prefix, sorted."""

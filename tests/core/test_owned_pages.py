@@ -1,0 +1,140 @@
+"""A host reads what its machines own of the queries, page rounding aside."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from roost.kernel import (
+    Index,
+    build_segment,
+    order_by_place,
+    pack,
+    prefetch,
+    preload,
+    query_schema,
+    unpack,
+)
+from roost.model.records import TIME_MAX, TIME_MIN
+from roost.model.schemas import PointBlock
+from roost.model.space import Coordinates, Rect, Space
+from roost.stages import matching
+from roost.storage.files import map_arrays, write_arrays
+from stage_scenario import Scenario
+
+SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
+QUARTER = np.array([[-np.inf, -np.inf, 50.0, 50.0]])
+BOXES, POINTS = 200_000, 100_000
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a segment of small boxes."""
+    chance = np.random.default_rng(3)
+    corners = chance.uniform(0, 99, (BOXES, 2))
+    ids = [f"a query whose identifier is long {number}" for number in range(BOXES)]
+    known: dict[str, Any] = {
+        "query_id": ids,
+        "user_id": ["ann"] * BOXES,
+        "kind": np.zeros(BOXES, np.int8),
+        "live_from": np.full(BOXES, TIME_MIN),
+        "live_until": np.full(BOXES, TIME_MAX),
+        **{name: corners[:, axis] for axis, name in enumerate(("x0", "y0"))},
+        **{name: corners[:, axis] + 0.3 for axis, name in enumerate(("x1", "y1"))},
+    }
+    schema = query_schema(pa.string())
+    columns = [pa.array(known.get(f.name, [None] * BOXES), f.type) for f in schema]
+    path = tmp_path_factory.mktemp("segments") / "boxes.seg"
+    queries = order_by_place(pa.table(columns, schema=schema), SPACE)
+    write_arrays(path, pack(build_segment(queries, SPACE)))
+    return path
+
+
+def in_memory(path: Path) -> float:
+    """Return the share of a file's pages that are in memory."""
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+        place = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        found = (ctypes.c_ubyte * pages)()
+        code = ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(size), found)
+        assert code == 0
+    return sum(flag & 1 for flag in found) / pages
+
+
+def evict(path: Path) -> None:
+    """Have the system forget a file's pages."""
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_memory(path) > 0.01:
+        pytest.skip("the file system retains pages in memory")
+
+
+def matches(index: Index, side: float) -> Counter[tuple[str, int]]:
+    chance = np.random.default_rng(5)
+    x, y = chance.uniform(0, side, (2, POINTS))
+    block = PointBlock(x, y, np.zeros(POINTS, np.int64), pa.array(range(POINTS)), {})
+    found: Counter[tuple[str, int]] = Counter()
+    for pairs in index.match(block):
+        ids = pairs.segment.ids_at(pairs.slots).to_pylist()
+        found.update(zip(ids, pairs.rows.tolist(), strict=True))
+    return found
+
+
+def test_matching_a_quarter_of_space_reads_a_quarter_of_the_file(file: Path) -> None:
+    expected = matches(Index(SPACE, [(unpack(map_arrays(file)), {})]), 50.0)
+    assert expected.total() > POINTS
+    evict(file)
+    index = Index(SPACE, [(unpack(map_arrays(file, sparse=True)), {})])
+    assert in_memory(file) < 0.02
+    prefetch(index, index.segments[0], QUARTER)
+    deadline = time.monotonic() + 10.0
+    while in_memory(file) < 0.15:  # the system reads beside this process
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert matches(index, 50.0) == expected
+    assert in_memory(file) < 0.35
+    matches(index, 100.0)
+    assert in_memory(file) > 0.6
+
+
+def test_preloading_reads_the_lists_that_a_match_needs(file: Path) -> None:
+    evict(file)
+    index = Index(SPACE, [(unpack(map_arrays(file, sparse=True)), {})])
+    size = preload(index, QUARTER)
+    loaded = in_memory(file)
+    assert 0 < size < file.stat().st_size * loaded
+    matches(index, 49.0)
+    # Identifiers and the cells between the lists are read by the match.
+    assert in_memory(file) < loaded + 0.1
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "replicated"])
+def test_each_machine_requests_its_part_of_a_segment_once(
+    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[tuple[tuple[float, ...], ...]] = []
+
+    def noted(index: Index, segment: Any, bounds: Any) -> None:
+        requested.append(tuple(map(tuple, bounds.tolist())))
+        prefetch(index, segment, bounds)
+
+    monkeypatch.setattr(matching, "prefetch", noted)
+    scenario = Scenario(tmp_path, {"engine.strategy": strategy})
+    scenario.live()
+    scenario.check()
+    # The driver that checks is a second process, with a cache of its own and no batches.
+    if strategy == "replicated":
+        assert requested == []
+    else:
+        assert len(requested) == len(set(requested)) == 3  # machines; there is one segment
