@@ -30,10 +30,21 @@ from roost.storage.store import Fact, Store
 from roost.storage.totals import ROUNDS, TOTALS, add_round
 from roost.synopsis.scaling import ScalingDecision
 
-NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD, RESIZE = "balance", "guard", "resize"
 ACCEPTED, REFUSED = "accepted", "refused"
 AnyDecision = Decision | Resize | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenQueries:
+    """Cells of queries that are no reason to rebalance, ends included, and their log positions."""
+
+    cells: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 4), np.int32))
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Return the number of hidden queries."""
+        return len(self.cells)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class RoundSnapshot:
     busy_s: NDArray[np.float64]  # processor time of each machine, without loading queries
     now: int  # event time that the stream has reached
     batches: Sequence[BatchNotes]
-    hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
+    hidden: HiddenQueries
     wanted: int  # machines of the next plan
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
     after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
@@ -187,7 +198,7 @@ class Rounds:
     round_length: int  # in event time
     now: int  # event time that the stream has reached
     number: int  # of the next round
-    hidden: Callable[[int], NDArray[np.int32]]  # see RoundSnapshot; at an event time
+    hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
 
     def __post_init__(self) -> None:
