@@ -266,8 +266,11 @@ class Truth:
         return sorted(each)
 
     def now(self, batch: int) -> float:
-        """Return the event time that the stream has reached before a batch."""
-        return -math.inf if batch == 0 else float(self.scenario.times[batch - 1].max())
+        """Return the event time that most points have reached before a batch: their median."""
+        if batch == 0:
+            return -math.inf
+        times = np.sort(self.scenario.times[batch - 1])
+        return float(times[(times.size - 1) // 2])
 
     def range_of(self, query: Record) -> tuple[int, int, int, int]:
         """Return the inclusive range of cells of a query."""

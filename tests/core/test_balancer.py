@@ -50,7 +50,9 @@ from roost.runtime import records
 from roost.runtime.balancing import SwarmPolicy
 from roost.runtime.records import Commit
 from roost.runtime.rounds import HiddenQueries
+from roost.stages import point_files
 from roost.stages.contract import Report
+from roost.stages.point_files import PointFile
 from roost.stages.statistics import TrioStage
 from roost.storage.store import Fact, Store
 from roost.testing import InProcessPipeline, brute_force
@@ -689,6 +691,30 @@ def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path
     points = [result.points for result in scene.seen[-1].results]
     assert scene.seen[-1].plan.epoch == last.epoch
     assert max(points) < 1.5 * sum(points) / MACHINES
+
+
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_a_point_far_in_the_future_does_not_stop_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    """Rounds follow the median of a batch, and the statistics count queries that end later."""
+
+    def as_they_are(paths: Sequence[Path], form: str, time: str, first: int) -> list[PointFile]:
+        """Read a file out of order, like a stream."""
+        return [PointFile(str(path), first + BATCHES // 2 * ROWS, first) for path in paths]
+
+    monkeypatch.setattr(point_files, "_in_order", as_they_are)
+    scenario = jumping(10, 14, ROWS, stay=5, standing=90)
+    times = scenario.times.copy()
+    times[2, 7] += 1_000_000
+    scenario.__dict__["times"] = times
+    truth = Truth(scenario)
+    scene = Scene(tmp_path, scenario, strategy, round_batches=0.9)
+    ran = Ran(scene, scene.run_driver())
+    scene.check(truth)
+    assert [row["batch_id"] for row in ran.rounds] == list(range(14))
+    if strategy is Strategy.SWARM:
+        check_statistics(truth, scene.seen, ran.ended)
 
 
 # --------------------------------------------------------------------------- other placements

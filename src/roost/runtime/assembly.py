@@ -46,7 +46,7 @@ from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
-from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
+from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
 from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
@@ -278,7 +278,7 @@ class _Assembly:
         return queries
 
     def _reached(self) -> int:
-        now = reached(self.store)
+        now = median_reached(self.store)
         return TIME_MIN if now is None else now
 
     def loop(self, default: Strategy) -> BatchLoop:

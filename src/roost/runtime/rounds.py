@@ -1,6 +1,7 @@
 """Rounds: how the driver adapts between two batches.
 
-A round is an interval of stream time, and at least one batch. When it ends, the policies propose
+A round is an interval of stream time, and at least one batch. Stream time is the median event time
+of a batch: a point far in the future does not stop rounds. When it ends, the policies propose
 changes in a fixed order, and the arbiter accepts or refuses. Decisions, verdicts, the policies'
 memories and the next routing are recorded in one transaction before any batch uses them, so a
 crash leaves a change complete or absent.
@@ -62,7 +63,7 @@ class RoundSnapshot:
 
     routing: SpatialRouting
     busy_s: NDArray[np.float64]  # processor time of each machine, without loading queries
-    now: int  # event time that the stream has reached
+    now: int  # event time that most points have reached
     batches: Sequence[BatchNotes]
     hidden: HiddenQueries
     wanted: int  # machines of the next plan
@@ -196,7 +197,7 @@ class Rounds:
     strategy: str
     policies: Sequence[Policy]  # in the order in which they propose
     round_length: int  # in event time
-    now: int  # event time that the stream has reached
+    now: int  # event time that most points have reached
     number: int  # of the next round
     hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
@@ -220,11 +221,12 @@ class Rounds:
             spent = busy[report.machine] - report.counts["load_s"]
             self._busy[report.machine] = self._busy.get(report.machine, 0.0) + spent
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
-        if times.oldest is None or times.newest is None:
+        if times.oldest is None or times.median is None:
             return None
-        self.now = max(self.now, times.newest)
+        self.now = max(self.now, times.median)
         if self._opened is None:
-            self._opened = times.oldest
+            # Half of the first batch lies before its median, so a batch as long as a round ends it.
+            self._opened = times.median - 2 * (times.median - times.oldest)
         if self.now - self._opened < self.round_length:
             return None
         return self._end_round(batch)

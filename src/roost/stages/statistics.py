@@ -95,7 +95,7 @@ class CellStage(Stage):
             return CountingTask(self.space, {})
         parts = routing.plan.partitions
         rects = np.array([p.bounds for p in parts])
-        now = TIME_MIN if batch.reached is None else batch.reached
+        now = TIME_MIN if batch.median is None else batch.median
         counts = self.histogram(now).count_many(rects).tolist()
         queries = {p.partition_id: count for p, count in zip(parts, counts, strict=True)}
         arriving = {m: sum(queries[number] for number in found) for m, found in moved.items()}
@@ -129,7 +129,7 @@ class TrioTask(Task):
     since: int | None  # position of the first request after the batch before; None: there is none
     fade: float  # share of earlier rounds' points that counts when a round is closed
     rules: SwarmRules
-    now: int  # event time that the stream had reached; queries that ended before do not count
+    now: int  # event time that most points had reached; queries that ended before do not count
     window: Files | None = None
     gone: tuple[str, ...] = ()  # files of the window whose points have left it since
 
@@ -248,7 +248,7 @@ class TrioStage(Stage):
             self.rows,
             self.fade,
             self.rules,
-            TIME_MIN if batch.reached is None else batch.reached,
+            TIME_MIN if batch.median is None else batch.median,
             None if self.window is None else self.window.files,
             tuple(name for name in gone if batch_of(name) >= first),
         )
