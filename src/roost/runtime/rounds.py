@@ -221,12 +221,13 @@ class Rounds:
             spent = busy[report.machine] - report.counts["load_s"]
             self._busy[report.machine] = self._busy.get(report.machine, 0.0) + spent
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
-        if times.oldest is None or times.median is None:
+        if times.oldest is None or times.median is None or times.newest is None:
             return None
         self.now = max(self.now, times.median)
         if self._opened is None:
-            # Half of the first batch lies before its median, so a batch as long as a round ends it.
-            self._opened = times.median - 2 * (times.median - times.oldest)
+            # A first batch that is as long as a round ends it: twice the time to its median.
+            length = min(times.newest, 2 * times.median - times.oldest + 1) - times.oldest
+            self._opened = times.median - length
         if self.now - self._opened < self.round_length:
             return None
         return self._end_round(batch)
