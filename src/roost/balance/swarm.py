@@ -33,7 +33,7 @@ from roost.balance.changes import (
 )
 from roost.balance.decision import Stages
 from roost.balance.merge import adjacent_merges
-from roost.balance.plan import Plan
+from roost.balance.plan import Partition, Plan
 from roost.balance.reduction import SplitChoice, best_split, best_subset
 from roost.balance.rules import PAPER, SwarmRules
 from roost.workload.trio import MachineStats
@@ -296,6 +296,8 @@ def change_bytes(changes: Sequence[Change]) -> int:
 
 
 def _count_numbers(value: Any) -> int:
+    if isinstance(value, Partition):  # a new plan has tens of thousands
+        return 5 + len(value.machines) + len(value.parents)
     if isinstance(value, tuple):
         return sum(map(_count_numbers, value))
     if is_dataclass(value):
