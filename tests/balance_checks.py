@@ -23,6 +23,7 @@ import shapely
 from pytest import approx
 
 from roost.balance import Partition, Plan
+from roost.balance.costs import PER_OBJECT
 from roost.kernel import unpack
 from roost.model.schemas import request_schema
 from roost.queries.partitions import live_ranges, slots_in
@@ -265,8 +266,11 @@ class Truth:
         return sorted(each)
 
     def now(self, batch: int) -> float:
-        """Return the event time that the stream has reached before a batch."""
-        return -math.inf if batch == 0 else float(self.scenario.times[batch - 1].max())
+        """Return the event time that most points have reached before a batch: their median."""
+        if batch == 0:
+            return -math.inf
+        times = np.sort(self.scenario.times[batch - 1])
+        return float(times[(times.size - 1) // 2])
 
     def range_of(self, query: Record) -> tuple[int, int, int, int]:
         """Return the inclusive range of cells of a query."""
@@ -446,13 +450,13 @@ class Accuracy:
 
 @dataclass
 class Reference:
-    """Points by cell, halved in every round; queries now and at the end of the last round."""
+    """Points by cell, halved in every round; queries now, and those received in the open round."""
 
     truth: Truth
     faded: np.ndarray = field(default_factory=lambda: np.zeros((CELLS, CELLS)))
     new: np.ndarray = field(default_factory=lambda: np.zeros((CELLS, CELLS)))
     queries: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
-    at_close: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    received: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     plan: Plan | None = None
     accuracy: dict[int, Accuracy] = field(default_factory=dict)
 
@@ -461,16 +465,19 @@ class Reference:
         if closes:
             self.faded = FADE * self.faded + self.new
             self.new = np.zeros_like(self.new)
-            self.at_close = self.queries
+            self.received = {}
             for accuracy in self.accuracy.values():
                 accuracy.doubt *= FADE
                 accuracy.young = accuracy.merged = False
         self.queries = self.truth.counted(number)
         if self.plan is None:
-            self.at_close = self.queries
             self.accuracy = {p.partition_id: Accuracy() for p in plan.partitions}
         elif plan.epoch != self.plan.epoch:
             self._reshape(plan)
+        if self.plan is not None:
+            block = self.truth.scenario.requests[number]
+            new = {r["query_id"] for r in block if r["op"] == "register"}
+            self.received |= {k: range_ for k, range_ in self.queries.items() if k in new}
         self.plan = plan
         self.new += self.truth.cells(number)
 
@@ -512,8 +519,27 @@ class Reference:
         return sum(overlaps(query, rect) for query in self.queries.values())
 
     def r(self, rect: Cells) -> float:
-        before = sum(overlaps(query, rect) for query in self.at_close.values())
-        return max(0.0, self.points(rect, self.new) + self.q(rect) - before)
+        queries = sum(overlaps(query, rect) for query in self.received.values())
+        return self.points(rect, self.new) + queries
+
+    def work(self, rect: Cells) -> float:
+        """Return the estimated work: rows and columns are taken as independent."""
+        sums = []
+        for vertical in (True, False):
+            low, high = (rect[0], rect[2]) if vertical else (rect[1], rect[3])
+            total = 0.0
+            for at in range(low, high):
+                line = (
+                    (at, rect[1], at + 1, rect[3]) if vertical else (rect[0], at, rect[2], at + 1)
+                )
+                # A query counts as received where it starts.
+                new = [query for query in self.received.values() if overlaps(query, rect)]
+                starts = (max(query[0 if vertical else 1], low) for query in new)
+                received = self.points(line, self.new) + sum(start == at for start in starts)
+                total += received * self.q(line)
+            sums.append(total)
+        known = self.r(rect) * self.q(rect)
+        return PER_OBJECT * self.r(rect) + (sums[0] * sums[1] / known if known else 0.0)
 
 
 def halves(rect: Cells, vertical: bool) -> list[tuple[int, Cells, Cells]]:
@@ -539,7 +565,7 @@ class MachineResult:
     load_s: float
     loaded_bytes: int
     loaded_queries: int
-    numerator: float
+    cost: float
     received: float
 
 
@@ -612,7 +638,7 @@ def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -
         listed = [names[file][int(k)].as_py() for file in found for k in found[file]]
         assert len(set(listed)) == len(listed), "a query occurs twice in a partition"
         slots[p.partition_id] = set(listed)
-        live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now))
+        live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now).ranges)
     noted = {report.machine: report for report in reports.get("statistics", ())}
     results = []
     for report in reports["matching"]:
@@ -629,7 +655,7 @@ def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -
                 counts["load_s"],
                 int(counts["loaded_bytes"]),
                 int(other.counts["loaded_queries"]),
-                0.0 if value is None else value.numerator,
+                0.0 if value is None else value.cost,
                 0.0 if value is None else value.received,
             )
         )
@@ -655,7 +681,7 @@ def check_statistics(truth: Truth, seen: Sequence[Seen], ended: set[int]) -> dic
             stats.close_round()
             for p in own:
                 check_partition(reference, stats.partitions[p.partition_id], done)
-            check_report(reference, [rect_of(p) for p in own], own, by_machine[machine], done)
+            check_report(reference, [rect_of(p) for p in own], by_machine[machine], done)
     return done
 
 
@@ -667,9 +693,6 @@ def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> N
     least = 1e-6 if accuracy.total else 0.5 * accuracy.doubt + 1e-6
     assert abs(total.n - reference.n(rect)) <= least
     for vertical, exact in ((True, accuracy.columns), (False, accuracy.rows)):
-        along = (
-            not accuracy.young or accuracy.cut is None or (accuracy.cut == "columns") == vertical
-        )
         for at, first, second in halves(rect, vertical):
             for side, trio in zip((first, second), found.split(vertical, at), strict=True):
                 # A partition cut in mid-round has shares of the open round's queries: rounding.
@@ -680,24 +703,17 @@ def check_partition(reference: Reference, found: Any, done: dict[str, int]) -> N
                 else:
                     assert abs(trio.n - reference.n(side)) <= 0.5 * accuracy.doubt + 1e-6
                     done["bounded"] += 1
-                if along and not accuracy.merged:
-                    assert trio.r == approx(reference.r(side))
-                    done["received"] += 1
+                assert trio.r == approx(reference.r(side))
+                done["received"] += 1
 
 
 def check_report(
     reference: Reference,
     rects: Sequence[Any],
-    own: Sequence[Any],
     result: MachineResult,
     done: dict[str, int],
 ) -> None:
-    """Check the two numbers of a machine, unless one of its partitions is new."""
-    kinds = [reference.accuracy[p.partition_id] for p in own]
-    if any(accuracy.young for accuracy in kinds):
-        return
-    trios = [(reference.n(rect), reference.q(rect), reference.r(rect)) for rect in rects]
-    assert result.received == approx(sum(r for _, _, r in trios))
-    if all(accuracy.total for accuracy in kinds):
-        assert result.numerator == approx(sum(n * q * r for n, q, r in trios))
+    """Check the two numbers of a machine."""
+    assert result.received == approx(sum(reference.r(rect) for rect in rects))
+    assert result.cost == approx(sum(reference.work(rect) for rect in rects))
     done["reports"] += 1

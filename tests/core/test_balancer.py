@@ -6,6 +6,7 @@ the busy time of a machine is computed from its points and checks, so decisions 
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,15 +45,20 @@ from balance_checks import (
 )
 from roost import RunConfig
 from roost.model.choices import Strategy
-from roost.model.space import Coordinates, Rect
+from roost.model.space import Coordinates, Rect, Space
 from roost.runtime import records
+from roost.runtime.balancing import SwarmPolicy
 from roost.runtime.records import Commit
+from roost.runtime.rounds import HiddenQueries
+from roost.stages import point_files
 from roost.stages.contract import Report
+from roost.stages.point_files import PointFile
+from roost.stages.statistics import TrioStage
 from roost.storage.store import Fact, Store
 from roost.testing import InProcessPipeline, brute_force
 
 ROWS = 250
-SEED = 10
+SEED = 13
 BATCHES = 28
 MACHINES = 4
 ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
@@ -337,6 +343,41 @@ def test_two_numbers_of_a_machine_whose_partition_was_just_split(
     assert young > 5
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_hidden_queries_leave_q_and_r_only_if_they_are_new(
+    runs: dict[Strategy, Ran], scenario: Scenario, truth: Truth, seed: int
+) -> None:
+    """What the coordinator sees under quarantine, from the engine's own files of the last round."""
+    ran = runs[Strategy.SWARM]
+    reference = Reference(truth)
+    for one in ran.scene.seen:
+        reference.batch(one.batch_id, one.plan, one.batch_id - 1 in ran.ended)
+    chance = random.Random(seed)
+    live = sorted(reference.queries)
+    new = sorted(reference.received)
+    hidden = {*chance.sample(live, 20), *chance.sample(new, 3)}
+    requests = [r for block in scenario.requests for r in block]
+    places = {r["query_id"]: k for k, r in enumerate(requests) if r["op"] == "register"}
+    cells = np.array([reference.queries[number] for number in hidden], np.int32)
+    positions = np.array([places[number] for number in hidden])
+    for number in hidden:
+        del reference.queries[number]
+        reference.received.pop(number, None)
+    store = Store(ran.scene.state)
+    space = Space(Rect(0.0, 0.0, SIDE, SIDE), CELLS, CELLS, Coordinates.PLANE)
+    stage = TrioStage(space, store.files("segments"), store.files("trio"))
+    stage.open(store)
+    policy = SwarmPolicy(stage, {})
+    plan = ran.scene.seen[-1].plan
+    for machine in range(MACHINES):
+        rects = [rect_of(p) for p in plan.of_machine(machine)]
+        report = policy._report(machine, HiddenQueries(cells, positions))
+        assert report.received == pytest.approx(sum(map(reference.r, rects)))
+        assert report.received >= sum(reference.points(rect, reference.new) for rect in rects)
+        assert report.cost == pytest.approx(sum(map(reference.work, rects)))
+    store.close()
+
+
 # --------------------------------------------------------------------------- moves
 
 
@@ -431,7 +472,7 @@ PART = ("round", "half a row", "written", "intent of the next", "run of the next
 
 @pytest.fixture(scope="module")
 def short() -> Truth:
-    truth = Truth(jumping(SEED, SHORT, ROWS, stay=5, standing=90))
+    truth = Truth(jumping(10, SHORT, ROWS, stay=5, standing=90))
     assert len(truth.all_matches) > 2_000
     return truth
 
@@ -650,6 +691,30 @@ def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path
     points = [result.points for result in scene.seen[-1].results]
     assert scene.seen[-1].plan.epoch == last.epoch
     assert max(points) < 1.5 * sum(points) / MACHINES
+
+
+@pytest.mark.parametrize("strategy", ADAPTIVE)
+def test_a_point_far_in_the_future_does_not_stop_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    """Rounds follow the median of a batch, and the statistics count queries that end later."""
+
+    def as_they_are(paths: Sequence[Path], form: str, time: str, first: int) -> list[PointFile]:
+        """Read a file out of order, like a stream."""
+        return [PointFile(str(path), first + BATCHES // 2 * ROWS, first) for path in paths]
+
+    monkeypatch.setattr(point_files, "_in_order", as_they_are)
+    scenario = jumping(10, 14, ROWS, stay=5, standing=90)
+    times = scenario.times.copy()
+    times[2, 7] += 1_000_000
+    scenario.__dict__["times"] = times
+    truth = Truth(scenario)
+    scene = Scene(tmp_path, scenario, strategy, round_batches=0.9)
+    ran = Ran(scene, scene.run_driver())
+    scene.check(truth)
+    assert [row["batch_id"] for row in ran.rounds] == list(range(14))
+    if strategy is Strategy.SWARM:
+        check_statistics(truth, scene.seen, ran.ended)
 
 
 # --------------------------------------------------------------------------- other placements

@@ -10,8 +10,8 @@ import pytest
 
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import run_strategies, summed
-from roost.bench.hotspots import rounds_to_recover
 from roost.bench.moving import HOTSPOT_SIDE, SCENARIOS, Hotspot, MovingLoad
+from roost.bench.variants import rounds_to_recover
 from roost.model.choices import Strategy
 
 PICKUPS = load_pickups(None)
@@ -60,7 +60,7 @@ def test_the_load_is_deterministic() -> None:
 def test_every_strategy_matches_the_same_on_the_emulated_cluster() -> None:
     hot = (Hotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
     found = run_strategies(MovingLoad(PICKUPS, 300, 8, POINTS, hot), 5)
-    assert set(found) == set(Strategy)
+    assert set(found) == {strategy.value for strategy in Strategy}
     for batches in found.values():
         assert [m.points for m in batches] == [POINTS] * 8
         assert sum(m.matches for m in batches) > 0

@@ -36,6 +36,19 @@ def test_rises_keep_the_decision_and_never_go_past_the_right_end() -> None:
     assert [s.rebalance for s in seen] == [False] * 8 + [True]
 
 
+def test_the_noise_of_a_steady_rate_keeps_no_decision() -> None:
+    """A rate that rises in every other round by chance does not prevent a rebalancing."""
+    stages = Stages()
+    published = Stages()
+    for number in range(10):
+        rate = 100.0 + (-1) ** number
+        stages, published = stages.after(rate), published.after(rate, rise=0.0)
+        assert not published.rebalance, "as published, the decision is kept until it is forced"
+        if stages.rebalance:
+            break
+    assert stages.rebalance and number == 2
+
+
 def test_a_successful_decision_is_repeated() -> None:
     seen = run([9.0, 8.0, 7.0, 8.0, 9.0, 10.0])
     assert [s.rebalance for s in seen] == [False, False, True, True, True, True]

@@ -64,7 +64,7 @@ class Directory:
 
     def live(self, partition: Partition, now: int) -> int:
         refs, folder = self.version.segments, segment_files(self.store)
-        return len(live_ranges(folder, refs, partition, self.space, now))
+        return len(live_ranges(folder, refs, partition, self.space, now).ranges)
 
 
 def box(name: str, x0: float, y0: float, x1: float, y1: float, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from roost.model.space import Coordinates, Rect, Space
 from roost.stages.contract import Report
 from roost.stages.decode import PointSchema
-from roost.stages.reading import TIMES_SAMPLED, ReadingTask, ReadTimes
+from roost.stages.reading import TIMES_SAMPLED, ReadingTask, ReadTimes, _median
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 
@@ -40,6 +40,21 @@ def test_the_median_of_small_blocks_is_exact(tmp_path: Path) -> None:
     middle = int(np.median(times))
     assert report.value.times == ReadTimes(int(times.min()), middle, int(times.max()))
     assert report.counts == {"rows": times.size, "dead": 0}
+
+
+def test_the_median_of_a_batch_weighs_readers_by_their_points(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    far = np.array([10**12])
+    for sizes in ((1, 3, 90), (400, 10, 10), (5000, 300, 1)):
+        shares = [rng.integers(1000 * k, 1000 * k + 1000, size) for k, size in enumerate(sizes)]
+        reports = [read(tmp_path, share) for share in [*shares, far]]
+        times = np.sort(np.concatenate([*shares, far]))
+        found = _median(reports)
+        assert found is not None
+        # Readers report at most 128 times each.
+        rank = np.searchsorted(times, found, side="right") / times.size
+        assert 0.49 <= rank <= 0.52, (sizes, rank)
+    assert _median([read(tmp_path)]) is None
 
 
 @pytest.mark.parametrize("ordered", [True, False])

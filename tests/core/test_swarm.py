@@ -26,13 +26,15 @@ from roost.balance.changes import (
     apply_changes,
     arrivals,
 )
+from roost.balance.costs import Product
 from roost.balance.decision import Stages
+from roost.balance.rules import MERGE_EVERY, PAPER, SwarmRules
 from roost.balance.swarm import (
-    MERGE_EVERY,
     LoadReport,
     ShedRequest,
     Swarm,
     change_bytes,
+    machine_cost,
     shed,
     tolerance,
 )
@@ -42,6 +44,7 @@ from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
 SIDE = 24
+PRODUCT = SwarmRules(cost=Product())
 
 
 def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:
@@ -80,7 +83,7 @@ class Cluster:
             stats.add_cells(touched, SIDE)
             stats.close_round()
         held = [self.machine(m) for m in range(self.plan.machines)]
-        reports = [LoadReport(m, s.numerator(), s.received()) for m, s in enumerate(held)]
+        reports = [LoadReport(m, machine_cost(s), s.received()) for m, s in enumerate(held)]
         decision = self.swarm.decide(self.plan, reports, points / busy.max(), self.send)
         if isinstance(decision, Rebalance):
             self.apply(decision.changes)
@@ -175,7 +178,8 @@ def machines(draw: st.DrawFn) -> tuple[MachineStats, np.random.Generator]:
             add_points(part, rng.integers(0, wide, count), rng.integers(0, high, count))
             low = rng.integers(0, (wide, high), (int(rng.integers(0, 12)), 2))
             ranges = np.concatenate([low, low + rng.integers(0, 4, low.shape)], 1)
-            part.add_queries(ranges.astype(np.int32), int(rng.choice([1, 1, 1, -1])))
+            collect = part.end_queries if rng.random() < 0.25 else part.add_queries
+            collect(ranges.astype(np.int32))
             part.close_round()
         stats.append(part)
     return MachineStats(stats), rng
@@ -191,8 +195,8 @@ def test_shedding_lowers_the_higher_cost_or_does_nothing(
     high = stats.numerator() / received
     low = high * share
     request = ShedRequest(1, low, received, 40, tuple(sorted(kept)))
-    changes = shed(stats, 3, request)
-    assert shed(stats, 3, request) == changes, "statistics are only read"
+    changes = shed(stats, 3, request, PRODUCT)
+    assert shed(stats, 3, request, PRODUCT) == changes, "statistics are only read"
     if share >= 1.0:
         assert changes == ()
     if not changes:
@@ -233,19 +237,21 @@ def test_whole_partitions_are_moved_where_they_close_half_the_gap() -> None:
     """Partition 0 is too large to move and can be cut, which would balance the machines better."""
     request = ShedRequest(5, 0.0, 1.0, 9)
     # Half the gap that can be closed is a quarter of the costs: 136 of 544, then 130 of 521.
-    assert shed(busy_machine({0: 20, 1: 12}, cells=4), 0, request) == (Move(1, (5,)),)
-    (split,) = shed(busy_machine({0: 20, 1: 11}, cells=4), 0, request)
+    assert shed(busy_machine({0: 20, 1: 12}, cells=4), 0, request, PRODUCT) == (Move(1, (5,)),)
+    (split,) = shed(busy_machine({0: 20, 1: 11}, cells=4), 0, request, PRODUCT)
     assert isinstance(split, Split) and split.partition_id == 0
 
 
 def test_of_equally_costly_partitions_the_one_with_the_lower_id_is_cut() -> None:
-    (split,) = shed(busy_machine({3: 20, 1: 20}, cells=4), 0, ShedRequest(5, 400.0, 1.0, 9))
+    (split,) = shed(
+        busy_machine({3: 20, 1: 20}, cells=4), 0, ShedRequest(5, 400.0, 1.0, 9), PRODUCT
+    )
     assert isinstance(split, Split) and split.partition_id == 1
 
 
 def test_a_partition_of_negligible_cost_does_not_prevent_a_split() -> None:
     stats = busy_machine({0: 20, 1: 2}, cells=4)
-    (split,) = shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9))
+    (split,) = shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT)
     assert isinstance(split, Split)
     assert split.partition_id == 0
     assert (split.vertical, split.at) == (True, 2)
@@ -253,25 +259,22 @@ def test_a_partition_of_negligible_cost_does_not_prevent_a_split() -> None:
 
 def test_beside_a_single_cell_the_other_partitions_are_shed() -> None:
     stats = busy_machine({0: 20, 1: 6})
-    assert shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9)) == (Move(1, (5,)),)
-    assert shed(busy_machine({0: 20}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+    assert shed(stats, 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == (Move(1, (5,)),)
+    assert shed(busy_machine({0: 20}), 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
 
 
 def test_a_gain_below_the_minimum_moves_nothing() -> None:
-    assert shed(busy_machine({0: 20, 1: 1}), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+    assert shed(busy_machine({0: 20, 1: 1}), 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
 
 
-def test_nothing_is_shed_within_the_tolerance_or_to_itself_or_without_arrivals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_shed_within_the_tolerance_or_to_itself_or_without_arrivals() -> None:
     stats = busy_machine({0: 13, 1: 3})
-    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9)) == ()
-    with monkeypatch.context() as patch:
-        patch.setattr("roost.balance.swarm.QUIET", 0.0)
-        assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9)) == (Move(1, (5,)),)
-    assert shed(stats, 5, ShedRequest(5, 0.0, 1.0, 9)) == ()
-    assert shed(stats, 0, ShedRequest(5, 0.0, 0.0, 9)) == ()
-    assert shed(MachineStats(), 0, ShedRequest(5, 0.0, 1.0, 9)) == ()
+    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9), PRODUCT) == ()
+    loud = replace(PRODUCT, quiet=0.0)
+    assert shed(stats, 0, ShedRequest(5, 150.0, 1.0, 9), loud) == (Move(1, (5,)),)
+    assert shed(stats, 5, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
+    assert shed(stats, 0, ShedRequest(5, 0.0, 0.0, 9), PRODUCT) == ()
+    assert shed(MachineStats(), 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
 
 
 # Every partition can be cut in both directions.
@@ -398,7 +401,7 @@ def test_a_response_that_does_not_fit_the_plan_is_refused(changes: tuple[Change,
 def test_a_difference_must_last_two_rounds() -> None:
     swarm = Swarm(Stages(1, False, 1, 10.0))
     assert swarm.decide(PLAN, SKEWED, 9.0, never) == NoChange("no difference has lasted two rounds")
-    turned = [replace(report, numerator=1e7 - report.numerator) for report in SKEWED]
+    turned = [replace(report, cost=1e7 - report.cost) for report in SKEWED]
     assert isinstance(swarm.decide(PLAN, turned, 9.5, never), NoChange)
 
 
@@ -449,10 +452,12 @@ def test_a_restarted_coordinator_decides_the_same() -> None:
 
 
 def test_the_tolerance_grows_with_machines_and_falls_with_points() -> None:
-    def of(machines: int, received: float) -> float:
-        return tolerance([LoadReport(m, 1.0, received) for m in range(machines)])
+    def of(machines: int, received: float, rules: SwarmRules = SwarmRules()) -> float:  # noqa: B008
+        return tolerance([LoadReport(m, 1.0, received) for m in range(machines)], rules)
 
-    assert of(8, 1e9) == pytest.approx(0.44)
+    assert of(8, 1e9) == pytest.approx(0.2)
+    assert of(8, 1e9, PRODUCT) == pytest.approx(0.44)
+    assert of(8, 10.0, PAPER) == 0.0
     assert of(8, 10.0) > of(8, 100.0) > of(8, 10_000.0)
     assert of(1000, 100.0) > of(8, 100.0)
 

@@ -51,7 +51,7 @@ def replay(stream: Stream, stats: PartitionStats, history) -> None:
             stats.add_queries(as_ranges(value))
             stream.begin(value)
         elif step == "end":
-            stats.add_queries(as_ranges(stream.end(value)), -1)
+            stats.end_queries(as_ranges(stream.end(value)))
         elif step == "set":
             stats.set_queries(as_ranges(value))
             stream.replace(value)
@@ -109,18 +109,45 @@ def test_the_collectors_of_the_worked_example() -> None:
     assert stats.columns.span_new.tolist() == [0, 0]
 
 
-def test_ending_queries_makes_collectors_negative_and_estimates_never() -> None:
+def test_terminations_leave_q_and_do_not_change_r() -> None:
+    """A machine that is busy with points does not look idle because queries are terminated."""
     stats = PartitionStats(0, 0, 0, 3, 3)
-    ranges = as_ranges([(0, 0, 2, 2)] * 5)
-    stats.add_queries(ranges)
+    ranges = as_ranges([(0, 0, 2, 2)] * 25_000)
+    stats.add_queries(np.concatenate([ranges, ranges]))
     stats.close_round()
-    stats.add_queries(ranges, -1)
-    assert stats.rows.q_new.tolist() == [-5, 0, 0]
-    assert stats.columns.span_new.tolist() == [0, -5, -5]
+    add_points(stats, np.repeat([0, 1, 2], 1000), np.repeat([0, 1, 2], 1000))
+    stats.end_queries(ranges)
+    assert stats.rows.q_gone.tolist() == [25_000, 0, 0]
+    assert stats.columns.span_gone.tolist() == [0, 25_000, 25_000]
+    assert stats.rows.q_new.tolist() == [0, 0, 0]
     stats.close_round()
-    assert stats.rows.r.tolist() == [-5, -5, -5]
-    assert stats.total() == Trio(0, 0, 0)
-    assert stats.split(vertical=True, at=1) == (Trio(0, 0, 0), Trio(0, 0, 0))
+    assert stats.rows.r.tolist() == [1000, 2000, 3000]
+    assert stats.total() == Trio(3000, 25_000, 3000)
+    assert stats.split(vertical=True, at=1) == (Trio(1000, 25_000, 1000), Trio(2000, 25_000, 2000))
+
+
+@given(partitions, points, queries, queries, queries, queries)
+def test_hidden_queries_leave_q_and_r_only_if_they_are_new(
+    rect, drawn, old, old_hidden, new, new_hidden
+) -> None:
+    """Points always count; a split of what is left equals brute force."""
+    stream, stats = Stream(rect, 0.5), PartitionStats(0, *rect)
+    for part in (old, old_hidden):
+        stats.add_queries(as_ranges(part))
+    stream.begin(old)
+    stats.close_round()
+    stream.close()
+    for part in (new, new_hidden):
+        stats.add_queries(as_ranges(part))
+    stream.begin(new)
+    inside = stream.inside(drawn)
+    add_points(stats, *cells_of(inside))
+    stream.receive(inside)
+    stats.close_round()
+    stream.close()
+    hidden = as_ranges([*old_hidden, *new_hidden])
+    stats.hide_queries(hidden, np.arange(len(hidden)) >= len(old_hidden))
+    stream.compare(stats)
 
 
 def test_expiry_leaves_what_was_received() -> None:
@@ -195,5 +222,5 @@ def test_arrays_hold_everything(rect, history) -> None:
     assert MachineStats.from_arrays(MachineStats().to_arrays()).partitions == {}
 
 
-def test_storage_is_eight_numbers_a_row_and_column() -> None:
-    assert PartitionStats(0, 0, 0, 300, 200).nbytes == pytest.approx(8 * 8 * 500, rel=0.01)
+def test_storage_is_ten_numbers_a_row_and_column() -> None:
+    assert PartitionStats(0, 0, 0, 300, 200).nbytes == pytest.approx(10 * 8 * 500, rel=0.01)

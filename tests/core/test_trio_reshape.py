@@ -23,7 +23,7 @@ def run(stream: Stream, stats: list[PartitionStats], history, *, close_last: boo
         stream.begin(new_queries)
         stream.receive(new_points)
         for part in stats:
-            part.add_queries(as_ranges(gone), -1)
+            part.end_queries(as_ranges(gone))
             part.add_queries(as_ranges(new_queries))
             part.add_cells(stream.counts(new_points), 8)
         if close_last or number < len(history):
@@ -57,7 +57,7 @@ def check_queries(stream: Stream, part: PartitionStats, vertical: bool) -> None:
 def check_totals_agree(part: PartitionStats) -> None:
     by_row, by_column = part.rows.numbers[:3, -1], part.columns.numbers[:3, -1]
     assert by_row.tolist() == pytest.approx(by_column.tolist())
-    for line in (5, 6):
+    for line in (5, 6, 8):
         sums = (part.rows.numbers[line].sum(), part.columns.numbers[line].sum())
         assert sums[0] == pytest.approx(sums[1])
 
@@ -169,8 +169,10 @@ def test_cutting_and_joining_gives_back_the_points(where, history) -> None:
     for mine, before in ((back.rows, whole.rows), (back.columns, whole.columns)):
         assert mine.n == pytest.approx(before.n)
         assert mine.n_new == pytest.approx(before.n_new)
-        assert mine.q + np.cumsum(mine.q_new) == pytest.approx(before.q + np.cumsum(before.q_new))
-        assert mine.span + mine.span_new == pytest.approx(before.span + before.span_new)
+        net, net_before = mine.q_new - mine.q_gone, before.q_new - before.q_gone
+        assert mine.q + np.cumsum(net) == pytest.approx(before.q + np.cumsum(net_before))
+        spans, spans_before = mine.span - mine.span_gone, before.span - before.span_gone
+        assert spans + mine.span_new == pytest.approx(spans_before + before.span_new)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +200,34 @@ def test_five_parts_that_no_straight_cut_divides_are_merged_exactly(before, afte
     stream.compare(whole)
 
 
-def test_endings_that_cancel_arrivals_are_spread_evenly() -> None:
+def test_corrections_that_cancel_are_spread_evenly() -> None:
     whole = PartitionStats(0, 0, 0, 2, 4)
-    whole.add_queries(as_ranges([(0, 0, 0, 3)]))
-    whole.add_queries(as_ranges([(1, 0, 1, 3)]), -1)
+    whole.add_queries(as_ranges([(1, 0, 1, 3)]))
+    whole.close_round()
+    whole.set_queries(as_ranges([(0, 0, 0, 3)]))
     first, second = whole.cut(True, 1, 1, 2)
-    assert first.columns.q_new.tolist() == [1.0]
-    assert first.rows.q_new.tolist() == [0.25] * 4
-    assert second.rows.q_new.tolist() == [-0.25] * 4
+    assert first.columns.q_gone.tolist() == [-1.0]
+    assert first.rows.q_gone.tolist() == [-0.25] * 4
+    assert second.rows.q_gone.tolist() == [0.25] * 4
+
+
+@given(cut_partitions(), rounds, st.lists(point, max_size=8), st.lists(query, max_size=5))
+def test_correcting_a_cut_receives_no_queries(where, history, points, queries) -> None:
+    """A machine that recounts all queries after a cut receives only those that are new."""
+    rect, vertical, at = where
+    stream, whole = Stream(rect, 1.0), PartitionStats(0, *rect)
+    run(stream, [whole], history)
+    parts = whole.cut(vertical, at, 1, 2)
+    stream.receive(points)
+    stream.begin(queries)
+    stream.close()
+    for part in parts:
+        part.add_cells(stream.counts(points), 8)
+        part.add_queries(as_ranges(queries))
+        part.set_queries(as_ranges(stream.queries))
+        part.close_round(1.0)
+        assert part.total().r == stream.trio(part.bounds).r
+        for one in (True, False):
+            for line in cuts(part.bounds, one):
+                expected = [stream.trio(side).r for side in halves(part.bounds, one, line)]
+                assert [t.r for t in part.split(one, line)] == expected

@@ -83,9 +83,9 @@ class Stream:
         self.new_points: list[Cell] = []
         self.gone_early: list[Cell] = []
         self.queries: list[Rect] = []
-        self.queries_before: list[Rect] = []
+        self.new_queries: list[Rect] = []
         self.received: list[Cell] = []
-        self.last_before: list[Rect] = []
+        self.queries_received: list[Rect] = []
 
     def inside(self, points: list[Cell]) -> list[Cell]:
         return [point for point in points if holds(self.rect, point)]
@@ -110,6 +110,7 @@ class Stream:
 
     def begin(self, queries: list[Rect]) -> None:
         self.queries = self.queries + queries
+        self.new_queries += queries
 
     def end(self, count: int) -> list[Rect]:
         gone, self.queries = self.queries[:count], self.queries[count:]
@@ -125,7 +126,7 @@ class Stream:
         self.received = self.new_points + self.gone_early
         self.gone_early = []
         self.new_points = []
-        self.last_before, self.queries_before = self.queries_before, self.queries
+        self.queries_received, self.new_queries = self.new_queries, []
 
     def queries_in(self, rect: Rect) -> int:
         return sum(overlaps(rect, query) for query in self.queries)
@@ -134,8 +135,8 @@ class Stream:
         n = sum(weight for point, weight in self.points if holds(rect, point))
         q = self.queries_in(rect)
         r = sum(holds(rect, point) for point in self.received)
-        r += q - sum(overlaps(rect, query) for query in self.last_before)
-        return Trio(n, q, max(r, 0))
+        r += sum(overlaps(rect, query) for query in self.queries_received)
+        return Trio(n, q, r)
 
     def compare(self, stats: PartitionStats) -> None:
         """Compare every split, and the whole."""

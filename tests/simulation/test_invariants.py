@@ -18,6 +18,9 @@ from roost.sim import checks
 from roost.sim.checks import InvariantError
 from roost.sim.cluster import simulate
 from roost.sim.scenario import Scenario, Trace
+from roost.sim.slots import PlanSlots
+from roost.sim.statistics import ClusterStatistics
+from roost.sim.workloads import QueryTable
 from roost.window import Lineage
 from roost.workload.trio import PartitionStats
 
@@ -148,3 +151,35 @@ def test_a_response_applied_twice_is_refused_or_changes_nothing() -> None:
     assert split is not None
     with pytest.raises(ValueError, match="no partition"):
         apply_changes(apply_changes(after, [split]), [split])
+
+
+def test_quarantined_queries_are_no_part_of_statistics() -> None:
+    """Statistics without some queries equal those of a cluster that never received them."""
+    scenario = Scenario(strategy="swarm", machines=4, columns=12, rows=9, rounds=1)
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        plan = simulate(replace(scenario, seed=seed)).plan
+        low = random.integers(0, (12, 9), (60, 2))
+        ranges = np.hstack([low, np.minimum(low + random.integers(0, 5, (60, 2)), (11, 8))])
+        ranges = ranges.astype(np.int32)
+        hidden = random.random(60) < 0.4
+        found = []
+        for kept in (np.ones(60, np.bool_), ~hidden):
+            table = QueryTable(12, 9)
+            old = table.register(ranges[:40][kept[:40]])
+            statistics = ClusterStatistics(plan, table, 0.5)
+            new = table.register(ranges[40:][kept[40:]])
+            statistics.requests(new, np.empty(0, np.int64))
+            points = np.random.default_rng(seed).integers(0, 9, 12 * 9)
+            statistics.collect(plan, PlanSlots(plan).distribute(points, 0))
+            found.append(statistics)
+            assert len(old) + len(new) == kept.sum()
+        whole, expected = found
+        ids = np.flatnonzero(hidden)
+        without = whole.without(ids, ids >= 40)
+        for mine, other in zip(without, expected.machines, strict=True):
+            for number, stats in mine.partitions.items():
+                for at in range(stats.column0 + 1, stats.column1):
+                    assert stats.split(True, at) == other.partitions[number].split(True, at)
+                assert stats.total() == other.partitions[number].total()
+            assert mine.received() == other.received()

@@ -6,6 +6,10 @@ right after a better round, left after any other, never past the right end. The 
 the decision and resets the pointer to the middle. The decision is also flipped after ``beta``
 rounds, because an oscillating load would otherwise never change it.
 
+A rise within the noise of a rate is no better round. Under a steady load the rate rises in every
+other round by chance, so a pointer that follows every rise stays where it is: an unbalanced plan
+would be kept for ``beta`` rounds. The papers compare the rates alone, ``rise`` zero.
+
 Throughput is a *rate*, objects per busy second of the slowest machine: with micro-batches, a source
 that sends less would otherwise look like a worse plan.
 """
@@ -18,6 +22,7 @@ FLIP = 0
 START = 2
 RIGHTMOST = 4
 BETA = 20
+RISE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +34,11 @@ class Stages:
     repeats: int = 0
     rate: float | None = None
 
-    def after(self, rate: float, beta: int = BETA) -> Stages:
+    def after(self, rate: float, beta: int = BETA, rise: float = RISE) -> Stages:
         """Return the stages after a round; ``rebalance`` is the decision for this round.
 
-        The first rate does not move the pointer.
+        A round is better if its rate is above the last one by more than a share ``rise`` of it. The
+        first rate does not move the pointer.
 
         Examples
         --------
@@ -44,7 +50,9 @@ class Stages:
         """
         pointer = self.pointer
         if self.rate is not None:
-            pointer = min(pointer + 1, RIGHTMOST) if rate > self.rate else pointer - 1
+            pointer = (
+                min(pointer + 1, RIGHTMOST) if rate > (1.0 + rise) * self.rate else pointer - 1
+            )
         if pointer <= FLIP or self.repeats >= beta:
             return Stages(START, not self.rebalance, 1, rate)
         return Stages(pointer, self.rebalance, self.repeats + 1, rate)

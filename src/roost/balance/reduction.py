@@ -6,12 +6,11 @@ partition is split.
 
 Along an axis, the cost of the part that moves grows with the cut and the rest shrinks, so the cut
 that equalises the machines is found by binary search: once for each axis and each side that may
-move. Queries terminated in the last round may break that order (more rows may have received fewer
-objects); then the search may miss the best cut, but the cost of the cut it finds is exact.
+move.
 
-The papers choose the cut with the smallest difference between the machines. That misses better
-cuts: costs are products, so a cut that separates queries well may leave both machines cheaper, but
-not equal. Here the cut with the lowest *higher* cost wins; ties are broken by difference.
+The papers choose the cut with the smallest *difference* between the machines. That misses better
+cuts: a cut that separates queries well may leave both machines cheaper, but not equal. The other
+criterion is the lowest *higher* cost; ties are broken by difference.
 """
 
 from __future__ import annotations
@@ -19,12 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roost.workload.trio import PartitionStats, Trio
-
-
-def cost_of(trio: Trio, received_total: float) -> float:
-    """Return the cost of a partition, or of a part of one: ``N * Q * R / R(S)``."""
-    return trio.numerator / received_total
+from roost.balance.costs import Cost
+from roost.workload.trio import PartitionStats
 
 
 def best_subset(costs: Mapping[int, float], limit: float) -> list[int]:
@@ -70,22 +65,30 @@ class SplitChoice:
 
 
 def best_split(
-    stats: PartitionStats, cost_high: float, cost_low: float, received_total: float
+    stats: PartitionStats,
+    cost_high: float,
+    cost_low: float,
+    received_total: float,
+    cost: Cost,
+    *,
+    least_higher: bool = True,
 ) -> SplitChoice | None:
     """Find the best cut of a partition by at most four binary searches.
 
     ``cost_high`` and ``cost_low`` are the present costs of the machine that owns the partition and
-    of the machine that receives a part; ``received_total`` is R(S). Ties are broken by difference,
-    then columns before rows, then the lower line. Returns None if the partition is a single cell,
-    or no cut found lowers the higher cost.
+    of the machine that receives a part; ``received_total`` is R(S), by which costs are divided.
+    With ``least_higher``, the cut with the lowest higher cost is the best, and ties are broken by
+    difference; otherwise that with the smallest difference. Further ties go to columns before rows,
+    then to the lower line. Returns None if the partition is a single cell, or no cut found lowers
+    the higher cost.
     """
-    rest = cost_high - cost_of(stats.total(), received_total)
+    rest = cost_high - cost.of(stats) / received_total
+    sides = cost.sides(stats)
 
     def cut(vertical: bool, move_first: bool, line: int) -> SplitChoice:
-        first, second = stats.split(vertical, line)
+        first, second = (side / received_total for side in sides(vertical, line))
         moved, kept = (first, second) if move_first else (second, first)
-        costs = (cost_of(kept, received_total), cost_of(moved, received_total))
-        return SplitChoice(vertical, line, move_first, rest + costs[0], cost_low + costs[1])
+        return SplitChoice(vertical, line, move_first, rest + kept, cost_low + moved)
 
     def search(vertical: bool, move_first: bool) -> Iterator[SplitChoice]:
         """Yield the cuts on both sides of the point where the machines cost the same."""
@@ -102,10 +105,12 @@ def best_split(
         for line in lines[max(low - 1, 0) : low + 1]:
             yield cut(vertical, move_first, line)
 
-    sides = ((vertical, first) for vertical in (True, False) for first in (True, False))
-    choices = [c for side in sides for c in search(*side) if c.higher < cost_high]
+    searches = ((vertical, first) for vertical in (True, False) for first in (True, False))
+    choices = [c for each in searches for c in search(*each) if c.higher < cost_high]
+
+    def rank(c: SplitChoice) -> tuple[float, float]:
+        return (c.higher, c.difference) if least_higher else (c.difference, c.higher)
+
     return min(
-        choices,
-        key=lambda c: (c.higher, c.difference, not c.vertical, c.at, not c.move_first),
-        default=None,
+        choices, key=lambda c: (*rank(c), not c.vertical, c.at, not c.move_first), default=None
     )

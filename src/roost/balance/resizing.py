@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from roost.balance.changes import Change, Move, Rebalance, Split
 from roost.balance.plan import Plan
-from roost.balance.swarm import ShedRequest, shed
+from roost.balance.rules import SwarmRules
+from roost.balance.swarm import DEFAULT, ShedRequest, machine_cost, shed
 from roost.workload.trio import MachineStats
 
 
@@ -47,7 +48,10 @@ def emptied(plan: Plan, machines: int, costs: Mapping[int, float]) -> tuple[Move
 
 
 def resize_by_statistics(
-    plan: Plan, machines: int, statistics: Callable[[int], MachineStats]
+    plan: Plan,
+    machines: int,
+    statistics: Callable[[int], MachineStats],
+    rules: SwarmRules = DEFAULT,
 ) -> Rebalance:
     """Return the change of SWARM's plan: the costliest machine sheds load to each new one.
 
@@ -55,7 +59,7 @@ def resize_by_statistics(
     """
     stats = {machine: statistics(machine) for machine in range(plan.machines)}
     parts = [part for one in stats.values() for part in one.partitions.values()]
-    costs = {part.partition_id: part.total().numerator for part in parts}
+    costs = {part.partition_id: rules.cost.of(part) for part in parts}
     if machines < plan.machines:
         moves = emptied(plan, machines, costs)
         return Rebalance(moves, f"{len(moves)} partitions leave {plan.machines} machines", machines)
@@ -65,8 +69,8 @@ def resize_by_statistics(
     next_id = plan.next_id
     for new in range(plan.machines, machines) if received > 0.0 else ():
         request = ShedRequest(new, 0.0, received, next_id, keep)
-        ranked = sorted(stats, key=lambda m: (-stats[m].numerator(), m))
-        answers = ((machine, shed(stats[machine], machine, request)) for machine in ranked)
+        ranked = sorted(stats, key=lambda m: (-machine_cost(stats[m], rules), m))
+        answers = ((machine, shed(stats[machine], machine, request, rules)) for machine in ranked)
         high, found = next((answer for answer in answers if answer[1]), (0, ()))
         stats[new] = MachineStats()
         for change in found:

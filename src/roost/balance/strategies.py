@@ -5,8 +5,8 @@ all points. ``uniform``: the largest partition by area is halved across its long
 there is one per machine. ``history``: the costliest partition of a sample is split where the costs
 of the parts differ least.
 
-Two strategies adapt the plan while the stream runs: ``swarm`` starts from the uniform plan, as in
-the paper; ``global`` from a sample, if there is one.
+Two strategies adapt the plan while the stream runs, ``swarm`` and ``global``. They start from a
+sample, if there is one; the papers' SWARM starts from equal areas.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def initial_plan(
     if strategy is Strategy.HISTORY and costs is None:
         takes = "a sample of points to learn from"
         raise ConfigError("engine.strategy", strategy.value, takes)
-    if costs is None or strategy in (Strategy.UNIFORM, Strategy.SWARM):
+    if costs is None or strategy is Strategy.UNIFORM:
         partitions = _divide(grid, machines, lambda p: (-p.cells,), _halve)
     else:
         sums = np.pad(costs.cumsum(0).cumsum(1), ((1, 0), (1, 0)))

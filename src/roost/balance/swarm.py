@@ -1,23 +1,12 @@
 """SWARM: in each round one machine sheds load to another, decided from two numbers per machine.
 
-Every machine reports the numerator of its cost and R(m). The coordinator updates the five stages
+Every machine reports its cost (``costs.py``) and R(m). The coordinator updates the five stages
 (``decision.py``), ranks the machines, and requests the costliest to shed load to the cheapest; only
 that machine reads its statistics, in :func:`shed`. If it cannot shed load, the next costliest
 receives the request.
 
-Three rules, which the papers do not have, avoid changes without a gain:
-
-* *quiet*: a spread, ``(highest - lowest) / mean``, within a tolerance is ignored. The tolerance is
-  ``QUIET``, or the expected random spread of balanced machines if that is more (:func:`tolerance`).
-* *persistence*: the pair must have been that far apart, in the same direction, in the previous
-  round, too. An oscillating load reverses the pair each round and so moves nothing, while the
-  stages alone would rebalance for ``beta`` rounds. A step in the load is met at most one round
-  later, and the stages need two rounds to flip anyway.
-* *gain*: a move must lower the higher cost of the pair by ``GAIN_MIN`` of it.
-
-A known flaw of the cost: ``N * Q * R`` falls to a quarter when a partition is split into halves of
-the same machine, although the work stays the same. So a machine with many partitions looks idle and
-receives more, and a plan made by splits never settles.
+The papers' protocol is :meth:`Swarm.paper`. Changes to it are switches
+(:mod:`roost.balance.rules`), most of which avoid changes of the plan without a gain.
 
 A response is only a proposal. The coordinator checks it against the plan, so a response that is
 lost, repeated, or made for an older plan does no harm.
@@ -30,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from roost.balance.changes import (
@@ -44,24 +33,21 @@ from roost.balance.changes import (
 )
 from roost.balance.decision import Stages
 from roost.balance.merge import adjacent_merges
-from roost.balance.plan import Plan
-from roost.balance.reduction import SplitChoice, best_split, best_subset, cost_of
+from roost.balance.plan import Partition, Plan
+from roost.balance.reduction import SplitChoice, best_split, best_subset
+from roost.balance.rules import PAPER, SwarmRules
 from roost.workload.trio import MachineStats
 
-# Spread of loads that counts as balanced, relative to the mean.
-QUIET = 0.2
-GAIN_MIN = 0.02
-# Rounds between merges of adjacent partitions of one machine.
-MERGE_EVERY = 20
 NUMBER_BYTES = 8
+DEFAULT = SwarmRules()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The two numbers that a machine reports: the numerator of its cost, and R(m)."""
+    """The two numbers that a machine reports: its cost before the division by R(S), and R(m)."""
 
     machine: int
-    numerator: float
+    cost: float
     received: float
 
 
@@ -83,29 +69,37 @@ class ShedRequest:
 Send = Callable[[int, ShedRequest], tuple[Change, ...]]
 
 
-def shed(stats: MachineStats, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+def machine_cost(stats: MachineStats, rules: SwarmRules = DEFAULT) -> float:
+    """Return the cost of a machine before the division by R(S): the first number it reports."""
+    return sum(map(rules.cost.of, stats.partitions.values()))
+
+
+def shed(
+    stats: MachineStats, machine: int, request: ShedRequest, rules: SwarmRules = DEFAULT
+) -> tuple[Change, ...]:
     """Choose the load that a machine sheds; runs where its statistics are.
 
-    Whole partitions are preferred if they close at least half of the gap that can be closed.
-    Otherwise the costliest partition that can be split is split, unless whole partitions are still
-    better. The papers accept *any* subset, even a partition of negligible cost.
+    Whole partitions are preferred, under the rule of the half gap only if they close at least half
+    of the gap that can be closed. Otherwise the costliest partition that can be split is split,
+    unless whole partitions are still better.
 
-    Returns moves, or one split; nothing if the loads differ by at most ``QUIET``, or no change
-    lowers the higher cost of the pair by ``GAIN_MIN`` of it.
+    Returns moves, or one split; nothing if the loads differ by at most ``rules.quiet``, or no
+    change lowers the higher cost of the pair by ``rules.gain`` of it.
     """
     total = request.received_total
     if total <= 0.0 or machine == request.low_machine:
         return ()
-    costs = {number: cost_of(p.total(), total) for number, p in stats.partitions.items()}
+    costs = {number: rules.cost.of(p) / total for number, p in stats.partitions.items()}
     low, high = request.low_cost, sum(costs.values())
-    if high - low <= _in_costs(QUIET) * (high + low) / 2.0:
+    if high - low <= _in_costs(rules.quiet, rules) * (high + low) / 2.0:
         return ()
     for number in request.keep:
         costs.pop(number, None)
     limit = (high - low) / 2.0
     subset = best_subset(costs, limit)
     moved = sum(costs[number] for number in subset)
-    found = _first_split(stats, costs, high, request) if moved < limit / 2.0 else None
+    enough = moved >= limit / 2.0 if rules.half_gap else moved > 0.0
+    found = None if enough else _first_split(stats, costs, high, request, rules)
     if found is not None and found[1].higher < high - moved:
         number, choice = found
         owners = ((machine,), (request.low_machine,))
@@ -116,22 +110,32 @@ def shed(stats: MachineStats, machine: int, request: ShedRequest) -> tuple[Chang
     else:
         changes = tuple(Move(number, (request.low_machine,)) for number in subset)
         higher = high - moved
-    return changes if high - higher >= GAIN_MIN * high else ()
+    return changes if high - higher >= rules.gain * high else ()
 
 
 def _first_split(
-    stats: MachineStats, costs: Mapping[int, float], high: float, request: ShedRequest
+    stats: MachineStats,
+    costs: Mapping[int, float],
+    high: float,
+    request: ShedRequest,
+    rules: SwarmRules,
 ) -> tuple[int, SplitChoice] | None:
     """Return the best split of the costliest partition that a split relieves."""
     for number in sorted(costs, key=lambda number: (-costs[number], number)):
-        part = stats.partitions[number]
-        choice = best_split(part, high, request.low_cost, request.received_total)
+        choice = best_split(
+            stats.partitions[number],
+            high,
+            request.low_cost,
+            request.received_total,
+            rules.cost,
+            least_higher=rules.least_higher,
+        )
         if choice is not None:
             return number, choice
     return None
 
 
-def tolerance(reports: Sequence[LoadReport]) -> float:
+def tolerance(reports: Sequence[LoadReport], rules: SwarmRules = DEFAULT) -> float:
     """Return the spread of costs, relative to their mean, that counts as balanced.
 
     The relative standard deviation of what a machine receives is about ``1 / sqrt(r)``, and the
@@ -142,17 +146,19 @@ def tolerance(reports: Sequence[LoadReport]) -> float:
     >>> busy = [LoadReport(machine, 1.0, 10_000.0) for machine in range(4)]
     >>> idle = [LoadReport(machine, 1.0, 10.0) for machine in range(4)]
     >>> round(tolerance(busy), 2), round(tolerance(idle), 2)
-    (0.44, 3.22)
+    (0.2, 1.05)
     """
+    if not rules.quiet:
+        return 0.0
     received = sum(report.received for report in reports)
     extremes = 2.0 * math.sqrt(2.0 * math.log(len(reports)))
     chance = math.sqrt(len(reports) / received)
-    return _in_costs(max(QUIET, extremes * chance))
+    return _in_costs(max(rules.quiet, extremes * chance), rules)
 
 
-def _in_costs(spread: float) -> float:
-    """Convert a spread of loads to a spread of costs: N and R are both proportional to input."""
-    wider: float = (1.0 + spread) ** 2.0 - 1.0
+def _in_costs(spread: float, rules: SwarmRules) -> float:
+    """Convert a spread of loads to a spread of costs."""
+    wider: float = (1.0 + spread) ** rules.cost.power - 1.0
     return wider
 
 
@@ -162,10 +168,16 @@ class Swarm:
 
     stages: Stages = Stages()  # noqa: RUF009 - immutable
     rounds: int = 0
-    costs: dict[int, float] = field(default_factory=dict)  # numerators of the last round
+    costs: dict[int, float] = field(default_factory=dict)  # of the last round, as reported
+    rules: SwarmRules = DEFAULT
     # By all machines in the last round: two numbers per machine, shed requests and responses, and
     # the plan change to every machine, because every machine routes.
     bytes_sent: int = 0
+
+    @classmethod
+    def paper(cls) -> Swarm:
+        """Return the protocol as published, without any change but that R(S) is a rate."""
+        return cls(rules=PAPER)
 
     def decide(
         self, plan: Plan, reports: Sequence[LoadReport], rate: float, send: Send
@@ -179,14 +191,13 @@ class Swarm:
         known = {r.machine: r for r in reports if 0 <= r.machine < plan.machines}
         self.bytes_sent = 2 * NUMBER_BYTES * len(known)
         self.rounds += 1
-        self.stages = self.stages.after(rate)
-        before, self.costs = self.costs, {m: r.numerator for m, r in known.items()}
-        merges = () if self.rounds % MERGE_EVERY else adjacent_merges(plan)
+        self.stages = self.stages.after(rate, rise=self.rules.rise)
+        before, self.costs = self.costs, {m: r.cost for m, r in known.items()}
         decision: Decision = NoChange("the stages say to do nothing")
-        if merges:
-            decision = Rebalance(merges, "neighbours of one machine")
-        elif self.stages.rebalance:
+        if self.stages.rebalance:
             decision = self._relieve(plan, list(known.values()), before, send)
+        if self.rounds % self.rules.merge_every == 0:
+            decision = _with_merges(plan, decision)
         if isinstance(decision, Rebalance):
             self.bytes_sent += plan.machines * change_bytes(decision.changes)
         return decision
@@ -202,13 +213,13 @@ class Swarm:
             return NoChange("nothing was received")
         costs = self.costs
         low = min(costs, key=lambda m: (costs[m], m))
-        least = tolerance(reports)
+        least = tolerance(reports, self.rules)
         mean = sum(costs.values()) / len(costs)
         refused = passing = 0
         for high in sorted(costs, key=lambda m: (-costs[m], m)):
             if costs[high] - costs[low] <= least * mean:
                 break
-            if not _persistent(high, low, before, least):
+            if self.rules.persistence and not _persistent(high, low, before, least):
                 passing += 1
                 continue
             keep = tuple(p.partition_id for p in plan.of_machine(high) if len(p.machines) > 1)
@@ -228,9 +239,24 @@ class Swarm:
         return {"stages": asdict(self.stages), "rounds": self.rounds, "before": costs}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Swarm:
-        """Invert :meth:`to_json`."""
-        return cls(Stages(**data["stages"]), data["rounds"], dict(data["before"]))
+    def from_json(cls, data: dict[str, Any], rules: SwarmRules = DEFAULT) -> Swarm:
+        """Invert :meth:`to_json`; the rules are not part of the state."""
+        return cls(Stages(**data["stages"]), data["rounds"], dict(data["before"]), rules)
+
+
+def _with_merges(plan: Plan, decision: Decision) -> Decision:
+    """Add merges to a decision, of partitions that it does not name."""
+    changes = decision.changes if isinstance(decision, Rebalance) else ()
+    after = apply_changes(plan, changes) if changes else plan
+    same = set(plan.partitions)
+    merges = adjacent_merges(
+        replace(after, partitions=tuple(p for p in after.partitions if p in same))
+    )
+    if not merges:
+        return decision
+    text = "neighbours of one machine"
+    reason = f"{decision.reason}; {text}" if changes else text
+    return Rebalance((*changes, *merges), reason)
 
 
 def _persistent(high: int, low: int, before: Mapping[int, float], least: float) -> bool:
@@ -270,6 +296,8 @@ def change_bytes(changes: Sequence[Change]) -> int:
 
 
 def _count_numbers(value: Any) -> int:
+    if isinstance(value, Partition):  # a new plan has tens of thousands
+        return 5 + len(value.machines) + len(value.parents)
     if isinstance(value, tuple):
         return sum(map(_count_numbers, value))
     if is_dataclass(value):

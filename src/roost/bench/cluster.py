@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from roost.balance.planner import imbalance
+from roost.balance.rules import SwarmRules
 from roost.bench.cases import Pickups
 from roost.bench.common import Row
 from roost.bench.moving import Hotspot, MovingLoad, Step, TimedLoad
@@ -48,6 +49,7 @@ COMMITTED = ("points", "matches", "epoch", "loaded_queries", "load_s")
 # A shared host slows down for some tenths of a second at times. Each time is the minimum over
 # passes over all machines; two passes of one machine are further apart than that.
 PASSES = 3
+READERS_COUNTED = 2
 SECONDS_PER_BATCH, SECONDS_PER_POINT = 1e-3, 1e-7
 SECONDS_PER_CHECK, SECONDS_PER_BYTE_LOADED = 2e-9, 1e-9
 POINTS = PointSchema("lon", "lat", "event_time", "id", pa.int64(), TIMESTAMP, pa.schema([]))
@@ -64,6 +66,23 @@ def counted_work(report: Report) -> Report:
     return replace(report, counts={**counts, "load_s": load_s}, seconds=seconds)
 
 
+def points_and_checks(report: Report) -> Report:
+    """Replace a machine's times by those of its counted work alone, without a batch's own cost.
+
+    A small batch then stands for a share of a large one: its points and checks take as long.
+    """
+    counted = counted_work(report)
+    own = SECONDS_PER_BATCH if report.stage == MatchingStage.name else 0.0
+    return replace(counted, seconds=counted.seconds - own)
+
+
+class Variant(NamedTuple):
+    """A strategy, and the rules of ``swarm``."""
+
+    strategy: Strategy
+    rules: SwarmRules = SwarmRules()
+
+
 @dataclass(frozen=True)
 class TableInputs:
     """Points in memory, in one part per machine."""
@@ -75,7 +94,7 @@ class TableInputs:
         self, machines: int | None, number: int, executor: Executor
     ) -> tuple[TableInputs, Mapping[str, Sequence[int]]]:
         """Divide the rows evenly among all machines."""
-        count = executor.slots
+        count = executor.readers if isinstance(executor, EmulatedExecutor) else executor.slots
         borders = [self.table.num_rows * k // count for k in range(count + 1)]
         stage = ReadingStage.name
         parts = {
@@ -95,6 +114,8 @@ class EmulatedExecutor(InProcessExecutor):
     def __init__(self, machines: int, work: Callable[[Report], Report] | None = None) -> None:
         super().__init__(machines, work or (lambda report: report))
         self._passes = PASSES if work is None else 1
+        # Counted times do not depend on how many tasks read.
+        self.readers = machines if work is None else min(machines, READERS_COUNTED)
         self.seconds = 0.0
         self.parts: dict[tuple[str, int], PartTime] = {}
 
@@ -212,6 +233,7 @@ class EmulatedCluster:
         load: TimedLoad,
         settings: Mapping[str, Any] | None = None,
         work: Callable[[Report], Report] | None = None,
+        rules: SwarmRules = SwarmRules(),  # noqa: B008 - immutable
     ) -> None:
         shutil.copytree(base, folder / "state", copy_function=_link_segments)
         self.store = Store(folder / "state")
@@ -233,7 +255,7 @@ class EmulatedCluster:
             self._log,
             self._executor,
             StreamShape(POINTS, load.space, load),
-            hooks=Hooks(on_step=self._times.on_step, seed=0),
+            hooks=Hooks(on_step=self._times.on_step, seed=0, swarm=rules),
         )
         self._round = 0
 
@@ -265,31 +287,38 @@ class EmulatedCluster:
         )
 
 
-def run_strategies(load: MovingLoad, machines: int) -> dict[Strategy, list[BatchMetrics]]:
-    """Run a load with every strategy; all must find the same matches."""
-    found: dict[Strategy, list[BatchMetrics]] = {}
+STRATEGIES = {strategy.value: Variant(strategy) for strategy in Strategy}
+
+
+def run_strategies(
+    load: MovingLoad,
+    machines: int,
+    variants: Mapping[str, Variant] = STRATEGIES,
+    work: Callable[[Report], Report] | None = None,
+) -> dict[str, list[BatchMetrics]]:
+    """Run a load with every variant, by name; all must find the same matches."""
+    found: dict[str, list[BatchMetrics]] = {}
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
         admit(base, load.space, load.standing())
-        for strategy in Strategy:
-            folder = Path(name) / strategy.value
-            with closing(EmulatedCluster(folder, base, strategy, machines, load)) as cluster:
-                found[strategy] = [cluster.run(load.step(k)) for k in range(load.rounds)]
+        for label, (strategy, rules) in variants.items():
+            folder = Path(name) / label
+            with closing(
+                EmulatedCluster(folder, base, strategy, machines, load, work=work, rules=rules)
+            ) as cluster:
+                found[label] = [cluster.run(load.step(k)) for k in range(load.rounds)]
             shutil.rmtree(folder)
-            first = found[Strategy.REPLICATED]
-            same = [m.matches for m in found[strategy]] == [m.matches for m in first]
-            assert same, f"{strategy.value} finds other matches than replicated"
+            first = next(iter(found.values()))
+            same = [m.matches for m in found[label]] == [m.matches for m in first]
+            assert same, f"{label} finds other matches than {next(iter(found))}"
     return found
 
 
 def lines(
-    found: Mapping[Strategy, Sequence[BatchMetrics]], metric: Callable[[BatchMetrics], float]
+    found: Mapping[str, Sequence[BatchMetrics]], metric: Callable[[BatchMetrics], float]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return a metric by round, for each strategy."""
-    return {
-        strategy.value: [(m.round, metric(m)) for m in batches]
-        for strategy, batches in found.items()
-    }
+    return {name: [(m.round, metric(m)) for m in batches] for name, batches in found.items()}
 
 
 def warm_up(pickups: Pickups, machines: int) -> None:

@@ -136,9 +136,11 @@ class MovingLoad(TimedLoad):
         rounds: int,
         points: int,
         hotspots: tuple[Hotspot, ...] = (),
+        seed: int = SEED,
     ) -> None:
         super().__init__(pickups, rounds, points, SLOT_S)
         self.queries = queries
+        self._seed = seed
         self._hotspots = hotspots
         times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
         slots = (times // SLOT_S) % SLOTS
@@ -147,7 +149,7 @@ class MovingLoad(TimedLoad):
         self._slots = [
             np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)
         ]
-        self.boxes = boxes_of(pickups, queries, np.random.default_rng(SEED))
+        self.boxes = boxes_of(pickups, queries, np.random.default_rng(self._seed))
 
     def standing(self) -> pa.Table:
         """Return requests for the standing queries."""
@@ -156,14 +158,15 @@ class MovingLoad(TimedLoad):
     def history(self) -> NDArray[np.int64]:
         """Return pickups of all hours."""
         count = len(self.pickups.lon)
-        random = np.random.default_rng(SEED)
+        random = np.random.default_rng(self._seed)
         return random.choice(count, min(HISTORY_POINTS, count), replace=False)
 
     def step(self, number: int) -> Step:
         """Make one round."""
-        random = np.random.default_rng([SEED, number])
+        random = np.random.default_rng([self._seed, number])
         now, before = number / self.rounds, (number - 1) / self.rounds
-        slot = self._slots[(FIRST_SLOT + number) % SLOTS]
+        # More rounds than slots still are one day.
+        slot = self._slots[(FIRST_SLOT + number * min(SLOTS, self.rounds) // self.rounds) % SLOTS]
         at = slot[random.integers(0, slot.size, self.points)]
         x, y = self.pickups.lon[at], self.pickups.lat[at]
         free = random.permutation(self.points)
@@ -193,7 +196,7 @@ class MovingLoad(TimedLoad):
 
     def _hot_requests(self, index: int, hotspot: Hotspot, count: int, begins: bool) -> pa.Table:
         first = self.queries + index * count
-        x, y = self._inside(hotspot, count, np.random.default_rng([SEED, 1_000 + index]))
+        x, y = self._inside(hotspot, count, np.random.default_rng([self._seed, 1_000 + index]))
         half_x = self.space.bounds.width * SIDE_SHARE / 2
         half_y = self.space.bounds.height * SIDE_SHARE / 2
         columns: dict[str, Any] = {

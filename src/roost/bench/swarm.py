@@ -1,88 +1,70 @@
-"""``roost bench swarm``: all strategies on a moving load, with increasing numbers of queries.
+"""``roost bench swarm``: strategies and variants of SWARM while a hotspot comes, moves and goes.
 
-The load is a city's day with two consecutive hotspots and, for comparison, the day alone. A cluster
-of 22 machines is emulated (:mod:`roost.bench.cluster`); two machines run on Spark, on two cores.
+The load is a city's day of 240 rounds, with that hotspot and, for comparison, without. A cluster of
+22 machines is emulated (:mod:`roost.bench.variants`); two machines run on Spark, on two cores.
 """
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from statistics import geometric_mean, mean
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cases import data_dir, load_pickups
-from roost.bench.cluster import BatchMetrics, compared, lines, run_strategies, warm_up
+from roost.bench.cluster import lines, warm_up
 from roost.bench.common import CORES, Measured, Plot, Row
 from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, Hotspot, MovingLoad
 from roost.bench.streams import pipeline_config
+from roost.bench.variants import (
+    COMPARED,
+    MACHINES,
+    POINTS,
+    ROUNDS,
+    all_variants,
+    rows_of,
+    run_case,
+    summary_of,
+)
 from roost.engine.pipeline import Pipeline
 from roost.model.choices import Strategy
 
-MACHINES = 22
-DEFAULT = Strategy.GLOBAL
+# The hotspot comes, moves to the opposite corner, and goes.
 HOTSPOTS = (
-    Hotspot(0.1, 0.5, 0.4, LOWER_LEFT, normal=True),
-    Hotspot(0.5, 0.9, 0.4, UPPER_RIGHT),
+    Hotspot(0.2, 0.45, 0.4, LOWER_LEFT, normal=True),
+    Hotspot(0.45, 0.7, 0.4, UPPER_RIGHT),
 )
-# Queries, rounds and points a round; the last size is the largest that fits into memory.
-FULL = ((100_000, 15, 500_000), (1_000_000, 15, 300_000), (4_000_000, 10, 80_000))
-DAY_ONLY_MAX = 1_000_000  # loading more queries takes most of the benchmark's time
-QUICK = ((20_000, 12, 80_000), (100_000, 12, 80_000))
-RATIOS = ("units_ratio_vs_history", "latency_ratio_vs_history")
+QUERIES, QUERIES_QUICK = (100_000, 1_000_000), (20_000,)
+SEEDS, SEEDS_QUICK = 10, 1
+# On Spark: queries, rounds and points a round.
+ON_SPARK, ON_SPARK_QUICK = (100_000, 15, 500_000), (20_000, 12, 80_000)
 
 
 def run(quick: bool) -> Measured:
-    """Measure all strategies."""
-    sizes = QUICK if quick else FULL
+    """Measure all strategies and variants."""
     pickups = load_pickups(data_dir())
     warm_up(pickups, MACHINES)
-    rows: list[Row] = []
-    panels: dict[str, Any] = {}
-    for queries, rounds, points in sizes:
-        for name, hotspots in {"moving": HOTSPOTS, "day only": ()}.items():
-            if name == "day only" and queries > DAY_ONLY_MAX:
-                continue
-            load = MovingLoad(pickups, queries, rounds, points, hotspots)
-            found = run_strategies(load, MACHINES)
-            rows += _rows(name, queries, found)
-            title = f"{queries:,} queries, {name}: batch, ms"
-            panels[title] = lines(found, lambda m: 1e3 * m.batch_s)
-    queries, rounds, points = sizes[0]
-    rows += _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
-    summary = {
-        "strategy": DEFAULT.value,
-        **{key: _mean(rows, "moving", key) for key in RATIOS},
-        **{f"{key}_day_only": _mean(rows, "day only", key) for key in RATIOS},
+    chosen = all_variants()
+    cases = [
+        run_case(pickups, name, hotspots, queries, seed, chosen)
+        for queries in (QUERIES_QUICK if quick else QUERIES)
+        for name, hotspots in {"moving": HOTSPOTS, "day only": ()}.items()
+        for seed in range(SEEDS_QUICK if quick else SEEDS)
+        if hotspots or not quick
+    ]
+    panels = {
+        f"{case.queries:,} queries, {case.scenario}: units of work per second": lines(
+            {name: case.found[name] for name in COMPARED}, lambda m: m.units_per_s
+        )
+        for case in cases
+        if case.seed == 0
     }
-    plot = Plot(f"{MACHINES} machines: time of a batch", panels, columns=2, log=True)
-    setup = {"machines": MACHINES, "sizes": sizes, "data": pickups.source}
-    return Measured(rows, summary, {"": plot}, more={"setup": setup})
-
-
-def _mean(rows: list[Row], load: str, key: str) -> float:
-    """Return the geometric mean of the default's ratios over the numbers of queries."""
-    return geometric_mean(
-        row[key] for row in rows if row["load"] == load and row["strategy"] == DEFAULT.value
-    )
-
-
-def _rows(load: str, queries: int, found: dict[Strategy, list[BatchMetrics]]) -> list[Row]:
-    rows = []
-    # The first round maps the index and is not counted for any strategy.
-    history = found[Strategy.HISTORY][1:]
-    for strategy, batches in found.items():
-        metrics = compared(batches[1:], history)
-        rate = mean(m.units_per_s for m in batches[1:])
-        metrics["units_ratio_vs_history"] = rate / mean(m.units_per_s for m in history)
-        latency_ms = metrics["latency_ms"]
-        print(f"{load}, {queries:,} queries, {strategy.value}: {latency_ms:.1f} ms per batch")
-        case = {"load": load, "machines": MACHINES, "queries": queries, "strategy": strategy.value}
-        rows.append({**case, **metrics, "units_per_s_mean_of_rounds": rate})
-    return rows
+    queries, rounds, points = ON_SPARK_QUICK if quick else ON_SPARK
+    rows = rows_of(cases) + _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
+    plot = Plot(f"{MACHINES} machines", panels, columns=2)
+    setup = {"machines": MACHINES, "rounds": ROUNDS, "points": POINTS, "data": pickups.source}
+    return Measured(rows, summary_of(cases), {"": plot}, more={"setup": setup})
 
 
 def _on_spark(load: MovingLoad) -> list[Row]:

@@ -6,7 +6,7 @@ compared with AQWA, over partitions, grid sides and machines (the dissertation's
 6.4). *busy*: the kernel matches each machine's points, by hours of the day, and the ranks of the
 measured times are compared with those that each model predicts, by Kendall's tau.
 
-TrioStat stores eight numbers for each row and column of every partition: fewest if partitions are
+TrioStat stores ten numbers for each row and column of every partition: fewest if partitions are
 squares, most if they are strips one cell wide. It stores them as float64, AQWA most of its own as
 int32, so a ratio of bytes favours TrioStat less than one of numbers. Sizes are those of objects up
 to a thousand partitions and a side of 1600 cells, and computed beyond.

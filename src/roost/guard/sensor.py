@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance.changes import Decision, Merge, Move, Rebalance, Split
+from roost.balance.changes import Decision, Rebalance, apply_changes
+from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Plan
 from roost.guard.loops import sense
 
@@ -35,6 +36,7 @@ class LiveQueries:
     codes: NDArray[np.int32]  # user of each query, as an index into ``names``
     rounds: NDArray[np.int64]  # of registration; negative before the first round
     bounds: NDArray[Any]  # x0, y0, x1, y1 of each, inclusive: coordinates or cells
+    positions: NDArray[np.int64] | None = None  # of registration in the log, if known
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +85,49 @@ def sense_hotspot(queries: LiveQueries, rects: NDArray[Any], number: int) -> Hot
     return HotspotSummary(queries.names.take(pa.array(rows)), by_age[rows], places[rows], chance)
 
 
-def relieved_machine(
+def relieved_machines(
     plan: Plan, decision: Decision, busy_s: NDArray[np.float64], *, hiding: bool
-) -> int | None:
-    """Return the machine with the hotspot of a round, by the busy time of each; None without one.
+) -> tuple[int, ...]:
+    """Return the machines with the hotspots of a round, by the busy time of each.
 
-    With ``hiding``, quarantine hid queries from the balancer; their hotspots are reported, too.
+    These are the machines that the decision relieves: they give cells away, or share them with
+    more machines. A new plan also takes cells from machines without a hotspot; so of several, only
+    those count that are at least half as far above the mean as the busiest of them.
+
+    With ``hiding``, quarantine hid queries from the balancer. Then the busiest machine counts, too,
+    if it is far above the mean, because the decision may not know of its hotspot.
+
+    Examples
+    --------
+    >>> from roost.balance.changes import Move
+    >>> from roost.balance.plan import Partition
+    >>> thirds = tuple(Partition(k, k, 0, k + 1, 1, (k,)) for k in range(3))
+    >>> moves = Rebalance((Move(0, (1,)), Move(2, (1,))), "two hotspots")
+    >>> plan, busy_s = Plan(0, 3, 1, 3, thirds, 3), np.array([5.0, 1.0, 4.0])
+    >>> relieved_machines(plan, moves, busy_s, hiding=False)
+    (0, 2)
     """
+    found: set[int] = set()
+    # Where the number of machines changes, a new plan says nothing about hotspots.
+    if isinstance(decision, Rebalance) and decision.changes and not decision.machines:
+        found = _givers(plan, apply_changes(plan, decision.changes))
+        if len(found) > 1:
+            most = max(float(busy_s[m]) for m in found)
+            least = min((float(busy_s.mean()) + most) / 2.0, most)
+            found = {m for m in found if busy_s[m] >= least}
     busiest = int(busy_s.argmax())
-    if isinstance(decision, Rebalance) and (decision.machines or not decision.changes):
-        return None  # the number of machines changed
-    if not isinstance(decision, Rebalance):
-        hot = float(busy_s[busiest]) > HOT * float(busy_s.mean())
-        return busiest if hiding and hot else None
-    first = decision.changes[0]
-    if isinstance(first, Merge):
-        return None
-    if isinstance(first, Move | Split) and len(decision.changes) == 1:
-        owners = {p.partition_id: p.machines for p in plan.partitions}
-        return owners[first.partition_id][0]
-    return busiest
+    if hiding and float(busy_s[busiest]) > HOT * float(busy_s.mean()):
+        found.add(busiest)
+    return tuple(sorted(found))
+
+
+def _givers(before: Plan, after: Plan) -> set[int]:
+    """Return the machines that own fewer cells of some partition than before, or share more."""
+    ranges = (before.rects() - np.array([0, 0, 1, 1])).astype(np.int32)
+    old, new = GlobalIndex(after).overlaps_many(ranges)
+    found: set[int] = set()
+    for was, now in set(zip(old.tolist(), new.tolist(), strict=True)):
+        mine, others = before.partitions[was].machines, after.partitions[now].machines
+        shared = len(others) > len(mine)
+        found |= {m for m in mine if shared or m not in others}
+    return found

@@ -48,7 +48,7 @@ class Rules:
     window: bool = True  # whether queries may request results over a window
     window_attributes: pa.Schema | None = None  # that the window stores
     point_id_type: pa.DataType = field(default_factory=pa.string)
-    store_positions: bool = False  # of all registrations in the log, for the guard
+    store_positions: bool = False  # of all registrations in the log, for guard and TrioStat
 
 
 @dataclass(frozen=True, slots=True)

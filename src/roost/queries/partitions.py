@@ -44,6 +44,7 @@ class _Shapes(NamedTuple):
     owners: NDArray[np.int64]
     ranges: NDArray[np.int32]
     live_until: NDArray[np.int64] | None
+    created: NDArray[np.int64] | None  # log positions; None if they are not stored
 
 
 @lru_cache(maxsize=SEGMENTS_CACHED)
@@ -51,7 +52,8 @@ def _whole(files: Files, file: str, space: Space) -> tuple[_Shapes, NDArray[np.f
     """Return the shapes of a segment, and their boxes."""
     segment = unpack(files.map(file))
     owners, bounds = segment.bounds(space)
-    return _Shapes(owners, query_ranges(space.grid, bounds), segment.live_until), bounds
+    ranges, created = query_ranges(space.grid, bounds), segment.created_position
+    return _Shapes(owners, ranges, segment.live_until, created), bounds
 
 
 @lru_cache(maxsize=PARTS_CACHED)
@@ -62,8 +64,10 @@ def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shape
     across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
     rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
     owners = whole.owners[rows]
-    until = None if whole.live_until is None else whole.live_until[owners]
-    return _Shapes(owners, whole.ranges[rows], until)
+    until, created = (
+        None if column is None else column[owners] for column in (whole.live_until, whole.created)
+    )
+    return _Shapes(owners, whole.ranges[rows], until, created)
 
 
 def slots_in(
@@ -74,22 +78,44 @@ def slots_in(
     return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
 
 
+class LiveRanges(NamedTuple):
+    """The cells of live queries, and which of them were registered since a log position."""
+
+    ranges: NDArray[np.int32]
+    received: NDArray[np.bool_]
+
+
 def live_ranges(
-    files: Files, refs: tuple[SegmentRef, ...], partition: Partition, space: Space, now: int
-) -> NDArray[np.int32]:
-    """Return the cells of the queries in a partition that are live at an event time."""
+    files: Files,
+    refs: tuple[SegmentRef, ...],
+    partition: Partition,
+    space: Space,
+    now: int,
+    since: int | None = None,
+) -> LiveRanges:
+    """Return the cells of the queries in a partition that are live at an event time.
+
+    Those registered from position ``since`` on are marked as received; None marks none. A query
+    without a stored position is old.
+    """
     area = replace(partition, machines=(), parents=())
-    found = [np.empty((0, 4), np.int32)]
+    found, received = [np.empty((0, 4), np.int32)], [np.empty(0, np.bool_)]
     for ref in refs:
         part = _part(files, ref.file, area, space)
-        if part.live_until is None and ref.ended is None:
-            found.append(part.ranges)
-            continue
-        until = np.full(part.owners.size, TIME_MAX) if part.live_until is None else part.live_until
-        slots, ends = load_ended(files, ref)
-        live = (until > now) & ~np.isin(part.owners, slots[ends <= now])
-        found.append(part.ranges[live])
-    return np.concatenate(found)
+        new = np.zeros(part.owners.size, np.bool_)
+        if since is not None and part.created is not None:
+            new = part.created >= since
+        ranges = part.ranges
+        if part.live_until is not None or ref.ended is not None:
+            until = part.live_until
+            if until is None:
+                until = np.full(part.owners.size, TIME_MAX)
+            slots, ends = load_ended(files, ref)
+            live = (until > now) & ~np.isin(part.owners, slots[ends <= now])
+            ranges, new = ranges[live], new[live]
+        found.append(ranges)
+        received.append(new)
+    return LiveRanges(np.concatenate(found), np.concatenate(received))
 
 
 class QueryCounts:
@@ -119,7 +145,7 @@ class QueryCounts:
 
     def _uncounted(self, segment: Segment) -> tuple[_Shapes, NDArray[np.bool_]]:
         owners, bounds = segment.bounds(self._space)
-        shapes = _Shapes(owners, query_ranges(self._space.grid, bounds), None)
+        shapes = _Shapes(owners, query_ranges(self._space.grid, bounds), None, None)
         return shapes, np.zeros(segment.size, np.bool_)
 
     def _count(self, shapes: _Shapes, before: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:

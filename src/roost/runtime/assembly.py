@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from roost.balance import initial_plan
 from roost.balance.planner import GlobalPlanner
+from roost.balance.rules import SwarmRules
 from roost.balance.strategies import sampled_costs
 from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
@@ -45,8 +46,8 @@ from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
-from roost.runtime.records import last_epoch, last_intent, last_round, plan_of, reached
-from roost.runtime.rounds import NO_CELLS, Policy, Proposer, Rounds
+from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
+from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -92,6 +93,7 @@ class Hooks:
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
     # Proposes how many machines layouts should have: the first policy of every round.
     resize: Proposer[Any] | None = None
+    swarm: SwarmRules = SwarmRules()  # noqa: RUF009  (frozen)
     # Runs a sample of a dataflow, divided into stages.
     sample: Callable[[Division], Sample | None] = lambda division: None
 
@@ -254,7 +256,9 @@ class _Assembly:
             self.window is not None,
             None if self.window is None else self.window.schema,
             points.id_type,
-            config.guard.enabled or self.guard is not None,
+            config.guard.enabled
+            or self.guard is not None
+            or config.engine.strategy is Strategy.SWARM,
         )
         queries = QuerySet(store, self.log, rules, guard=self.guard)
         pending = last_intent(store)
@@ -274,7 +278,7 @@ class _Assembly:
         return queries
 
     def _reached(self) -> int:
-        now = reached(self.store)
+        now = median_reached(self.store)
         return TIME_MIN if now is None else now
 
     def loop(self, default: Strategy) -> BatchLoop:
@@ -370,7 +374,9 @@ class _Assembly:
             accepted = "another strategy for a stream without a sample of points"
             raise ConfigError("engine.strategy", strategy.value, accepted)
         history = None
-        if strategy in (Strategy.HISTORY, Strategy.GLOBAL) and sample is not None:
+        sampled = strategy in (Strategy.HISTORY, Strategy.GLOBAL)
+        sampled |= strategy is Strategy.SWARM and self.hooks.swarm.sampled_plan
+        if sampled and sample is not None:
             history = self._history(sample)
         first = initial_plan(strategy, self.space.grid, machines, history)
         epoch = 0 if last is None else last + 1
@@ -386,7 +392,7 @@ class _Assembly:
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
         if strategy is Strategy.SWARM:
             folder, files = segment_files(self.store), self.store.files("trio")
-            return TrioStage(self.space, folder, files, self.window)
+            return TrioStage(self.space, folder, files, self.window, self.hooks.swarm)
         return CellStage(self.queries, self.space) if strategy is Strategy.GLOBAL else None
 
     def _window_results(self) -> list[Stage]:
@@ -445,6 +451,6 @@ class _Assembly:
             int(config.balance.round * self.unit),
             self._reached(),
             number,
-            (lambda now: NO_CELLS) if guard is None else guard.hidden,
+            (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
         )

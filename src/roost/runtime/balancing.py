@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,8 +19,8 @@ from roost.balance import Partition, Plan
 from roost.balance.changes import Change, Decision, NoChange, Rebalance
 from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.resizing import replicated, resize_by_statistics
-from roost.balance.swarm import LoadReport, ShedRequest, Swarm, shed
-from roost.runtime.rounds import BALANCE, NO_CELLS, BatchNotes, Policy, Proposal, RoundSnapshot
+from roost.balance.swarm import LoadReport, Send, ShedRequest, Swarm, machine_cost, shed
+from roost.runtime.rounds import BALANCE, BatchNotes, HiddenQueries, Policy, Proposal, RoundSnapshot
 from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
 
@@ -64,24 +63,31 @@ class SwarmPolicy:
 
     def __init__(self, stage: TrioStage, saved: Mapping[str, Any]) -> None:
         self._stage = stage
-        self._swarm = Swarm.from_json(saved["swarm"]) if "swarm" in saved else Swarm()
+        self._rules = stage.rules
+        self._swarm = Swarm(rules=self._rules)
+        if "swarm" in saved:
+            self._swarm = Swarm.from_json(saved["swarm"], self._rules)
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Decide on the last report of each machine."""
         values: Mapping[int, TrioValue] = snapshot.batches[-1].observed
-        hidden = snapshot.hidden
-        reports = [LoadReport(m, values[m].numerator, values[m].received) for m in sorted(values)]
-        if len(hidden):
-            costs = {r.machine: self._statistics(r.machine, hidden).numerator() for r in reports}
-            reports = [replace(r, numerator=costs[r.machine]) for r in reports]
+        reports = [LoadReport(m, values[m].cost, values[m].received) for m in sorted(values)]
+        send: Send = self._shed
+        if len(snapshot.hidden):
+            # Neither the reports nor the machine that sheds load may know of the hidden queries.
+            send = partial(self._shed, hidden=snapshot.hidden)
+            reports = [self._report(r.machine, snapshot.hidden) for r in reports]
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
-        plan, send = snapshot.routing.plan, partial(self._shed, hidden)
+        plan = snapshot.routing.plan
         decision = self._swarm.decide(plan, reports, rate, send)
         if snapshot.is_resized:
             decision = resize_by_statistics(
-                plan, snapshot.wanted, lambda machine: self._statistics(machine, hidden)
+                plan,
+                snapshot.wanted,
+                lambda machine: self._statistics(machine, snapshot.hidden),
+                self._rules,
             )
         sent, memory = self._swarm.bytes_sent, self._swarm.to_json()
         return Proposal(decision, {"rate": rate, "bytes_sent": sent, "swarm": memory})
@@ -90,22 +96,30 @@ class SwarmPolicy:
         """Return the most expensive partition of a machine, by its statistics."""
         if machine not in self._stage.names:
             return None
-        stats = self._statistics(machine, NO_CELLS)
-        costs = {n: s.total().numerator for n, s in stats.partitions.items()}
+        stats = self._statistics(machine)
+        costs = {n: self._rules.cost.of(s) for n, s in stats.partitions.items()}
         mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
         return max(mine, key=lambda p: costs[p.partition_id], default=None)
 
+    def _report(self, machine: int, hidden: HiddenQueries) -> LoadReport:
+        stats = self._statistics(machine, hidden)
+        return LoadReport(machine, machine_cost(stats, self._rules), stats.received())
+
     def _shed(
-        self, hidden: NDArray[np.int32], machine: int, request: ShedRequest
+        self, machine: int, request: ShedRequest, hidden: HiddenQueries | None = None
     ) -> tuple[Change, ...]:
         """Return the load that a machine can give away, from its own statistics."""
-        return shed(self._statistics(machine, hidden), machine, request)
+        return shed(self._statistics(machine, hidden), machine, request, self._rules)
 
-    def _statistics(self, machine: int, hidden: NDArray[np.int32]) -> MachineStats:
+    def _statistics(self, machine: int, hidden: HiddenQueries | None = None) -> MachineStats:
         """Read a machine's statistics as of the end of the round, without some queries."""
         stats = load_statistics(self._stage.files, self._stage.names[machine])
-        stats.add_queries(hidden, -1)
         stats.close_round(self._stage.fade)
+        if hidden is not None:
+            received = np.zeros(len(hidden), np.bool_)
+            if self._stage.began is not None:
+                received = hidden.positions >= self._stage.began
+            stats.hide_queries(hidden.cells, received)
         return stats
 
 
@@ -169,7 +183,7 @@ class GlobalPolicy:
         self, snapshot: RoundSnapshot, histogram: EulerHistogram, rates: CostRates
     ) -> Decision:
         """Plan for all queries, if those that are not hidden justify a change."""
-        plan, hidden, rounds = snapshot.routing.plan, snapshot.hidden, list(self._rounds)
+        plan, hidden, rounds = snapshot.routing.plan, snapshot.hidden.cells, list(self._rounds)
         if snapshot.is_resized:
             return self._planner.resize(plan, snapshot.wanted, rounds, histogram, rates)
         if len(hidden):

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from roost.balance import Partition, Plan
 from roost.balance.changes import NoChange
 from roost.guard import Guard, LiveQueries
-from roost.guard.sensor import relieved_machine
+from roost.guard.sensor import relieved_machines
 from roost.kernel import Segment
 from roost.model.space import Space
 from roost.queries.guard_state import GuardState, decision_row
 from roost.queries.live import QuerySet
-from roost.runtime.rounds import BALANCE, GUARD, NO_CELLS, Proposal, RoundSnapshot
+from roost.runtime.rounds import BALANCE, GUARD, HiddenQueries, Proposal, RoundSnapshot
 from roost.workload.cells import query_ranges
 
 
@@ -70,7 +70,7 @@ class LiveView:
     def at(self, now: int) -> LiveQueries:
         """Return the queries that are active at an event time."""
         names: list[pa.Array] = [pa.array([], pa.string())]
-        codes, rounds = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        codes, created = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         bounds = [np.empty((0, 4), np.int32)]
         known = 0
         before, self._columns = self._columns, {}
@@ -81,17 +81,19 @@ class LiveView:
             alive = found.live_at(now)[columns.slots]
             names.append(columns.names)
             codes.append(columns.codes[alive] + np.int32(known))
-            rounds.append(self._guard.rounds_of(columns.created[alive]))
+            created.append(columns.created[alive])
             bounds.append(columns.ranges[alive])
             known += len(columns.names)
         # A user who has queries in several segments gets one code.
         users = pa.concat_arrays(names).dictionary_encode()
         places = np.asarray(users.indices, np.int32)
+        positions = np.concatenate(created)
         return LiveQueries(
             users.dictionary,
             places[np.concatenate(codes)],
-            np.concatenate(rounds),
+            self._guard.rounds_of(positions),
             np.concatenate(bounds),
+            positions,
         )
 
 
@@ -117,14 +119,15 @@ class GuardPolicy:
         self._guard = self.state.guard
         self._view = LiveView(self.queries, self.space, self._guard)
 
-    def hidden(self, now: int) -> NDArray[np.int32]:
-        """Return the cells of queries that are no reason to rebalance, ends included."""
+    def hidden(self, now: int) -> HiddenQueries:
+        """Return the queries that are no reason to rebalance."""
         if not (self.quarantine and self._guard.quarantine):
-            return NO_CELLS
+            return HiddenQueries()
         found = self._view.at(now)
+        assert found.positions is not None
         users = pa.DictionaryArray.from_arrays(pa.array(found.codes), found.names)
-        hidden: NDArray[np.int32] = found.bounds[self._guard.quarantined_mask(users, found.rounds)]
-        return hidden
+        mask = self._guard.quarantined_mask(users, found.rounds)
+        return HiddenQueries(found.bounds[mask], found.positions[mask])
 
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Observe the accepted rebalancing; block users if the round of detection is over."""
@@ -132,11 +135,12 @@ class GuardPolicy:
         self.state.now = now
         hiding = len(snapshot.hidden) > 0
         decision = snapshot.accepted[BALANCE]
-        machine = relieved_machine(plan, decision, snapshot.busy_s, hiding=hiding)
-        hot = None if machine is None else self.hottest(plan, machine)
-        if hot is not None:
-            rect = np.array([[hot.column0, hot.row0, hot.column1, hot.row1]], np.int32)
-            guard.on_rebalance(rect, self._view.at(now))
+        machines = relieved_machines(plan, decision, snapshot.busy_s, hiding=hiding)
+        hot = {p for p in (self.hottest(plan, machine) for machine in machines) if p is not None}
+        live = self._view.at(now) if hot else None
+        for p in sorted(hot, key=lambda p: p.partition_id):
+            assert live is not None
+            guard.on_rebalance(np.array([p.bounds], np.int32), live)
         opening = guard.opened is None
         if guard.opened is None:
             guard.opened = now
@@ -149,7 +153,8 @@ class GuardPolicy:
             facts = self.state.facts(decision_row(decision) for decision in decisions)
             reason = f"detection round {last} closed with {len(decisions)} decisions"
             return Proposal(NoChange(reason), facts=tuple(facts))
-        if opening or hot is not None:
-            where = "no hotspot" if hot is None else f"hotspot in partition {hot.partition_id}"
+        if opening or hot:
+            names = ", ".join(str(number) for number in sorted(p.partition_id for p in hot))
+            where = f"hotspot in partition {names}" if hot else "no hotspot"
             return Proposal(NoChange(where), facts=tuple(self.state.facts()))
         return Proposal(NoChange("no hotspot"))

@@ -49,6 +49,7 @@ from roost.runtime.records import (
     intent,
     last_commit,
     last_round,
+    median_reached,
     reached,
 )
 from roost.runtime.rounds import Rounds
@@ -125,7 +126,7 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
-        self._reached = reached(self.store)
+        self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
         self._clean()
@@ -196,6 +197,7 @@ class BatchLoop:
             version,
             () if queries is None else queries.refused_between(after, now.position),
             self._reached,
+            self._median,
             last is not None and last["batch_id"] == now.batch_id - 1,
             tuple(sorted(set(names))),
             tuple(now.ended),
@@ -285,7 +287,7 @@ class BatchLoop:
         totals = add_batch(self.store.get(TOTALS, BATCHES) or {}, commit.figures)
         facts = [fact for outcome in batch.outcomes.values() for fact in outcome.facts]
         self.store.record(commit_fact(commit), Fact(TOTALS, BATCHES, totals), *facts)
-        self._reached = totals["time_max"]
+        self._reached, self._median = totals["time_max"], totals["time_median"]
         for stage in self.stages:
             stage.committed(batch, batch.outcomes[stage.name])
 

@@ -100,6 +100,16 @@ def reached(view: View) -> int | None:
     return found
 
 
+def median_reached(view: View) -> int | None:
+    """Return the event time that most points of a committed batch have reached: their median.
+
+    One point far in the future does not change it.
+    """
+    totals = view.get(TOTALS, BATCHES) or {}
+    found: int | None = totals.get("time_median", totals.get("time_max"))
+    return found
+
+
 def plan_of(view: View, epoch: int) -> dict[str, Any]:
     """Return the plan of an epoch."""
     plan: dict[str, Any] | None = view.get(PLANS, epoch)

@@ -1,6 +1,7 @@
 """Rounds: how the driver adapts between two batches.
 
-A round is an interval of stream time, and at least one batch. When it ends, the policies propose
+A round is an interval of stream time, and at least one batch. Stream time is the median event time
+of a batch: a point far in the future does not stop rounds. When it ends, the policies propose
 changes in a fixed order, and the arbiter accepts or refuses. Decisions, verdicts, the policies'
 memories and the next routing are recorded in one transaction before any batch uses them, so a
 crash leaves a change complete or absent.
@@ -30,10 +31,21 @@ from roost.storage.store import Fact, Store
 from roost.storage.totals import ROUNDS, TOTALS, add_round
 from roost.synopsis.scaling import ScalingDecision
 
-NO_CELLS: NDArray[np.int32] = np.empty((0, 4), np.int32)
 BALANCE, GUARD, RESIZE = "balance", "guard", "resize"
 ACCEPTED, REFUSED = "accepted", "refused"
 AnyDecision = Decision | Resize | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenQueries:
+    """Cells of queries that are no reason to rebalance, ends included, and their log positions."""
+
+    cells: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 4), np.int32))
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Return the number of hidden queries."""
+        return len(self.cells)
 
 
 @dataclass(frozen=True)
@@ -51,9 +63,9 @@ class RoundSnapshot:
 
     routing: SpatialRouting
     busy_s: NDArray[np.float64]  # processor time of each machine, without loading queries
-    now: int  # event time that the stream has reached
+    now: int  # event time that most points have reached
     batches: Sequence[BatchNotes]
-    hidden: NDArray[np.int32]  # cells of queries that are no reason to rebalance; ends included
+    hidden: HiddenQueries
     wanted: int  # machines of the next plan
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
     after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
@@ -185,9 +197,9 @@ class Rounds:
     strategy: str
     policies: Sequence[Policy]  # in the order in which they propose
     round_length: int  # in event time
-    now: int  # event time that the stream has reached
+    now: int  # event time that most points have reached
     number: int  # of the next round
-    hidden: Callable[[int], NDArray[np.int32]]  # see RoundSnapshot; at an event time
+    hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
 
     def __post_init__(self) -> None:
@@ -209,11 +221,13 @@ class Rounds:
             spent = busy[report.machine] - report.counts["load_s"]
             self._busy[report.machine] = self._busy.get(report.machine, 0.0) + spent
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
-        if times.oldest is None or times.newest is None:
+        if times.oldest is None or times.median is None or times.newest is None:
             return None
-        self.now = max(self.now, times.newest)
+        self.now = max(self.now, times.median)
         if self._opened is None:
-            self._opened = times.oldest
+            # A first batch that is as long as a round ends it: twice the time to its median.
+            length = min(times.newest, 2 * times.median - times.oldest + 1) - times.oldest
+            self._opened = times.median - length
         if self.now - self._opened < self.round_length:
             return None
         return self._end_round(batch)

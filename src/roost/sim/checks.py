@@ -207,9 +207,9 @@ class Checker:
             column0, row0, column1, row1 = side
             n = float(points[row0:row1, column0:column1].sum())
             over = overlap(query_table.ranges, side)
-            net = int(over[self._registered].sum()) - int(over[self._terminated].sum())
             queries = float(over[query_table.live].sum())
-            expected = (before * self._fade + n, queries, max(n + net, 0.0))
+            received = n + int(over[self._registered].sum())
+            expected = (before * self._fade + n, queries, received)
             pairs = zip((trio.n, trio.q, trio.r), expected, strict=True)
             if any(abs(a - b) > 1e-6 + 1e-9 * b for a, b in pairs):
                 text = f"machine {key[0]}, partition {key[1]}, cells {side}: {trio}, not {expected}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -78,7 +79,8 @@ class _Cluster:
         self._capacity = self._machine_capacity()
         network = Network(s.faults, np.random.default_rng([s.seed, _NETWORK]))
         given = (self.plan, self._query_table, network)
-        self._driver = driver(*given) if driver else strategy_driver(s.strategy, *given, s.fade)
+        own = driver or partial(strategy_driver, scenario=s)
+        self._driver = own(*given)
         self._queue_s = np.zeros(s.machines)
         self._backlog = 0
         self._moved = 0
@@ -88,6 +90,8 @@ class _Cluster:
         s = self._scenario
         grid = Grid(Rect(0.0, 0.0, 1.0, 1.0), s.columns, s.rows)
         name = s.strategy if s.strategy in STATIC else s.initial
+        if s.strategy == "swarm" and not s.swarm.sampled_plan:
+            name = "uniform"
         return initial_plan(Strategy(name), grid, s.machines, self._usual_cost_s())
 
     def _usual_cost_s(self) -> Floats:

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Decision, Rebalance
 from roost.balance.plan import Partition, Plan
 from roost.guard import Block, DetectorSettings, Guard, GuardDecision, LiveQueries, Suspect
-from roost.guard.sensor import relieved_machine
+from roost.guard.sensor import relieved_machines
 from roost.sim.attack import Party, Requests, World
 from roost.sim.cluster import simulate
-from roost.sim.policies import Driver, GlobalDriver, Network, RoundView, strategy_driver
+from roost.sim.policies import Driver, Network, RoundView, SwarmDriver, strategy_driver
 from roost.sim.scenario import Scenario, Trace
 from roost.sim.workloads import Floats, Ids, LoadSource, QueryTable
 
@@ -178,7 +178,7 @@ def simulate_guarded(
 
     def make(plan: Plan, query_table: QueryTable, network: Network) -> Driver:
         users = _Users(world, query_table, scenario.load.queries)
-        inner = strategy_driver(scenario.strategy, plan, query_table, network, scenario.fade)
+        inner = strategy_driver(plan, query_table, network, scenario)
         guard = Guard(seed, defence.settings)
         drivers.append(_GuardedDriver(guard, users, inner, defence, clock, restart_at))
         return drivers[-1]
@@ -284,6 +284,7 @@ class _GuardedDriver(Driver):
     decisions: list[GuardDecision] = field(default_factory=list)
     hotspots: list[tuple[int, int | None]] = field(default_factory=list)
     detection_s: list[float] = field(default_factory=list)
+    registered: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # in the open round
 
     def lose_machine(self, machine: int) -> None:
         """Delegate to the strategy."""
@@ -312,6 +313,7 @@ class _GuardedDriver(Driver):
         blocked = self.guard.blocked if self.defence.evict else ()
         evicted = self.users.since(dict.fromkeys(blocked, -np.inf))
         self.users.query_table.end(evicted)
+        self.registered = registered
         self.inner.requests(registered, np.concatenate([terminated, evicted]))
 
     def collect(self, view: RoundView) -> None:
@@ -324,8 +326,8 @@ class _GuardedDriver(Driver):
         decision = self._decide_without(hidden, view)
         self.bytes_sent, self.error = self.inner.bytes_sent, self.inner.error
         if self.defence.guard:
-            machine = relieved_machine(view.plan, decision, view.busy_s, hiding=len(hidden) > 0)
-            if machine is not None:
+            hiding = len(hidden) > 0
+            for machine in relieved_machines(view.plan, decision, view.busy_s, hiding=hiding):
                 self._report_hotspot(view, machine)
             if (self.users.world.tick + 1) % DETECTION_ROUNDS == 0:
                 self._detect()
@@ -335,13 +337,13 @@ class _GuardedDriver(Driver):
         """Decide whether to rebalance without hidden queries, but plan for all queries."""
         if not len(hidden):
             return self.inner.decide(view)
+        if isinstance(self.inner, SwarmDriver):
+            return self.inner.decide(view, hidden, np.isin(hidden, self.registered))
         none = np.empty(0, np.int64)
         self.inner.requests(none, hidden)
         decision = self.inner.decide(view)
         self.inner.requests(hidden, none)
-        # Only a strategy without state between rounds can decide twice.
-        again = isinstance(decision, Rebalance) and isinstance(self.inner, GlobalDriver)
-        return self.inner.decide(view) if again else decision
+        return self.inner.decide(view) if isinstance(decision, Rebalance) else decision
 
     def _report_hotspot(self, view: RoundView, machine: int) -> None:
         """Report the costliest partition of a machine to the guard."""

@@ -9,20 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Decision, NoChange, Rebalance, Replan
 from roost.balance.plan import Plan
 from roost.balance.planner import CostRates, GlobalPlanner
-from roost.balance.swarm import LoadReport, ShedRequest, Swarm, change_bytes, shed
-from roost.sim.scenario import Faults
+from roost.balance.swarm import (
+    LoadReport,
+    ShedRequest,
+    Swarm,
+    change_bytes,
+    machine_cost,
+    shed,
+)
+from roost.sim.scenario import Faults, Scenario
 from roost.sim.slots import SlotPoints
 from roost.sim.statistics import ClusterStatistics
 from roost.sim.workloads import Floats, Ids, QueryTable
 from roost.workload.histogram import EulerHistogram
 from roost.workload.model import CostModel
+from roost.workload.trio import MachineStats
 
 T = TypeVar("T")
 
@@ -129,24 +139,42 @@ class StatisticsDriver(Driver):
 class SwarmDriver(StatisticsDriver):
     """The papers' protocol: two numbers from each machine, one request to shed load."""
 
-    def __init__(self, plan: Plan, query_table: QueryTable, network: Network, fade: float) -> None:
-        super().__init__(plan, query_table, network, fade)
-        self.swarm = Swarm()
+    def __init__(
+        self, plan: Plan, query_table: QueryTable, network: Network, scenario: Scenario
+    ) -> None:
+        super().__init__(plan, query_table, network, scenario.fade)
+        self._rules = scenario.swarm
+        self.swarm = Swarm(rules=self._rules)
 
-    def decide(self, view: RoundView) -> Decision:
-        """Send the reports and let the coordinator decide over the simulated network."""
+    def decide(
+        self,
+        view: RoundView,
+        hidden: Ids | None = None,
+        received: NDArray[np.bool_] | None = None,
+    ) -> Decision:
+        """Send the reports and let the coordinator decide over the simulated network.
+
+        The machines decide as if ``hidden`` queries did not exist; ``received`` says which of them
+        arrived in this round.
+        """
+        machines = self.statistics.machines
+        if hidden is not None and received is not None:
+            machines = self.statistics.without(hidden, received)
         reports = [
-            LoadReport(machine, stats.numerator(), stats.received())
-            for machine, stats in enumerate(self.statistics.machines)
+            LoadReport(machine, machine_cost(stats, self._rules), stats.received())
+            for machine, stats in enumerate(machines)
         ]
-        decision = self.swarm.decide(view.plan, self._network.carry(reports), view.rate, self._send)
+        send = partial(self._send, machines)
+        decision = self.swarm.decide(view.plan, self._network.carry(reports), view.rate, send)
         self.bytes_sent = self.swarm.bytes_sent
         return decision
 
-    def _send(self, machine: int, request: ShedRequest) -> tuple[Change, ...]:
+    def _send(
+        self, machines: Sequence[MachineStats], machine: int, request: ShedRequest
+    ) -> tuple[Change, ...]:
         """Send a request and return the response, ``()`` if either is lost."""
         responses = [
-            shed(self.statistics.machines[machine], machine, request)
+            shed(machines[machine], machine, request, self._rules)
             for _ in range(self._network.copies())
         ]
         assert all(r == responses[0] for r in responses), "responses to a repeated request differ"
@@ -156,7 +184,7 @@ class SwarmDriver(StatisticsDriver):
 
     def lose_coordinator(self) -> None:
         """Restart at the first stage; the statistics are on the machines."""
-        self.swarm = Swarm()
+        self.swarm = Swarm(rules=self._rules)
 
 
 class GlobalDriver(Driver):
@@ -232,12 +260,12 @@ class GlobalDriver(Driver):
 
 
 def strategy_driver(
-    strategy: str, plan: Plan, query_table: QueryTable, network: Network, fade: float
+    plan: Plan, query_table: QueryTable, network: Network, scenario: Scenario
 ) -> Driver:
-    """Return the driver of a strategy."""
-    if strategy == "swarm":
-        return SwarmDriver(plan, query_table, network, fade)
-    return GlobalDriver(query_table, network) if strategy == "global" else Driver()
+    """Return the driver of the strategy of a scenario."""
+    if scenario.strategy == "swarm":
+        return SwarmDriver(plan, query_table, network, scenario)
+    return GlobalDriver(query_table, network) if scenario.strategy == "global" else Driver()
 
 
 def _update_bytes(plan: Plan, changes: Sequence[Change]) -> int:

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from roost.balance.plan import Plan
+from roost.balance.rules import SwarmRules
 from roost.sim.workloads import Floats, LoadSpec
 
 STATIC = ("replicated", "uniform", "history")
@@ -101,7 +102,8 @@ class Scenario:
     Parameters
     ----------
     initial
-        Initial plan of an adaptive strategy; ``history`` uses the load without hotspots.
+        Initial plan of an adaptive strategy; ``history`` uses the load without hotspots. Rules of
+        ``swarm`` without a sampled plan start with ``uniform``.
     capacity
         Work seconds per second of a machine. None: such that a perfectly balanced first round
         takes ``utilisation`` of a round.
@@ -112,6 +114,8 @@ class Scenario:
     check
         Whether invariants 1, 2, 5 and 6 are checked after every step by brute force, feasible for
         grids of up to some hundred cells.
+    swarm
+        Rules of the strategy ``swarm``.
     """
 
     strategy: str = "global"
@@ -130,6 +134,7 @@ class Scenario:
     round_s: float = 15.0
     fade: float = 0.5
     check: bool = False
+    swarm: SwarmRules = SwarmRules()  # noqa: RUF009 - immutable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roost.balance.changes import Change, Merge, Move, Split, apply_changes
 from roost.balance.global_index import GlobalIndex
@@ -37,7 +38,10 @@ class ClusterStatistics:
 
     def requests(self, registered: Ids, terminated: Ids) -> None:
         """Add registered and terminated queries on their machines."""
-        for ids, sign in ((registered, 1), (terminated, -1)):
+        for ids, collect in (
+            (registered, PartitionStats.add_queries),
+            (terminated, PartitionStats.end_queries),
+        ):
             if len(ids) == 0:
                 continue
             ranges = self._query_table.ranges[ids]
@@ -48,7 +52,7 @@ class ClusterStatistics:
                 p = self._index.plan.partitions[k]
                 for machine in p.machines:
                     stats = self.machines[machine].partitions[p.partition_id]
-                    stats.add_queries(ranges[part], sign)
+                    collect(stats, ranges[part])
 
     def collect(self, plan: Plan, points: SlotPoints) -> None:
         """Count the points of a round in their slots, and close the round."""
@@ -59,6 +63,13 @@ class ClusterStatistics:
                 stats = self.machines[machine].partitions[plan.partitions[number].partition_id]
                 stats.add_cells(CellCounts(cells, counts), plan.columns)
         self._close_round()
+
+    def without(self, ids: Ids, received: NDArray[np.bool_]) -> list[MachineStats]:
+        """Return copies without some queries; ``received`` are those of the last round."""
+        copies = [MachineStats.from_arrays(stats.to_arrays()) for stats in self.machines]
+        for stats in copies:
+            stats.hide_queries(self._query_table.ranges[ids], received)
+        return copies
 
     def _close_round(self) -> None:
         for stats in self.machines:

@@ -138,6 +138,7 @@ class Batch:
     queries: Any  # version of the live queries: roost.queries.versions.IndexVersion
     refused: Sequence[Any] = ()  # requests that log replay refused since the batch before
     reached: int | None = None  # newest event time of all earlier batches
+    median: int | None = None  # newest median of the event times of an earlier batch
     closes_round: bool = False  # whether a round ended with the batch before
     attributes: tuple[str, ...] = ()  # attributes of the points that some stage reads
     ended: tuple[str, ...] = ()  # sources that bring no more rows

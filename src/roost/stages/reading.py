@@ -36,6 +36,7 @@ POINTS = "points"
 ROWS_PER_BLOCK = 1 << 18
 ROWS_PER_READ = 1 << 20
 TIMES_SAMPLED = 1 << 10  # of a block, for the median event time
+TIMES_REPORTED = 128  # of a reader, for the median of a batch
 
 
 def read_blocks(block: Any, columns: Sequence[str], cache: WorkerCache) -> Iterator[pa.Table]:
@@ -91,10 +92,14 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True)
 class ReadingValue:
-    """Files of rejected rows, and event times of the others."""
+    """Files of rejected rows, and event times of the others.
+
+    ``sampled`` are at most ``TIMES_REPORTED`` of them, evenly spaced in ascending order.
+    """
 
     dead: tuple[str, ...]
     times: ReadTimes
+    sampled: NDArray[np.int64]
 
 
 class ReadingWork(Work):
@@ -144,18 +149,22 @@ class ReadingWork(Work):
         label = f"r{self._machine:05d}"
         dead = write_dead(task.dead, task.prefix, task.number, "point", self._dead, label)
         times = ReadTimes()
+        sampled = np.empty(0, np.int64)
         if self._limits:
-            median = int(np.median(np.concatenate(self._sampled)))
+            known = np.sort(np.concatenate(self._sampled))
+            median = int(np.median(known))
+            places = np.linspace(0, known.size - 1, min(known.size, TIMES_REPORTED))
+            sampled = known[places.round().astype(np.int64)]
             times = ReadTimes(min(self._limits), median, max(self._limits))
         counts = {"rows": self._rows, "dead": len(self._dead)}
-        return Report(ReadingValue(dead, times), counts)
+        return Report(ReadingValue(dead, times, sampled), counts)
 
 
 @dataclass
 class ReadingStage(Stage):
     """Reads the source of the run, and publishes the dead letters of the batch.
 
-    Its result is the batch's oldest and newest event time.
+    Its result is the batch's oldest, median and newest event time.
     """
 
     name = "reading"
@@ -192,6 +201,7 @@ class ReadingStage(Stage):
         times: list[ReadTimes] = [report.value.times for report in mine]
         oldest = min((t.oldest for t in times if t.oldest is not None), default=None)
         newest = max((t.newest for t in times if t.newest is not None), default=None)
+        median = _median(mine)
         return Outcome(
             {"dead": [Staged(name) for name in [*names, *refused]]},
             metrics={
@@ -199,6 +209,20 @@ class ReadingStage(Stage):
                 "dead_points": sum(int(report.counts["dead"]) for report in mine),
                 "dead_requests": len(batch.refused),
                 "time_max": newest,
+                "time_median": median,
             },
-            result=ReadTimes(oldest, None, newest),
+            result=ReadTimes(oldest, median, newest),
         )
+
+
+def _median(reports: Sequence[Report]) -> int | None:
+    """Return the time that half of a batch's points have reached, from the readers' samples."""
+    found = [(r.value.sampled, r.counts["rows"] - r.counts["dead"]) for r in reports]
+    found = [(times, points) for times, points in found if times.size]
+    if not found:
+        return None
+    times = np.concatenate([times for times, _ in found])
+    weights = np.concatenate([np.full(t.size, points / t.size) for t, points in found])
+    order = np.argsort(times, kind="stable")
+    sums = np.cumsum(weights[order])
+    return int(times[order[np.searchsorted(sums, sums[-1] / 2.0 - 1e-9)]])

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
+from roost.balance.rules import SwarmRules
+from roost.balance.swarm import machine_cost
 from roost.errors import StateError
 from roost.model.records import TIME_MIN
 from roost.model.space import Space
@@ -93,7 +95,7 @@ class CellStage(Stage):
             return CountingTask(self.space, {})
         parts = routing.plan.partitions
         rects = np.array([p.bounds for p in parts])
-        now = TIME_MIN if batch.reached is None else batch.reached
+        now = TIME_MIN if batch.median is None else batch.median
         counts = self.histogram(now).count_many(rects).tolist()
         queries = {p.partition_id: count for p, count in zip(parts, counts, strict=True)}
         arriving = {m: sum(queries[number] for number in found) for m, found in moved.items()}
@@ -124,8 +126,10 @@ class TrioTask(Task):
     before: Plan  # of the batch before: whose file has a partition that moved
     arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
     closes: bool  # whether a round ended with the batch before
+    since: int | None  # position of the first request after the batch before; None: there is none
     fade: float  # share of earlier rounds' points that counts when a round is closed
-    now: int  # event time that the stream had reached; queries that ended before do not count
+    rules: SwarmRules
+    now: int  # event time that most points had reached; queries that ended before do not count
     window: Files | None = None
     gone: tuple[str, ...] = ()  # files of the window whose points have left it since
 
@@ -139,7 +143,7 @@ class TrioValue:
     """A machine's file, and the two numbers of the SWARM protocol."""
 
     file: str
-    numerator: float
+    cost: float
     received: float
 
 
@@ -160,12 +164,15 @@ class TrioWork(CountingWork):
         loaded = 0
         partitions = []
         for partition in task.plan.of_machine(machine):
-            ranges = live_ranges(task.folder, task.segments, partition, task.space, task.now)
+            ranges, received = live_ranges(
+                task.folder, task.segments, partition, task.space, task.now, task.since
+            )
             if partition.partition_id in arrived:
                 loaded += len(ranges)
             stats = _inherited(earlier, machine, partition, ranges)
             if task.closes:
                 stats.close_round(task.fade)
+            stats.add_queries(ranges[received])
             stats.set_queries(ranges)
             partitions.append(stats)
         mine = MachineStats(partitions)
@@ -179,7 +186,7 @@ class TrioWork(CountingWork):
         task.files.write(name, mine.to_arrays(), durable=False)
         # The policy reads the numbers as of the end of a round; in the file the round stays open.
         mine.close_round(task.fade)
-        value = TrioValue(name, mine.numerator(), mine.received())
+        value = TrioValue(name, machine_cost(mine, task.rules), mine.received())
         return Report(value, {"loaded_queries": loaded})
 
 
@@ -202,8 +209,12 @@ class TrioStage(Stage):
     folder: Files  # of the queries
     files: Files  # of statistics
     window: WindowStage | None = None
+    rules: SwarmRules = SwarmRules()  # noqa: RUF009 - immutable
     names: dict[int, str] = field(init=False, default_factory=dict)
     first: int | None = field(init=False, default=None)
+    # Numbers of requests in the log: at the last batch, and when the open round began.
+    rows: int | None = field(init=False, default=None)
+    began: int | None = field(init=False, default=None)
 
     @property
     def fade(self) -> float:
@@ -211,10 +222,12 @@ class TrioStage(Stage):
         return FADE if self.window is None else 1.0
 
     def open(self, view: View) -> None:
-        """Read which files hold the machines' statistics, and since which batch they count."""
+        """Read which files hold the machines' statistics, and since when they count."""
         row = view.get(STATISTICS, "trio") or {"files": {}, "first": None}
         self.names = {int(machine): name for machine, name in row["files"].items()}
         self.first = row["first"]
+        # A state directory of an earlier version lacks these: its queries count as old.
+        self.rows, self.began = row.get("rows"), row.get("began")
 
     def prepare(self, batch: Batch) -> TrioTask:
         """Return the task of a batch."""
@@ -232,8 +245,10 @@ class TrioStage(Stage):
             before.plan,
             routing.arrivals(before),
             batch.closes_round,
+            self.rows,
             self.fade,
-            TIME_MIN if batch.reached is None else batch.reached,
+            self.rules,
+            TIME_MIN if batch.median is None else batch.median,
             None if self.window is None else self.window.files,
             tuple(name for name in gone if batch_of(name) >= first),
         )
@@ -243,25 +258,29 @@ class TrioStage(Stage):
         values: dict[int, TrioValue] = {r.machine: r.value for r in reports[self.name]}
         names = {machine: value.file for machine, value in values.items()}
         first = batch.number if self.first is None else self.first
-        row = {"files": {str(machine): name for machine, name in names.items()}, "first": first}
+        rows = batch.queries.rows
+        before = rows if self.rows is None else self.rows
+        began = before if batch.closes_round or self.began is None else self.began
+        files = {str(machine): name for machine, name in names.items()}
+        row = {"files": files, "first": first, "rows": rows, "began": began}
         return Outcome(
             facts=[Fact(STATISTICS, "trio", row)],
             metrics=_loaded(reports),
             observed=values,
-            result=(names, first),
+            result=(names, first, rows, began),
         )
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue from the files of the batch."""
-        self.names, self.first = outcome.result
+        self.names, self.first, self.rows, self.began = outcome.result
 
     def cleanup(self) -> None:
         """Delete the files of earlier batches."""
         self.files.delete("", keep=self.names.values())
 
     def state(self) -> Any:
-        """Return the files by machine, and the first batch that they count."""
-        return self.names, self.first
+        """Return the files by machine, the first batch that they count, and two positions."""
+        return self.names, self.first, self.rows, self.began
 
 
 class _Earlier:

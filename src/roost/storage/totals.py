@@ -57,7 +57,8 @@ def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
     for row in figures.get("machines", ()):
         known = machines.get(str(row["machine"]), {})
         machines[str(row["machine"])] = {k: known.get(k, 0) + row[k] for k in MACHINE_METRICS}
-    times = [t for t in (old.get("time_max"), figures.get("time_max")) if t is not None]
+    # A state directory of an earlier version has only the newest time.
+    median = old.get("time_median", old.get("time_max"))
     flow = {}
     if DATAFLOW in old or DATAFLOW in figures:
         flow[DATAFLOW] = _add_flow(old.get(DATAFLOW, {}), figures.get(DATAFLOW, {}))
@@ -65,11 +66,16 @@ def add_batch(old: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, A
     return {
         **{name: old.get(name, 0) + figures.get(name, 0) for name in SUMMED},
         "batches": old.get("batches", 0) + 1,
-        "time_max": max(times, default=None),
+        "time_max": _later(old.get("time_max"), figures.get("time_max")),
+        "time_median": _later(median, figures.get("time_median")),
         "machines": machines,
         **flow,
         **({HOMES: homes} if homes else {}),
     }
+
+
+def _later(*times: int | None) -> int | None:
+    return max((time for time in times if time is not None), default=None)
 
 
 def add_round(old: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Compiled loops of the statistics.
 
 The numbers of a partition are one flat array: eight lines with a number per row, then eight lines
-with a number per column. The first five lines are of closed rounds, the last three collect the
-open round.
+with a number per column. The first five lines are of closed rounds, the last five collect the open
+round: points, registered queries, terminated queries.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from roost.kernel.cells import find_cell
 
-N, Q, R, SPAN, PRE_SPAN, N_NEW, Q_NEW, SPAN_NEW = range(8)
-LINES = 8
+N, Q, R, SPAN, PRE_SPAN, N_NEW, Q_NEW, SPAN_NEW, Q_GONE, SPAN_GONE = range(10)
+LINES = 10
 # Cells that share one mark "has counts": their counts fill one cache line.
 BLOCK_BITS = 4
 BLOCK = 1 << BLOCK_BITS
@@ -123,18 +123,22 @@ def count_ranges(
 def close_axis(axis: NDArray[np.float64], fade: float) -> None:  # pragma: no cover - compiled
     """Close a round for one axis, in one pass."""
     points = 0.0
-    queries = 0.0
+    registered = 0.0
+    terminated = 0.0
     for k in range(axis.shape[1]):
         points += axis[N_NEW, k]
-        queries += axis[Q_NEW, k]
+        registered += axis[Q_NEW, k]
+        terminated += axis[Q_GONE, k]
         axis[N, k] = axis[N, k] * fade + points
-        axis[Q, k] += queries
-        axis[R, k] = points + queries
-        axis[SPAN, k] += axis[SPAN_NEW, k]
+        axis[Q, k] += registered - terminated
+        axis[R, k] = points + registered
+        axis[SPAN, k] += axis[SPAN_NEW, k] - axis[SPAN_GONE, k]
         axis[PRE_SPAN, k] = axis[SPAN_NEW, k]
         axis[N_NEW, k] = 0.0
         axis[Q_NEW, k] = 0.0
         axis[SPAN_NEW, k] = 0.0
+        axis[Q_GONE, k] = 0.0
+        axis[SPAN_GONE, k] = 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -154,9 +158,26 @@ def axis_overlap(
     """Sum the open round: points, queries, and points times the queries over their line."""
     before = points = queries = pairs = 0.0
     for k in range(axis.shape[1]):
-        starts = axis[Q, k] - before + axis[Q_NEW, k]
+        starts = axis[Q, k] - before + axis[Q_NEW, k] - axis[Q_GONE, k]
         before = axis[Q, k]
+        spans = axis[SPAN, k] + axis[SPAN_NEW, k] - axis[SPAN_GONE, k]
         points += axis[N_NEW, k]
         queries += starts
-        pairs += axis[N_NEW, k] * (starts + axis[SPAN, k] + axis[SPAN_NEW, k])
+        pairs += axis[N_NEW, k] * (starts + spans)
     return points, queries, pairs
+
+
+@njit(cache=True, nogil=True)
+def axis_work(
+    axis: NDArray[np.float64],
+) -> NDArray[np.float64]:  # pragma: no cover - compiled
+    """Sum, up to each line, the objects of the last round times the queries over their line."""
+    sums = np.empty(axis.shape[1])
+    queries = received = work = 0.0
+    for k in range(axis.shape[1]):
+        over = axis[Q, k] - queries + axis[SPAN, k]
+        work += max((axis[R, k] - received) * over, 0.0)
+        queries = axis[Q, k]
+        received = axis[R, k]
+        sums[k] = work
+    return sums

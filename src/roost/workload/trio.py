@@ -1,7 +1,7 @@
 """TrioStat: statistics of a partition that give its cost and the cost of both sides of any cut.
 
 The cost of a partition is ``N * Q * R / R(S)``: the points it has seen, the queries over it, and
-its share of the objects received in the last round. A partition stores eight numbers per row and
+its share of the objects received in the last round. A partition stores ten numbers per row and
 column, so the cost of both sides of any straight cut takes constant time, and only two sums leave
 the machine. *Collectors* count the open round; one pass at its end adds them up.
 
@@ -9,10 +9,10 @@ A query is counted where it starts (``Q``) and separately in each further row or
 spans (``span``), after clipping to the partition. So both sides of a cut are exact: a query across
 the cut is counted once on each side.
 
-Choices that the papers leave open: a terminated query is subtracted from the same rows and columns,
-so collectors may be negative, and ``R`` is the points received plus the *net* new queries. A point
-that leaves a window is subtracted from ``N`` but not from ``R``: it was received. Negative
-estimates, possible only in a round with more terminations than registrations, become zero.
+Choices that the papers leave open: terminated queries have collectors of their own, for the same
+rows and columns. They leave ``Q`` and ``span`` at the end of the round and do not change ``R``:
+``R`` is what was received, and a termination does not undo that. Nor does the expiry of a point,
+which leaves ``N`` when it leaves the window.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from roost.workload.loops import (
     LINES,
     N_NEW,
     PRE_SPAN,
+    Q_GONE,
     Q_NEW,
     SPAN,
+    SPAN_GONE,
     SPAN_NEW,
     N,
     Q,
@@ -61,12 +63,12 @@ class Trio:
 
 
 class AxisStats:
-    """The eight numbers of each row, or of each column, of a partition: views of ``numbers``.
+    """The ten numbers of each row, or of each column, of a partition: views of ``numbers``.
 
     Cumulative over the rows are ``n`` (points), ``q`` (queries, counted where they start) and ``r``
-    (points and net new queries of the last round). ``span`` and ``pre_span`` count queries that
-    span the border to the previous row: all, and those of the last round. The others are collectors
-    of the open round.
+    (points and queries received in the last round). ``span`` and ``pre_span`` count queries that
+    span the border to the previous row: all, and those received in the last round. The others are
+    collectors of the open round.
     """
 
     def __init__(self, numbers: Numbers) -> None:
@@ -74,7 +76,7 @@ class AxisStats:
         self.numbers = numbers
         self.size = int(numbers.shape[1])
         self.n, self.q, self.r, self.span, self.pre_span = numbers[:N_NEW]
-        self.n_new, self.q_new, self.span_new = numbers[N_NEW:]
+        self.n_new, self.q_new, self.span_new, self.q_gone, self.span_gone = numbers[N_NEW:]
 
     def split(self, at: int) -> tuple[Trio, Trio]:
         """Return the terms of both sides of a cut before line ``at``."""
@@ -111,7 +113,8 @@ def _cut_along(whole: Numbers, first: Numbers, second: Numbers) -> None:
     second[Q] += whole[SPAN, at] - whole[Q, at - 1]
     second[R] += whole[PRE_SPAN, at] - whole[R, at - 1]
     second[Q_NEW, 0] += whole[SPAN_NEW, at]
-    second[[SPAN, PRE_SPAN, SPAN_NEW], 0] = 0.0
+    second[Q_GONE, 0] += whole[SPAN_GONE, at]
+    second[[SPAN, PRE_SPAN, SPAN_NEW, SPAN_GONE], 0] = 0.0
 
 
 def _cut_across(whole: Numbers, along: Numbers, across: Numbers) -> None:
@@ -121,7 +124,7 @@ def _cut_across(whole: Numbers, along: Numbers, across: Numbers) -> None:
         np.cumsum(across[line], out=across[line])
         if span is not None:
             across[span] = whole[span] * share
-    for line, span in ((N_NEW, None), (Q_NEW, SPAN_NEW)):
+    for line, span in ((N_NEW, None), (Q_NEW, SPAN_NEW), (Q_GONE, SPAN_GONE)):
         share = _share(whole[line], float(along[line].sum()), across[line])
         if span is not None:
             across[span] = whole[span] * share
@@ -132,7 +135,7 @@ def _share(values: Numbers, total: float, out: Numbers) -> float:
     everything = float(values.sum())
     share = total / everything if everything else -1.0
     if not 0.0 <= share <= 1.0:
-        # Registrations and terminations cancel out, so the sum gives no proportion.
+        # Corrections of both signs cancel out, so the sum gives no proportion.
         out[:] = total / values.size
         return 0.0
     out[:] = values * share
@@ -202,19 +205,39 @@ class PartitionStats:
         for axis, lines in ((self.columns, column - self.column0), (self.rows, row - self.row0)):
             axis.n[:] -= np.cumsum(np.bincount(lines[mine], gone, axis.size))
 
-    def add_queries(self, ranges: Ranges, sign: int = 1) -> None:
-        """Collect queries by their inclusive cell ranges, clipped to the partition.
+    def add_queries(self, ranges: Ranges) -> None:
+        """Collect received queries by their inclusive cell ranges, clipped to the partition."""
+        self._collect(Q_NEW, ranges)
 
-        ``sign`` is 1 for registered queries, -1 for terminated ones.
-        """
-        lines = (self.rows.numbers[Q_NEW:], self.columns.numbers[Q_NEW:])
-        count_ranges(ranges, float(sign), self.bounds, *lines)
+    def end_queries(self, ranges: Ranges) -> None:
+        """Collect terminated queries, clipped to the partition."""
+        self._collect(Q_GONE, ranges)
+
+    def _collect(self, line: int, ranges: Ranges) -> None:
+        lines = (self.rows.numbers[line:], self.columns.numbers[line:])
+        count_ranges(ranges, 1.0, self.bounds, *lines)
 
     def set_queries(self, ranges: Ranges) -> None:
-        """Set the collectors so that closing the round leaves exactly these queries."""
+        """Collect as terminated whatever is not among these queries, which are all.
+
+        Queries received in the open round must have been added. Closing the round then leaves
+        exactly these queries. Where a cut left estimates, the collectors also correct them.
+        """
         for axis, counts in zip((self.rows, self.columns), self._count(ranges), strict=True):
-            axis.q_new[:] = counts[0] - _starts(axis.q)
-            axis.span_new[:] = counts[1] - axis.span
+            axis.q_gone[:] = _starts(axis.q) + axis.q_new - counts[0]
+            axis.span_gone[:] = axis.span + axis.span_new - counts[1]
+
+    def hide_queries(self, ranges: Ranges, received: NDArray[np.bool_]) -> None:
+        """Take queries out of closed rounds, as if they had never been received.
+
+        ``received`` says which of them arrived in the last round: only those leave R.
+        """
+        hidden, arrived = self._count(ranges), self._count(ranges[received])
+        for axis, gone, new in zip((self.rows, self.columns), hidden, arrived, strict=True):
+            axis.q[:] -= np.cumsum(gone[0])
+            axis.span[:] -= gone[1]
+            axis.r[:] -= np.cumsum(new[0])
+            axis.pre_span[:] -= new[1]
 
     def _count(self, ranges: Ranges) -> tuple[Numbers, Numbers]:
         """Count starts and spans of queries, by row and by column."""
@@ -227,8 +250,8 @@ class PartitionStats:
         by_row, by_column = self._count(ranges)
         for axis in axes:
             counts = by_row if axis is self.rows else by_column
-            axis.q[:] = np.cumsum(counts[0] - axis.q_new)
-            axis.span[:] = counts[1] - axis.span_new
+            axis.q[:] = np.cumsum(counts[0] - axis.q_new + axis.q_gone)
+            axis.span[:] = counts[1] - axis.span_new + axis.span_gone
 
     def close_round(self, fade: float = 0.5) -> None:
         """Add the collectors to the closed rounds and reset them.
@@ -349,10 +372,15 @@ class MachineStats:
         for stats in self.partitions.values():
             stats.expire_cells(counts, grid_columns)
 
-    def add_queries(self, ranges: Ranges, sign: int = 1) -> None:
-        """Collect queries in every partition they overlap."""
+    def add_queries(self, ranges: Ranges) -> None:
+        """Collect received queries in every partition they overlap."""
         for stats in self.partitions.values():
-            stats.add_queries(ranges, sign)
+            stats.add_queries(ranges)
+
+    def hide_queries(self, ranges: Ranges, received: NDArray[np.bool_]) -> None:
+        """Take queries out of the closed rounds of every partition."""
+        for stats in self.partitions.values():
+            stats.hide_queries(ranges, received)
 
     def close_round(self, fade: float = 0.5) -> None:
         """Close the round of every partition."""
@@ -364,7 +392,7 @@ class MachineStats:
         return sum(stats.total().numerator for stats in self.partitions.values())
 
     def received(self) -> float:
-        """Return R(m): points and net new queries of the last round, the second number."""
+        """Return R(m): points and queries received in the last round, the second number."""
         return sum(stats.total().r for stats in self.partitions.values())
 
     def features(self) -> Numbers:

@@ -1,0 +1,85 @@
+"""The comparison of strategies and variants of SWARM: phases, ratios, and a small run."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import sqrt
+
+import pytest
+
+from roost.balance.rules import PAPER, SwarmRules
+from roost.bench.cases import load_pickups
+from roost.bench.cluster import BatchMetrics
+from roost.bench.moving import Hotspot
+from roost.bench.variants import Case, all_variants, interval, rows_of, run_case, summary_of
+
+HOT = (Hotspot(0.25, 0.5, 0.4, (0.1, 0.1), step=True),)
+NAMES = ("replicated", "history", "swarm", "global", "paper")
+BATCH = BatchMetrics(0, 100, 10, 5, 1.0, 1.0, 0, 4, 0, 0.0, 0.0, 0, 0.0)
+
+
+def case_of(seconds: dict[str, list[float]], hotspots: tuple[Hotspot, ...], seed: int = 0) -> Case:
+    """Return a case with given times of batches; a batch has 1,000 units of work."""
+    found = {
+        name: [replace(BATCH, round=k, batch_s=s) for k, s in enumerate(times)]
+        for name, times in seconds.items()
+    }
+    return Case("load", seed, 10, hotspots, len(next(iter(seconds.values()))), found)
+
+
+def test_every_change_alone_is_a_variant_and_swarm_has_all() -> None:
+    found = all_variants()
+    assert found["paper"].rules == PAPER and found["swarm"].rules == SwarmRules()
+    for field in fields(SwarmRules):
+        alone = found[f"paper+{field.name}"].rules
+        changed = {
+            f.name for f in fields(SwarmRules) if getattr(alone, f.name) != getattr(PAPER, f.name)
+        }
+        assert changed == {field.name}
+
+
+def test_phases_and_ratios() -> None:
+    """Rounds 1, 2 and 3 of 4 are before, while and after; the first round is left out."""
+    seconds = {name: [9.0, 1.0, 1.0, 1.0] for name in NAMES}
+    seconds["history"] = [1.0, 2.0, 8.0, 1.0]
+    seconds["swarm"] = [1.0, 2.0, 2.0, 4.0]
+    hot = (Hotspot(0.5, 0.75, 0.4, (0.1, 0.1)),)
+    found = summary_of([case_of(seconds, hot)])
+    assert found["swarm_vs_history_hotspot"] == pytest.approx(4.0)
+    assert found["global_vs_history_hotspot"] == pytest.approx(8.0)
+    assert found["latency_ratio_vs_history"] == pytest.approx(4.0)
+    assert found["latency_ratio_replicated"] == pytest.approx(8.0)
+    assert found["worst_phase_vs_history"] == pytest.approx(0.25)
+    assert found["worst_phase"] == "load (10) after swarm"
+    assert found["swarm_vs_paper"] == pytest.approx(3.0 / 8.0)
+    assert found["rounds_to_recover"] == 0
+
+
+def test_rows_are_means_over_seeds_with_intervals() -> None:
+    cases = [
+        case_of({"history": [1.0, 1.0], "swarm": [1.0, s]}, (), seed)
+        for seed, s in enumerate((0.5, 1.0, 2.0))
+    ]
+    rows = {row["variant"]: row for row in rows_of(cases)}
+    assert rows["swarm"]["units_ratio_vs_history"] == pytest.approx((2.0 + 1.0 + 0.5) / 3)
+    assert rows["swarm"]["units_ratio_ci95"] == interval([2.0, 1.0, 0.5])
+    assert rows["swarm"]["phase"] == "without" and rows["swarm"]["seeds"] == 3
+    assert interval([1.0, 3.0]) == pytest.approx(1.96 * sqrt(2.0) / sqrt(2.0))
+    assert interval([1.0]) is None
+
+
+def test_a_small_run_has_all_keys_and_the_same_matches() -> None:
+    variants = {name: all_variants()[name] for name in NAMES}
+    sizes = {"machines": 4, "rounds": 10, "points": 500}
+    cases = [
+        run_case(load_pickups(None), "step", HOT, 300, seed, variants, **sizes) for seed in (0, 1)
+    ]
+    assert {row["phase"] for row in rows_of(cases)} == {"before", "while", "after"}
+    found = summary_of(cases)
+    assert all(isinstance(found[key], float) for key in found if key.endswith(("hotspot", "paper")))
+    first, second = (case.found["history"][5] for case in cases)
+    assert first.matches != second.matches, "seeds draw different loads"
+    two = {name: variants[name] for name in ("history", "global")}
+    again = run_case(load_pickups(None), "step", HOT, 300, 0, two, **sizes)
+    times = [[m.batch_s for m in case.found["global"]] for case in (cases[0], again)]
+    assert times[0] == times[1], "counted times repeat"
