@@ -65,6 +65,7 @@ RUN_FLAGS = (
     ("--lateness", "window.lateness", "S", "seconds a point may be late (default: the length)"),
     ("--batch-rows", "engine.batch_rows", "N", "maximum points per batch (default: 16000000)"),
     ("--speed", "points.speed", "F", "event seconds per second, or max (default)"),
+    ("--elastic", "elastic.max", "MIN:MAX", "limits of the executors to request (default: fixed)"),
     ("--sink", "out.sink", "KIND", "parquet (default), count, console or kafka"),
     ("--topic", "out.topic", "URL", "kafka://HOST:PORT/TOPIC for --sink kafka"),
     ("--query-log", "queries.log", "URL", "kafka://HOST:PORT/TOPIC (default: SQLite in STATE)"),
@@ -87,6 +88,19 @@ class _Pairs(argparse.Action):
             raise argparse.ArgumentError(self, f"got {values!r}, expected {self.metavar}")
         pairs = getattr(namespace, self.dest) or {}
         setattr(namespace, self.dest, {**pairs, name: value})
+
+
+class _Limits(argparse.Action):
+    """Reads ``MIN:MAX`` into two settings."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        low, _, high = values.partition(":")
+        try:
+            limits = int(low), int(high)
+        except ValueError:
+            raise argparse.ArgumentError(self, f"got {values!r}, expected {self.metavar}") from None
+        for key, limit in zip(("elastic.min", "elastic.max"), limits, strict=True):
+            setattr(namespace, key, limit)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -131,6 +145,8 @@ def _add_run(commands: Any) -> None:
             value = {"action": "store_true", "default": None}
         if kind is dict:
             value = {"action": _Pairs, "metavar": metavar}
+        if metavar == "MIN:MAX":
+            value = {"action": _Limits, "metavar": metavar}
         run.add_argument(flag, dest=key, help=text, **value)
     run.add_argument("--quiet", action="store_true", help="print only errors")
 

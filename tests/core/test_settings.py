@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from roost.errors import ConfigError
-from roost.model.choices import BucketPolicy, LayoutName, Strategy, WindowKind
+from roost.model.choices import BucketPolicy, ElasticPolicyName, LayoutName, Strategy, WindowKind
 from roost.model.settings import (
     KEYS,
     SECTIONS,
@@ -103,6 +103,16 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "synopsis.scaling_backlog_upper": (3, 3.0),
     "synopsis.scaling_backlog_lower": (1, 1.0),
     "synopsis.scaling_utilisation": (0.7, 0.7),
+    "elastic.min": (2, 2),
+    "elastic.max": (7, 7),
+    "elastic.lower": (0.3, 0.3),
+    "elastic.upper": (0.8, 0.8),
+    "elastic.target": (0.7, 0.7),
+    "elastic.batch_seconds": (2, 2.0),
+    "elastic.spares": (1, 1),
+    "elastic.forecast": (False, False),
+    "elastic.policy": ("individual", ElasticPolicyName.INDIVIDUAL),
+    "elastic.round": (30, 30.0),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),
@@ -204,6 +214,11 @@ NEEDED: dict[str, dict[str, Any]] = {
         key: {"synopsis.features": "fare"}
         for key in KEYS
         if key.startswith("synopsis.") and key != "synopsis.features"
+    },
+    **{
+        key: {"elastic.max": 9}
+        for key in KEYS
+        if key.startswith("elastic.") and key != "elastic.max"
     },
 }
 
@@ -366,7 +381,10 @@ OLD_SECTIONS = {
 
 def test_every_keyword_of_version_0_1_is_known_to_the_test() -> None:
     renamed = {f"{section}.{name}" for section, name in OLD_SECTIONS.items()}
-    newer = {"out.history", *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.")))}
+    newer = {
+        "out.history",
+        *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.", "elastic."))),
+    }
     assert {*OLD_KEYWORDS.values(), *renamed} == set(KEYS) - newer
 
 

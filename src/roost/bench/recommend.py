@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from roost.bench.applications import application
 from roost.bench.call_contest import UnequalResults, start_session
 from roost.bench.common import CORES, Measured, Plot, Row
-from roost.bench.flow_cluster import EmulatedFlow
+from roost.bench.flow_cluster import EmulatedFlow, Sampler
 from roost.bench.streams import BatchTimes
 from roost.engine.baselines.recommendations import recommend
 from roost.engine.pipeline import Pipeline
@@ -222,8 +222,8 @@ def emulated_rate(size: Size, ratings: pa.Table, machines: int, measured: int) -
     """
     flow = application(NAME, f"generate:ratings,rate={size.rate}")
     first = ratings.num_rows - measured * size.batch
-    sample = ratings.slice(0, size.batch)
-    emulated = EmulatedFlow(flow, LayoutName.QUERY_CLOUD, machines, sample, float(size.batch))
+    sample = Sampler(flow, ratings.slice(0, size.batch))
+    emulated = EmulatedFlow(sample, LayoutName.QUERY_CLOUD, machines, float(size.batch))
     try:
         emulated.run(ratings.slice(0, first))
         seconds = [

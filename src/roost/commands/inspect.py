@@ -17,6 +17,7 @@ from roost.queries.guard_state import load_guard
 from roost.queries.versions import segment_files, version_at
 from roost.runtime import records
 from roost.runtime.records import Commit
+from roost.runtime.report import executor_summary
 from roost.storage.agreement import agreed
 from roost.storage.store import Store
 from roost.storage.totals import BATCHES, HOMES, TOTALS
@@ -43,6 +44,7 @@ class StateSummary:
     sketch: Catalogue
     dataflow: FlowSummary | None = None
     homes: dict[str, int] | None = None  # totals: see runtime/homes.py: home_metrics
+    executors: dict[str, Any] | None = None  # as in the report
 
 
 def inspect_state(folder: Path) -> StateSummary:
@@ -73,6 +75,7 @@ def inspect_state(folder: Path) -> StateSummary:
                 read_catalogue(view),
                 summarize_flow(view),
                 totals.get(HOMES),
+                executor_summary(view),
             )
 
 

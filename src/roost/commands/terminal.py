@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from roost.engine.snapshot import SnapshotResult
 
 BATCHES_SHOWN = 10
+CHANGES_SHOWN = 10
 NAMES_SHOWN = 5
 MACHINES_SHOWN = 8
 
@@ -302,6 +303,8 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
         yield "homes      {tasks:,} tasks, {misplaced:,} elsewhere, {moved:,} moves".format(
             **found.homes
         )
+    if found.executors is not None:
+        yield from _executors(found.executors)
     yield _batches(found)
     if found.open_batch is not None:
         yield f"batch {found.open_batch} was begun and not committed: the next run repeats it"
@@ -310,6 +313,22 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
         yield _table(("origin", "reason", "records"), records, "dead letters")
     else:
         yield "dead       none"
+
+
+def _executors(summary: dict[str, Any]) -> Iterator[Table | str]:
+    counts = "{planned} planned, {requested} requested, {observed} observed".format(**summary)
+    yield f"executors  {counts}, {summary['hours']:.2f} executor hours: {summary['reason']}"
+    rows = (
+        (
+            dt.datetime.fromtimestamp(change["clock"], dt.UTC).isoformat(" ", "seconds"),
+            change["decision"],
+            str(change["planned"]),
+            change["reason"],
+        )
+        for change in summary["changes"][-CHANGES_SHOWN:]
+    )
+    columns = ("time (UTC)", "decision", "executors", "reason")
+    yield _table(columns, rows, "executors: decisions")
 
 
 def _window_line(window: WindowView) -> str:

@@ -10,8 +10,8 @@ from roost.elastic.decisions import Balance, Cannot, ElasticDecision, Provision,
 from roost.elastic.group import Executors, GroupSnapshot, StageLoad
 from roost.elastic.manager import Manager, Memory, SizePolicy
 from roost.elastic.ring import Ring, resized
-from roost.elastic.rules import ElasticRules
 from roost.elastic.spark_rule import SparkRule
+from roost.model.elastic import ElasticRules
 
 __all__ = [
     "Balance",

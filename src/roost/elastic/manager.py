@@ -25,9 +25,9 @@ from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import Balance, Cannot, ElasticDecision, Provision, Release
 from roost.elastic.forecast import Forecast
 from roost.elastic.group import GroupSnapshot
-from roost.elastic.rules import ElasticRules
 from roost.model.arrays import Floats, Ints
 from roost.model.choices import ElasticPolicyName
+from roost.model.elastic import ElasticRules
 
 ROUNDS = 2  # that a condition must hold for
 # A backlog grows if it is more than the next batch reads, and gains this share of the round's rows.

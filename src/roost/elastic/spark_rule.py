@@ -14,7 +14,7 @@ from roost.balance.changes import NoChange
 from roost.elastic.decisions import ElasticDecision, Provision, Release
 from roost.elastic.group import GroupSnapshot
 from roost.elastic.manager import Memory
-from roost.elastic.rules import ElasticRules
+from roost.model.elastic import ElasticRules
 
 BACKLOG_S = 1.0  # spark.dynamicAllocation.schedulerBacklogTimeout
 IDLE_S = 60.0  # spark.dynamicAllocation.executorIdleTimeout

@@ -165,5 +165,13 @@ def _print_matching(console: Console, config: RunConfig, report: dict[str, Any])
             f"{homes['moved']:,} moves of machines",
             highlight=False,
         )
+    if report["executors"] is not None:
+        found = report["executors"]
+        console.print(
+            f"executors {found['observed']} of {found['planned']} planned, "
+            f"{found['hours']:.2f} executor hours; {found['reason']}",
+            highlight=False,
+            markup=False,
+        )
     if config.out.sink == "parquet":
         console.print(f"matches  {config.out.dir / 'matches'}", highlight=False)

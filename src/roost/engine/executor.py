@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 
 from roost.engine import worker
 from roost.runtime.chain import Chain, Placement
-from roost.runtime.executor import Executor, SliceInputs, collected
+from roost.runtime.executor import Allocator, Executor, SliceInputs, collected
 from roost.stages.contract import Report, Task
 from roost.stages.reading import ReadingStage
 from roost.storage.cache import WorkerCache
@@ -62,6 +62,7 @@ class SparkExecutor:
     """Runs batches on a Spark context."""
 
     rows_per_task = 4096
+    allocator: Allocator | None = None
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context

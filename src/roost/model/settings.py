@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from roost.errors import ConfigError
-from roost.model.choices import BucketPolicy, LayoutName, Strategy, WindowKind
+from roost.model.choices import (
+    BucketPolicy,
+    ElasticPolicyName,
+    LayoutName,
+    Strategy,
+    WindowKind,
+)
+from roost.model.elastic import ElasticRules
 from roost.model.space import Coordinates, Grid, Outside, Rect
 
 SECTIONS: dict[str, type[Section]] = {}
@@ -83,9 +90,9 @@ def _number(
     return _setting(parse, f"{noun} {limit}", default, kind)
 
 
-def _flag() -> Any:
+def _flag(default: bool = False) -> Any:
     return _setting(
-        lambda value: _only(isinstance(value, bool), value), "true or false", False, bool
+        lambda value: _only(isinstance(value, bool), value), "true or false", default, bool
     )
 
 
@@ -360,6 +367,37 @@ class SynopsisSettings(Section, section="synopsis"):
 
 
 @dataclass(frozen=True)
+class ElasticSettings(Section, section="elastic"):
+    """How many executors the run has; without a maximum their number is fixed."""
+
+    min: int = _number(int, 1, 1)
+    max: int | None = _number(int, 1)
+    lower: float = _number(float, 0, 0.5, inclusive=False)
+    upper: float = _number(float, 0, 0.9, inclusive=False)
+    target: float = _number(float, 0, 0.6, inclusive=False)
+    batch_seconds: float | None = _number(float, 0, inclusive=False)
+    spares: int = _number(int, 0, 0)
+    forecast: bool = _flag(True)
+    policy: ElasticPolicyName = _choice(ElasticPolicyName, ElasticPolicyName.LOAD_AWARE)
+    round: float = _number(float, 0, 10.0, inclusive=False)
+
+    def _check(self) -> None:
+        if self.max is not None:
+            self.rules  # noqa: B018  (checks its values)
+            return
+        for name, value in self._changed().items():
+            raise ConfigError(f"elastic.{name}", value, "elastic.max, too")
+
+    @property
+    def rules(self) -> ElasticRules:
+        """The rules of the manager, where there is a maximum."""
+        assert self.max is not None
+        names = {item.name for item in fields(ElasticRules)}
+        given: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return ElasticRules(**{name: given[name] for name in names & set(given)})
+
+
+@dataclass(frozen=True)
 class OutputSettings(Section, section="out"):
     """Where results and state go."""
 
@@ -405,6 +443,7 @@ class RunConfig:
     join: JoinSettings
     dataflow: DataflowSettings
     synopsis: SynopsisSettings
+    elastic: ElasticSettings
     out: OutputSettings
 
     def __init__(self, **sections: Section | Mapping[str, Any]) -> None:
@@ -417,6 +456,14 @@ class RunConfig:
             expected = "window.kind, too: a join is of points in a window"
             raise ConfigError("join.distance", self.join.distance, expected)
         strategy = self.engine.strategy
+        if self.elastic.max is not None:
+            for name, given in (("engine", self.engine), ("dataflow", self.dataflow)):
+                if given.machines is not None:
+                    expected = "nothing where elastic.max is set: one for each slot of an executor"
+                    raise ConfigError(f"{name}.machines", given.machines, expected)
+            if strategy in (Strategy.UNIFORM, Strategy.HISTORY):
+                expected = "global, swarm or replicated where elastic.max is set"
+                raise ConfigError("engine.strategy", strategy.value, expected)
         if self.guard.enabled and strategy is not None and not strategy.adaptive:
             expected = "swarm or global where guard.enabled is true: others do not rebalance"
             raise ConfigError("engine.strategy", strategy.value, expected)

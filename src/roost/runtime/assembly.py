@@ -9,7 +9,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,10 +44,11 @@ from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy
+from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
-from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Rounds
+from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Resizing, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -91,7 +92,8 @@ class Hooks:
     seed: int | None = None  # of the guard; drawn, and kept secret, if there is none
     wall_clock: Callable[[], float] = time.time  # seconds since 1970, of a dataflow's batches
     flow_policies: Sequence[FlowPolicy] = ()  # of a dataflow, in the order in which they propose
-    # Proposes how many machines layouts should have: the first policy of every round.
+    # Proposes how many machines layouts should have, instead of the elastic manager: the first
+    # policy of every round.
     resize: Proposer[Any] | None = None
     swarm: SwarmRules = SwarmRules()  # noqa: RUF009  (frozen)
     # Runs a sample of a dataflow, divided into stages.
@@ -137,8 +139,12 @@ def assemble(
 
     A run has points to match (``shape``), a dataflow, or both.
     """
+    group = _group_rounds(config, store, executor, hooks)
+    if group is not None:
+        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
     if shape is not None:
-        return _Assembly(config, store, log, executor, shape, hooks, flow).loop(default_strategy)
+        assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
+        return assembly.loop(default_strategy)
     assert flow is not None
     stages = flow_stages(
         config,
@@ -149,6 +155,7 @@ def assemble(
         hooks.wall_clock,
         hooks.sample,
         resizable=hooks.resize is not None,
+        machines=None if group is None else group.machines,
         received=partial(hooks.receives, config),
     )
     return BatchLoop(
@@ -161,10 +168,26 @@ def assemble(
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
         flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
+        group_rounds=group,
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
     )
+
+
+def _group_rounds(
+    config: RunConfig, store: Store, executor: Executor, hooks: Hooks
+) -> GroupRounds | None:
+    """Build the rounds of the executors; None if their number is fixed."""
+    if config.elastic.max is None or hooks.resize is not None:
+        return None
+    if executor.allocator is None:
+        warnings.warn(
+            "the cluster has a fixed number of executors: elastic.max has no effect", stacklevel=3
+        )
+        return None
+    settings = config.elastic
+    return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
@@ -183,6 +206,7 @@ class _Assembly:
     shape: StreamShape
     hooks: Hooks
     flow: Dataflow | None
+    group: GroupRounds | None = None
 
     def __post_init__(self) -> None:
         self.points, self.space = self.shape.points, self.shape.space
@@ -289,6 +313,8 @@ class _Assembly:
             expected = "global, swarm or replicated where the number of machines may change"
             raise ConfigError("engine.strategy", strategy.value, expected)
         machines = config.engine.machines or self.executor.slots
+        if self.group is not None:
+            machines = self.group.machines
         policies = hooks.flow_policies, hooks.resize
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
@@ -329,6 +355,7 @@ class _Assembly:
             prefix_rounds=prefix_rounds(
                 self.store, stages, config.synopsis, hooks.clock, hooks.resize
             ),
+            group_rounds=self.group,
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -357,6 +384,7 @@ class _Assembly:
             own,
             self.hooks.wall_clock,
             resizable=self.hooks.resize is not None,
+            machines=None if self.group is None else self.group.machines,
             received=received,
         )
 

@@ -62,8 +62,31 @@ class SliceInputs:
         return SliceInputs(self.slices, groups), readers
 
 
+class Allocator(Protocol):
+    """Requests and releases executors; no call waits for the cluster."""
+
+    @property
+    def slots(self) -> int:
+        """Number of tasks that one executor runs at the same time."""
+
+    def executors(self) -> Mapping[str, bool]:
+        """Return the executors that are present, and whether each is warm.
+
+        Those that were decommissioned are not among them. An executor is warm if its first task
+        would not be slower than later ones.
+        """
+
+    def request(self, total: int) -> None:
+        """Request so many executors in all; also replaces those that die."""
+
+    def decommission(self, names: Sequence[str]) -> None:
+        """Release executors: each ends its tasks, or is killed after a while."""
+
+
 class Executor(MapExecutor, Protocol):
     """Runs the tasks of a batch; the loop uses no other interface of a cluster."""
+
+    allocator: Allocator | None  # None: the cluster has a fixed size
 
     @property
     def rows_per_task(self) -> int:
@@ -106,6 +129,7 @@ class InProcessExecutor:
     """
 
     rows_per_task = 1
+    allocator: Allocator | None = None
 
     def __init__(
         self,

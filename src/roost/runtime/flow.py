@@ -42,12 +42,14 @@ def flow_stages(
     sample: Callable[[Division], Sample | None] = lambda division: None,
     layout: FlowLayout | None = None,
     resizable: bool = False,
+    machines: int | None = None,
     received: Callable[[str], bool] = lambda sink: True,
 ) -> list[Stage]:
     """Build the stages of a dataflow; ``own`` has the schemas of the run's points and matches.
 
     ``sample`` runs a sample, by which machines are divided; where it returns None, all subqueries
-    get as many. A ``layout`` replaces the one that would be chosen. If the run is ``resizable``,
+    get as many. A ``layout`` replaces the one that would be chosen, and ``machines``, each with a
+    core, replace those of settings and executor. If the run is ``resizable``,
     stages continue with the machines that they had. Sinks that are not ``received`` only count
     their rows.
     """
@@ -61,10 +63,10 @@ def flow_stages(
             raise DataflowError(sink, problem)
     settings = config.dataflow
     if layout is None:
-        machines = settings.machines or config.engine.machines or executor.slots
+        slots = machines or executor.slots
+        machines = machines or settings.machines or config.engine.machines or slots
         rate = config.engine.batch_rows
         model = partial(measure_exchange, rate=rate)
-        slots = executor.slots
         layout = lay_out(
             store, graph, settings.layout, machines, slots, sample, model, rate, settings.buckets
         )

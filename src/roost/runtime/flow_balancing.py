@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from roost.balance.changes import NoChange
 from roost.balance.planner import imbalance
 from roost.dataflow.balancing import (
@@ -38,8 +36,6 @@ from roost.storage.store import Fact
 
 BALANCING = "flow balancing"  # table of what the last round showed, by subquery
 ROUNDS_SEEN = 3
-# Moving a bucket costs more than reading its state: the map grows, and files are opened.
-PER_BUCKET_S = 1e-4
 
 
 def balancing_policies(
@@ -106,8 +102,7 @@ class SubqueryBalance:
                 return Proposal(NoChange("no load"))
             return Proposal(resized(self._load(status, [loads], wanted), KeepOwners()))
         busy = loads.by_machine(bucket_map.owners, bucket_map.machines)
-        # Tasks that wait for a core take longer than the round, but none is busy for longer.
-        self._rounds.append(replace(loads, seconds=max(loads.seconds, float(busy.max()))))
+        self._rounds.append(status.load.newest)
         load = self._load(status, self._rounds, wanted)
         same = wanted == bucket_map.machines
         decision = self._policy.decide(load) if same else resized(load, self._policy)
@@ -130,16 +125,8 @@ class SubqueryBalance:
     def _load(
         self, status: SubqueryStatus, rounds: Iterable[BucketLoads], machines: int
     ) -> SubqueryLoad:
-        return SubqueryLoad(
-            self._node,
-            status.map,
-            machines,
-            tuple(rounds),
-            PER_BUCKET_S + np.asarray(status.loads.state_bytes) / status.read_speed,
-            frozenset(move.bucket for move in status.map.under_way),
-            self._node,
-            unmergeable(status.node),
-        )
+        function = unmergeable(status.node)
+        return replace(status.load, machines=machines, rounds=tuple(rounds), unmergeable=function)
 
 
 def unmergeable(node: Node) -> str | None:

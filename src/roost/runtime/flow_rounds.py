@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from roost.balance.changes import Decision, Resize
-from roost.dataflow.balancing import EarlyKeys
+from roost.dataflow.balancing import EarlyKeys, SubqueryLoad
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.loads import BucketLoads, LoadMeter, MachineLoad
 from roost.dataflow.moves import (
@@ -34,6 +36,8 @@ from roost.stages.flow_subquery import HOT_KEYS, SubqueryStage
 from roost.storage.store import Fact, Store, View
 
 FLOW_ROUNDS = "flow rounds"  # table of the rounds
+# Moving a bucket costs more than reading its state: the map grows, and files are opened.
+PER_BUCKET_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,22 @@ class SubqueryStatus:
         if not moves and count == self.map.machines:
             raise ValueError("the map has these owners already")
         return self.map.moved(moves, count)
+
+    @property
+    def load(self) -> SubqueryLoad:
+        """The load of the round, as a policy of the bucket map sees it."""
+        # Tasks that wait for a core take longer than the round, but none is busy for longer.
+        busy = self.loads.by_machine(self.map.owners, self.map.machines)
+        seconds = max(self.loads.seconds, float(busy.max()))
+        return SubqueryLoad(
+            self.node.name,
+            self.map,
+            self.map.machines,
+            (replace(self.loads, seconds=seconds),),
+            PER_BUCKET_S + np.asarray(self.loads.state_bytes) / self.read_speed,
+            frozenset(move.bucket for move in self.map.under_way),
+            self.node.name,
+        )
 
     def protocol(self, bucket: int) -> Recreation:
         """Return the cheaper protocol to move a bucket."""
@@ -168,6 +188,7 @@ class FlowRounds:
             stage.node.name: LoadMeter(table.current.buckets, models.get(stage.node.name))
             for stage, table in self._tables
         }
+        self.loads: tuple[SubqueryLoad, ...] = ()  # of the last round
         self._opened: float | None = None
         self._times: dict[str, tuple[float, int]] = {}  # clock and newest time, first known
 
@@ -246,6 +267,7 @@ class FlowRounds:
             stage.node.name: self._status(stage, table, batch, clock)
             for stage, table in self._tables
         }
+        self.loads = tuple(status.load for status in found.values() if status.loads.busy_s.any())
         machines = self.machines
         seen = FlowSnapshot(found, clock, machines, machines, self.sizes)
         verdicts, decided = arbitrate(seen, self.policies)

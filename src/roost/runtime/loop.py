@@ -34,6 +34,7 @@ from roost.queries.versions import drop_versions
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
 from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds
+from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.homes import home_metrics, placed
 from roost.runtime.jobs import Jobs
 from roost.runtime.prefix_rounds import PREFIX_ROUNDS, PrefixRounds
@@ -57,12 +58,13 @@ from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.flow_routing import BucketTable, maps_of
 from roost.stages.flow_stateless import EvenTable
 from roost.stages.routing import PLANS, SPACE, SpatialTable
-from roost.stages.synopsis import PREFIXES, TREES
+from roost.stages.synopsis import PREFIXES, TREES, PrefixTable
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
 
 STAGING = "_staging"
+SIZED = (SpatialTable, BucketTable, EvenTable, PrefixTable)  # whose machines follow executors
 CLEANUP_BATCHES = 64
 """Batches between two deletions of old rows: at most so many rows exceed the history."""
 
@@ -105,6 +107,7 @@ class BatchLoop:
     rounds: Rounds | None = None  # if anything adapts
     flow_rounds: FlowRounds | None = None  # if bucket maps of a dataflow may change
     prefix_rounds: PrefixRounds | None = None  # if the prefix tree of a synopsis may change
+    group_rounds: GroupRounds | None = None  # if the number of executors may change
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None
@@ -318,7 +321,7 @@ class BatchLoop:
         """Delete rows of batches, rounds and epochs that no step after a batch can request."""
         newest = {
             table: self.store.last(table)
-            for table in (ROUNDS, FLOW_ROUNDS, PREFIX_ROUNDS, GUARD_LOG)
+            for table in (ROUNDS, FLOW_ROUNDS, PREFIX_ROUNDS, GROUP_ROUNDS, GUARD_LOG)
         }
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
@@ -346,9 +349,17 @@ class BatchLoop:
         if self.prefix_rounds is not None:
             self.prefix_rounds.after_batch(batch, reports)
         table = self.tables.get(SPACE)
-        if self.rounds is None or table is None or intent.epochs[SPACE] != table.epoch:
-            return  # policies see only batches of the current plan
-        assert isinstance(table, SpatialTable)
-        after = self.rounds.after_batch(batch, reports)
-        if after is not None:
-            table.epoch = after.epoch
+        # Policies see only batches of the current plan.
+        if self.rounds is not None and table and intent.epochs[SPACE] == table.epoch:
+            assert isinstance(table, SpatialTable)
+            after = self.rounds.after_batch(batch, reports)
+            if after is not None:
+                table.epoch = after.epoch
+        if self.group_rounds is not None:
+            loads = () if self.flow_rounds is None else self.flow_rounds.loads
+            self.group_rounds.after_batch(intent, reports, loads, self._has_size)
+
+    def _has_size(self, machines: int) -> bool:
+        """Return whether the layouts of the batches to come have so many machines."""
+        sized = (t for t in self.tables.values() if isinstance(t, SIZED))
+        return all(t.at(t.epoch).machines == t.size_of(machines) for t in sized)

@@ -326,6 +326,8 @@ class BasePipeline(ABC):
         self, sources: Mapping[str, Source], loop: BatchLoop, streams: Sequence[str] = ()
     ) -> Feed:
         engine = self.config.engine
+        if loop.group_rounds is not None:
+            loop.group_rounds.sources, loop.group_rounds.streams = sources, streams
         final = self.flow is not None and not engine.available_now
         return Feed(loop, sources, streams, engine.batch_rows, final, self._on_batch)
 

@@ -11,7 +11,9 @@ import numpy as np
 from roost.balance.planner import imbalance
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.flow_balancing import BALANCING
+from roost.runtime.group_rounds import EXECUTORS, GROUP_ROUNDS, last_group_round
 from roost.runtime.records import commits
+from roost.runtime.scaling import ELASTIC
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, HOMES, ROUNDS, SUMMED, TOTALS
 
@@ -66,6 +68,31 @@ def build_report(view: View) -> dict[str, Any]:
         },
         "homes": totals.get(HOMES),
         "dataflow": _dataflow(totals.get(DATAFLOW), view),
+        "executors": executor_summary(view),
+    }
+
+
+def executor_summary(view: View) -> dict[str, Any] | None:
+    """Return what is known of the executors; None if the run never changes their number.
+
+    ``changes`` are the rounds, among those still stored, that decided more than to change nothing;
+    ``forecast_error`` is the mean error of the last forecasts over that of a constant load.
+    """
+    totals, last = view.get(TOTALS, EXECUTORS), last_group_round(view)
+    if totals is None or last is None:
+        return None
+    shown = ("clock", "decision", "planned", "observed", "load", "backlog", "reason")
+    rows = [row for _, row in view.items(GROUP_ROUNDS)]
+    errors = np.array(last.get(ELASTIC, {}).get("forecast", {}).get("errors", [])).reshape(-1, 2)
+    mine, constant = errors.sum(axis=0).tolist()
+    return {
+        **totals,
+        **{name: last[name] for name in ("planned", "requested", "observed", "load", "reason")},
+        "over_time": [[row["clock"], row["observed"]] for row in rows],
+        "changes": [
+            {name: row[name] for name in shown} for row in rows if row["decision"] != "NoChange"
+        ],
+        "forecast_error": mine / constant if constant else None,
     }
 
 

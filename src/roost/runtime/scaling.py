@@ -14,9 +14,9 @@ from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import Balance, Cannot, ElasticDecision, Provision, Release
 from roost.elastic.group import GroupSnapshot
 from roost.elastic.manager import Manager, Memory, SizePolicy
-from roost.elastic.rules import ElasticRules
 from roost.elastic.spark_rule import SparkRule
 from roost.model.choices import ElasticPolicyName
+from roost.model.elastic import ElasticRules
 from roost.runtime.rounds import AnyDecision, Proposal
 
 ELASTIC = "elastic"

@@ -110,6 +110,10 @@ class SpatialTable:
         self.epoch = epoch
         self._known: dict[int, SpatialRouting] = {}
 
+    def size_of(self, machines: int) -> int:
+        """Return the machines of the plan in a layout of so many."""
+        return machines
+
     def at(self, epoch: int) -> SpatialRouting:
         """Return the routing of an epoch."""
         if epoch not in self._known:

@@ -62,6 +62,13 @@ class Source(Protocol):
     def total(self) -> int | None:
         """Return the number of rows known; None if there is no end."""
 
+    def due(self, offset: int) -> int | None:
+        """Return the offset after the last row that has arrived by now; None without a pace.
+
+        ``offset`` is that of the next row to read.
+        """
+        return None
+
     def ended(self, offset: int) -> bool:
         """Return whether no row follows an offset, as far as is known."""
         total = self.total()
@@ -138,6 +145,19 @@ class FileSource(Source):
         """Return rows that were read before, due or not."""
         return self._slices(start, stop - start, None)
 
+    def due(self, offset: int) -> int | None:
+        """Return the offset after the last row whose event time is due; None without a pace."""
+        if self._pace is None:
+            return None
+        first = 0
+        for file in self._files:
+            if offset < first + file.rows:
+                found = self._due(file, max(offset - first, 0), file.rows, self._pace)
+                if found < file.rows:
+                    return first + found
+            first += file.rows
+        return first
+
     def _slices(self, offset: int, limit: int, pace: _Pace | None) -> list[ParquetSlice]:
         slices: list[ParquetSlice] = []
         at = 0
@@ -200,6 +220,13 @@ class GeneratorSource(Source):
         if self._pace is not None:
             stop = min(stop, int(self._pace.horizon(offset)))
         return self.again(offset, stop) if stop > offset else []
+
+    def due(self, offset: int) -> int | None:
+        """Return the number of rows that are due by now; None without a pace."""
+        if self._pace is None:
+            return None
+        found = int(self._pace.horizon(offset))
+        return found if self._rows is None else min(found, self._rows)
 
     def again(self, start: int, stop: int) -> list[GeneratedSlice]:
         """Return rows that were read before."""

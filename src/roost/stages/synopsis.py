@@ -128,6 +128,10 @@ class PrefixTable:
         self._spec = spec
         self.epoch = epoch
 
+    def size_of(self, machines: int) -> int:
+        """Return the machines of the tree in a layout of so many."""
+        return machines
+
     def at(self, epoch: int) -> PrefixRouting:
         """Return the routing of an epoch."""
         body = self._view.get(TREES, epoch)

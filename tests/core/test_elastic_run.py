@@ -1,0 +1,377 @@
+"""The elastic manager in a run: measured load, decisions, layouts that follow, and restarts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from roost import RunConfig
+from roost.commands.inspect import inspect_state
+from roost.errors import ConfigError
+from roost.runtime import records
+from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
+from roost.runtime.report import build_report
+from roost.stages.contract import Report
+from roost.stages.routing import PLANS
+from roost.stages.sources import FileSource, parse_generator
+from roost.storage.store import Store
+from roost.testing import FakeAllocator, InProcessExecutor, InProcessPipeline, brute_force
+from stage_scenario import STEPS, Killed
+
+COST_S = 0.02  # of a row, on one slot
+SIDE = 8.0
+LOW, HIGH = 20, 100  # rows per second: loads of 0.4 and 2 executors
+QUERIES = [
+    {"query_id": k, "x0": k % 6, "y0": k // 6, "x1": k % 6 + 2.5, "y1": k // 6 + 1.5}
+    for k in range(24)
+]
+
+
+def timed(report: Report) -> Report:
+    return replace(report, seconds=COST_S * report.rows_in * (report.stage == "matching"))
+
+
+@dataclass
+class ElasticRun:
+    """A paced stream on virtual executors; the clock moves by a second with every batch."""
+
+    folder: Path
+    seconds: Sequence[int] = (10, 30, 24)  # of low, high and low rate
+    arrival_s: float = 2.0
+    elastic: dict[str, Any] = field(default_factory=dict)
+    strategy: str = "global"
+    kills: list[tuple[str, int]] = field(default_factory=list)
+    now: float = 1_000.0
+    allocator: FakeAllocator = field(init=False)
+    new_cluster: bool = True  # executors end with their driver
+    died: dict[int, int] = field(default_factory=dict)  # executors by batch
+
+    def __post_init__(self) -> None:
+        rates = [LOW] * self.seconds[0] + [HIGH] * self.seconds[1] + [LOW] * self.seconds[2]
+        times = np.repeat(np.arange(len(rates)), rates)
+        rng = np.random.default_rng(3)
+        xy = rng.uniform(0, SIDE, (times.size, 2))
+        self.points = pa.table(
+            {"id": np.arange(times.size), "x": xy[:, 0], "y": xy[:, 1], "event_time": times}
+        )
+        self.folder.mkdir(exist_ok=True)
+        pq.write_table(self.points, self.folder / "points.parquet")
+        self._make_allocator()
+
+    def _make_allocator(self) -> None:
+        self.allocator = FakeAllocator(self.clock, 1, self.arrival_s, 0.5)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "out" / "state"
+
+    def clock(self) -> float:
+        self.now += 0.001  # so that a driver that waits for rows finds some
+        return self.now
+
+    def config(self) -> RunConfig:
+        return RunConfig(
+            points={"path": str(self.folder / "points.parquet"), "speed": 1.0},
+            space={"bounds": (0, 0, SIDE, SIDE), "grid": (8, 8), "coordinates": "plane"},
+            engine={"strategy": self.strategy, "available_now": True},
+            queries={"id_type": "int"},
+            balance={"round": 2.0},
+            elastic={"max": 6, "round": 3.0, **self.elastic},
+            out={"dir": self.folder / "out"},
+        )
+
+    def drive(self) -> None:
+        while True:
+            try:
+                self._live()
+                return
+            except Killed:
+                if self.new_cluster:
+                    self._make_allocator()
+
+    def _live(self) -> None:
+        def on_step(step: str, number: int) -> None:
+            if (step, number) in self.kills:
+                self.kills.remove((step, number))
+                raise Killed
+            if step == "intent":
+                self.now += 1.0
+            for name in [*self.allocator.present][: self.died.pop(number, 0)]:
+                del self.allocator.present[name]
+
+        executor = InProcessExecutor(measure=timed)
+        executor.allocator = self.allocator
+        pipeline = InProcessPipeline(
+            self.config(),
+            executor=executor,
+            clock=self.clock,
+            wall_clock=self.clock,
+            on_step=on_step,
+        )
+        requests = [{"op": "register", "user_id": "ann", **query} for query in QUERIES]
+        with pipeline:
+            pipeline.log.append(pa.Table.from_pylist(requests), tag="before")
+            pipeline.run()
+
+    def rows(self) -> list[dict[str, Any]]:
+        with closing(Store(self.state)) as store:
+            return [row for _, row in store.items(GROUP_ROUNDS)]
+
+    def machines(self) -> list[int]:
+        """Return the machines of each batch, which its intent determines."""
+        with closing(Store(self.state)) as store:
+            epochs = [commit.figures["epoch"] for commit in records.commits(store)]
+            return [store.get(PLANS, epoch)["machines"] for epoch in epochs]
+
+    def check(self) -> None:
+        """Check that matches equal brute force, each once."""
+        found = []
+        for path in (self.folder / "out" / "matches").glob("*.parquet"):
+            table = pq.ParquetFile(path).read()
+            columns = table["query_id"].to_pylist(), table["point_id"].to_pylist()
+            found += list(zip(*columns, strict=True))
+        rows = [{**row, "time": row["event_time"]} for row in self.points.to_pylist()]
+        assert sorted(found) == brute_force(rows, QUERIES, lonlat=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_waiting() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
+        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
+        patch.setattr("roost.runtime.pipeline.IDLE_S", 0.0)
+        yield
+
+
+@pytest.mark.parametrize("strategy", ["global", "swarm", "replicated"])
+def test_executors_follow_the_load(strategy: str, tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path, strategy=strategy)
+    run.drive()
+    run.check()
+    decided = [row for row in run.rows() if row["decision"] in ("Provision", "Release")]
+    assert [row["decision"] for row in decided] == ["Provision", "Release"]
+    up, down = decided
+    assert up["planned"] == 4 and up["load"] == pytest.approx(2.0, rel=0.1)
+    assert "above 0.9 for 2 rounds" in up["reason"]
+    assert down["planned"] == 1 and down["load"] == pytest.approx(0.4, rel=0.15)
+    sizes = run.machines()
+    assert sizes[0] == 1 and max(sizes) == 4 and sizes[-1] == 1
+    assert len(run.allocator.present) == 1
+    # Executors arrive before the layout counts them, and leave after it.
+    requests = [total for call, total in run.allocator.calls if call == "request"]
+    assert requests[:2] == [1, 4] and requests[-1] == 1
+    (left,) = (names for call, names in run.allocator.calls if call == "decommission")
+    assert sorted(left) == ["1", "2", "3"]
+
+
+def test_layouts_change_between_arrival_and_departure(tmp_path: Path) -> None:
+    """In no batch are there more machines than executors that are present and warm."""
+    run, seen = ElasticRun(tmp_path, arrival_s=4.0), []
+    live = GroupRounds.after_batch
+
+    def after_batch(self: GroupRounds, *arguments: Any) -> None:
+        seen.append((run.machines()[-1], sum(run.allocator.executors().values())))
+        live(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupRounds, "after_batch", after_batch)
+        run.drive()
+    assert max(size for size, _ in seen) == 4
+    assert all(size <= max(warm, 1) for size, warm in seen), seen
+
+
+def test_executors_and_hours_are_reported(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path, elastic={"spares": 1})
+    run.drive()
+    with closing(Store(run.state)) as store:
+        found = build_report(store)["executors"]
+    assert found["planned"] == 1 and found["observed"] == 2  # with a spare
+    assert found["decisions"]["Provision"] == found["decisions"]["Release"] == 1
+    assert [change["decision"] for change in found["changes"]] == ["Provision", "Release"]
+    steps = found["over_time"]
+    assert max(count for _, count in steps) == 5
+    whole = sum(run.seconds) / 3600
+    assert 2 * whole < found["hours"] < 5 * whole
+    assert inspect_state(run.state).executors == found
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """Return the batches with decisions of a run without faults."""
+    run = ElasticRun(tmp_path_factory.mktemp("whole"))
+    run.drive()
+    return [row["batch_id"] for row in run.rows() if row["decision"] != "NoChange"]
+
+
+SURVIVING = [(step, False) for step in ("commit", "round", "end")]  # executors of an old driver
+
+
+@pytest.mark.parametrize(("step", "new_cluster"), [*((s, True) for s in STEPS), *SURVIVING])
+def test_a_driver_that_dies_neither_loses_nor_keeps_an_executor(
+    step: str, new_cluster: bool, decided: list[int], tmp_path: Path
+) -> None:
+    """The driver dies around both decisions: recorded and not carried out, and in between."""
+    assert len(decided) == 2
+    kills = [(step, batch + k) for batch in decided for k in (0, 1, 3)]
+    run = ElasticRun(tmp_path, kills=list(kills), new_cluster=new_cluster)
+    run.drive()
+    assert len(run.kills) < len(kills)
+    run.check()
+    assert max(row["observed"] for row in run.rows()) == 4
+    assert len(run.allocator.present) == 1 == run.rows()[-1]["planned"]
+    assert run.machines()[-1] == 1
+
+
+@pytest.mark.sweep(range(3), 2, 100)
+def test_random_faults(seed: int, tmp_path: Path) -> None:
+    """Drivers and executors die, executors arrive late or not at all; limits always hold."""
+    chance = random.Random(seed)
+    run = ElasticRun(tmp_path, arrival_s=chance.choice([0.0, 3.0, 20.0, 1e9]))
+    run.strategy = chance.choice(["global", "swarm", "replicated"])
+    run.elastic = {"spares": chance.choice([0, 2]), "min": 1}
+    run.new_cluster = chance.random() < 0.5
+    kills = {(chance.choice(STEPS), chance.randrange(50)) for _ in range(5)}
+    run.kills = sorted(kills, key=lambda kill: kill[1])
+    run.died = {chance.randrange(15, 35): 1, chance.randrange(35, 55): 2}
+    run.drive()
+    run.check()
+    for row in run.rows():
+        assert 1 <= row["planned"] <= 6 and row["verdict"] == "accepted"
+    totals = [total for call, total in run.allocator.calls if call == "request"]
+    assert all(1 <= total <= 6 for total in totals)
+
+
+def test_executors_that_do_not_arrive_are_given_up(tmp_path: Path) -> None:
+    """The run continues as before, and asks again later."""
+    run = ElasticRun(tmp_path, seconds=(10, 230, 0), arrival_s=1e9)
+    for _ in range(1):
+        run.allocator.present["0"] = 0.0
+    run.drive()
+    run.check()
+    decisions = [row["decision"] for row in run.rows() if row["decision"] != "NoChange"]
+    assert decisions[:2] == ["Provision", "Cannot"] and decisions.count("Provision") >= 2
+    (reason, *_) = [row["reason"] for row in run.rows() if row["decision"] == "Cannot"]
+    assert "3 of 4 executors did not arrive" in reason
+    assert set(run.machines()) == {1}
+
+
+def test_a_source_without_a_pace_needs_batch_seconds(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path, seconds=(10, 10, 10))
+    settings = run.config()
+    config = RunConfig(
+        points={"path": settings.points.path},
+        space={"bounds": (0, 0, SIDE, SIDE), "coordinates": "plane"},
+        engine={"available_now": True, "strategy": "replicated", "batch_rows": 20},
+        elastic={"max": 3, "round": 5.0},
+        out={"dir": tmp_path / "out"},
+    )
+    executor = InProcessExecutor(measure=timed)
+    executor.allocator = run.allocator
+
+    def on_step(step: str, number: int) -> None:
+        run.now += step == "intent"
+
+    with InProcessPipeline(config, executor=executor, wall_clock=run.clock, on_step=on_step) as p:
+        p.run()
+    rows = run.rows()
+    assert rows[0]["decision"] == "Cannot" and "set elastic.batch_seconds" in rows[0]["reason"]
+    assert {row["decision"] for row in rows[1:]} == {"NoChange"}
+
+
+def test_a_fixed_cluster_stays_fixed(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path, seconds=(2, 1, 1))
+    with (
+        pytest.warns(UserWarning, match="fixed number of executors: elastic.max has no effect"),
+        InProcessPipeline(run.config(), executor=InProcessExecutor(3)) as pipeline,
+    ):
+        report = pipeline.run()
+    assert report["executors"] is None and set(run.machines()) == {3}
+
+
+def test_with_nothing_to_do_plans_and_results_are_those_of_a_fixed_run(tmp_path: Path) -> None:
+    run = ElasticRun(tmp_path / "elastic", seconds=(40, 0, 0), elastic={"max": 1})
+    run.drive()
+    fixed = ElasticRun(tmp_path / "fixed", seconds=(40, 0, 0))
+    given = {"elastic.max": None, "elastic.round": 10.0, "engine.machines": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        from roost.model.settings import with_settings
+
+        config = ElasticRun.config
+        patch.setattr(ElasticRun, "config", lambda self: _fixed(config(self), with_settings, given))
+        fixed.drive()
+    plans = []
+    for one in (run, fixed):
+        one.check()
+        with closing(Store(one.state)) as store:
+            plans.append([plan for _, plan in store.items(PLANS)])
+    assert plans[0] == plans[1]
+
+
+def _fixed(config: RunConfig, change: Any, given: dict[str, Any]) -> RunConfig:
+    from roost.model.settings import ElasticSettings
+
+    return change(replace(config, elastic=ElasticSettings()), {"engine.machines": 1})
+
+
+# --------------------------------------------------------------------------- settings, sources
+
+
+REFUSED = {
+    "elastic.lower": ({"max": 3, "lower": 0.6}, "below elastic.target"),
+    "elastic.target": ({"max": 3, "target": 0.9}, "below elastic.upper"),
+    "elastic.min": ({"max": 3, "min": 4}, "at most elastic.max, which is 3"),
+    "elastic.max": ({"max": 0}, "from 1 up"),
+    "elastic.policy": ({"max": 3, "policy": "best"}, "load_aware or individual or spark"),
+    "elastic.spares": ({"spares": 1}, "elastic.max, too"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_settings_that_contradict_each_other_are_refused(key: str) -> None:
+    settings, text = REFUSED[key]
+    with pytest.raises(ConfigError, match=text) as error:
+        RunConfig(elastic=settings)
+    assert str(error.value).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [("engine.machines", "engine"), ("dataflow.machines", "dataflow")],
+)
+def test_machines_follow_executors(key: str, section: str) -> None:
+    with pytest.raises(ConfigError, match=r"where elastic\.max is set") as error:
+        RunConfig(elastic={"max": 3}, **{section: {"machines": 4}})
+    assert str(error.value).startswith(key)
+    with pytest.raises(ConfigError, match=r"global, swarm or replicated"):
+        RunConfig(elastic={"max": 3}, engine={"strategy": "uniform"})
+
+
+def test_sources_know_what_has_arrived(tmp_path: Path) -> None:
+    now = 0.0
+    for number in range(3):
+        times = np.arange(number * 10, number * 10 + 10)
+        pq.write_table(pa.table({"x": times, "event_time": times}), tmp_path / f"{number}.parquet")
+    with closing(Store(tmp_path / "state")) as store:
+        source = FileSource(str(tmp_path), "auto", "event_time", store, 2.0, lambda: now)
+        assert source.due(0) == 1
+        for now, due in ((2.0, 5), (4.9, 10), (6.0, 13), (100.0, 30)):  # noqa: B007
+            assert source.due(3) == due
+        unpaced = FileSource(str(tmp_path), "auto", "event_time", store, None, lambda: now)
+        assert unpaced.due(0) is None
+    now = 0.0
+    live = parse_generator("generate:rows=50,rate=10,pace=live", lambda: now)
+    assert live.due(0) == 0
+    now = 2.05
+    assert live.due(0) == 20
+    now = 90.0
+    assert live.due(0) == 50
+    assert parse_generator("generate:rows=50", lambda: now).due(0) is None
