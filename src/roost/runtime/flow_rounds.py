@@ -140,10 +140,11 @@ class FlowSnapshot:
     def accepting(self, policy: str, decision: AnyDecision) -> FlowSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
         after, hot = dict(self.after), dict(self.hot)
-        if isinstance(decision, MapChange):
+        if isinstance(decision, MapChange | EarlyKeys):
             name = decision.subquery
             if name not in self.subqueries:
                 raise ValueError(f"there is no subquery {name!r}")
+        if isinstance(decision, MapChange):
             if name in after:
                 raise ValueError(f"another policy changed the bucket map of {name!r}")
             after[name] = self.subqueries[name].changed(decision)
@@ -151,7 +152,7 @@ class FlowSnapshot:
                 # A later run with other settings changes the number of machines again.
                 after[name] = replace(after[name], configured=after[name].machines)
         elif isinstance(decision, EarlyKeys):
-            hot[decision.subquery] = decision.keys
+            hot[name] = decision.keys
         elif isinstance(decision, Resize):
             if decision.machines < 1:
                 raise ValueError(f"a dataflow needs a machine, not {decision.machines}")
