@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,17 +15,19 @@ from hypothesis import strategies as st
 
 from properties import examples
 from roost.balance.changes import NoChange
-from roost.elastic import Provision, Release
+from roost.elastic import Provision, Release, StageLoad
 from roost.elastic.placement import (
     Algorithm1,
     Algorithm2,
     Best,
     ExecutorGroup,
+    LoadSeries,
     OperatorLoad,
     Place,
     PlacementDecision,
     PlacementSnapshot,
     Static,
+    series,
     snapshot,
 )
 from roost.elastic.placement.snapshot import correlation
@@ -363,6 +366,29 @@ def test_sizes_settle_within_the_capacity(given: list[tuple[int, float]], more: 
         assert all(loads[name] <= 0.9 * n + 1e-6 for name, n in sizes.items())
 
 
+# --------------------------------------------------------------------------- load series
+
+
+def test_series_count_rows_that_wait_and_remember_costs() -> None:
+    """Two slots for 10 s: 20 seconds of an executor."""
+    first = [StageLoad("a", 400.0, 200.0, 8.0), StageLoad("b", 100.0, 0.0, 0.0)]
+    found = LoadSeries().observed(first, 10.0, 2)
+    assert found.loads == {"a": (400 * 0.04 / 20,), "b": (0.0,)}
+    second = [
+        StageLoad("b", 50.0, 50.0, 10.0),
+        StageLoad("a", 900.0, 0.0, 0.0),
+        StageLoad("c", 10.0, 10.0, 4.0),
+    ]
+    found = LoadSeries.from_json(json.loads(json.dumps(found.to_json())))
+    found = found.observed(second, 10.0, 2)
+    assert found.loads == {"b": (0.0, 0.5), "a": (0.8, 900 * 0.04 / 20), "c": (0.0, 0.2)}
+    for _ in range(15):
+        found = found.observed(second, 10.0, 2)
+    assert {len(loads) for loads in found.loads.values()} == {12}
+    (b, *_) = found.operators({"b": 7.0})
+    assert b == OperatorLoad("b", (0.5,) * 12, 7.0)
+
+
 # --------------------------------------------------------------------------- validation
 
 
@@ -402,4 +428,4 @@ def test_wrong_values_name_their_key(build: object, key: str) -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(snapshot).failed == 0
+    assert doctest.testmod(snapshot).failed == doctest.testmod(series).failed == 0

@@ -22,18 +22,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roost.elastic import Provision, Release
+from roost.elastic import Provision, Release, StageLoad
 from roost.elastic.placement import (
     Algorithm2,
     ExecutorGroup,
-    OperatorLoad,
+    LoadSeries,
     Place,
     PlacementDecision,
     PlacementPolicy,
     PlacementSnapshot,
     SizeDecision,
 )
-from roost.elastic.placement.snapshot import ROUNDS
 from roost.model.arrays import Floats
 from roost.sim.executor_scenario import ExecutorFaults
 from roost.sim.executors import arrival_s
@@ -182,9 +181,8 @@ class _World:
         self._present = {group.name: group.executors for group in s.groups}
         self._requests: dict[str, list[float]] = {group.name: [] for group in s.groups}
         self._deaths = deque(sorted(s.faults.deaths))
-        self._known = [0.0] * len(s.operators)  # measured seconds of a row
         self._ratios = [1.0] * len(s.operators)  # measured rows out for a row in
-        self._series: deque[list[float]] = deque(maxlen=ROUNDS)
+        self._series = LoadSeries()
         self._rows: list[PlacementRow] = []
         self._start_round()
 
@@ -304,26 +302,27 @@ class _World:
             [0.0] * count for _ in range(5)
         )
 
-    def _offered(self) -> list[float]:
-        """Return the load of each operator, from the rows of the source and measured ratios."""
-        s, loads, rows = self._s, [], list[float]()
+    def _measured(self) -> list[StageLoad]:
+        """Return what an engine measures of each operator.
+
+        Rows that arrived for it follow from those of the source, and from measured rows out for a
+        row in of the operators before it.
+        """
+        found, rows = [], list[float]()
         for k, inputs in enumerate(self._inputs):
             if self._rows_done[k] > 0.0:
-                self._known[k] = self._busy_s[k] / self._rows_done[k]
                 self._ratios[k] = self._rows_out[k] / self._rows_done[k]
             into = sum(rows[j] * self._ratios[j] for j in inputs) if inputs else self._arrived
             if self._parts_in[k] > 0.0:
                 into *= self._rows_in[k] / self._parts_in[k]
             rows.append(into)
-            loads.append(into * self._known[k] / s.round_s)
-        return loads
+            name = self._s.operators[k].name
+            found.append(StageLoad(name, into, self._rows_done[k], self._busy_s[k]))
+        return found
 
     def _snapshot(self) -> PlacementSnapshot:
         s = self._s
-        operators = tuple(
-            OperatorLoad(one.name, tuple(loads[k] for loads in self._series), one.state_bytes)
-            for k, one in enumerate(s.operators)
-        )
+        operators = self._series.operators({one.name: one.state_bytes for one in s.operators})
         groups = tuple(
             replace(
                 group,
@@ -335,18 +334,19 @@ class _World:
         return PlacementSnapshot(operators, groups, dict(self._mapping))
 
     def _first_mapping(self) -> None:
-        """Map operators by their share of a row of the source."""
+        """Map operators by their work for a row of the source in a second."""
         rows: list[float] = []
-        for k, inputs in enumerate(self._inputs):
-            rows.append(
-                sum(rows[j] * self._s.operators[j].selectivity for j in inputs) if inputs else 1.0
-            )
-            self._known[k] = self._costs[k]
-        loads = [count * cost for count, cost in zip(rows, self._costs, strict=True)]
-        self._series.append(loads)
+        for inputs in self._inputs:
+            into = sum(rows[j] * self._s.operators[j].selectivity for j in inputs)
+            rows.append(into if inputs else 1.0)
+        stages = [
+            StageLoad(one.name, count, 1.0, one.cost_s)
+            for one, count in zip(self._s.operators, rows, strict=True)
+        ]
         assert self._s.policy is not None
+        self._series = LoadSeries().observed(stages, 1.0, 1)
         self._change(self._s.policy.decide(self._snapshot()))
-        self._series.clear()
+        self._series = LoadSeries()
 
     def _change(self, decision: PlacementDecision) -> None:
         if isinstance(decision, Place):
@@ -354,7 +354,7 @@ class _World:
 
     def _end_round(self, clock: float) -> None:
         s = self._s
-        self._series.append(self._offered())
+        self._series = self._series.observed(self._measured(), s.round_s, 1)
         snapshot = self._snapshot()
         decision = None if s.policy is None else s.policy.decide(snapshot)
         sizes = {} if s.sizes is None else dict(s.sizes.decide(snapshot))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from roost.elastic.placement.best import Best
 from roost.elastic.placement.pairs import Algorithm1, Static
+from roost.elastic.placement.series import LoadSeries
 from roost.elastic.placement.sizes import Algorithm2, SizeDecision
 from roost.elastic.placement.snapshot import (
     ExecutorGroup,
@@ -33,6 +34,7 @@ __all__ = [
     "Algorithm2",
     "Best",
     "ExecutorGroup",
+    "LoadSeries",
     "OperatorLoad",
     "OperatorMove",
     "Place",
