@@ -226,11 +226,18 @@ def test_a_lease_protects_the_files_of_a_reader(tmp_path: Path, points: Path) ->
 def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:
     spec = SynopsisSpec.of(TABLE.schema, FEATURES)
     part = SketchPart(0, 5, (10.0, 20.0, 11.0, 21.0), 1_000, 2_000)
+    catalogue = Catalogue(files=(SketchFile("a", FileKind.BASE, 10, (part,)),))
+
+    def overlaps(scope: Scope) -> bool:
+        return bool(catalogue.needed([scope], spec))
+
     for since, until, expected in ((2_000, None, True), (2_001, None, False), (0, 1_000, False)):
-        assert part.overlaps(Scope(since=since, until=until), spec) is expected
-    assert part.overlaps(Scope(until=1_001), spec)
-    assert part.overlaps(Scope(Box(11.0, 21.0, 12.0, 22.0)), spec)
-    assert not part.overlaps(Scope(Box(11.1, 21.0, 12.0, 22.0)), spec)
+        assert overlaps(Scope(since=since, until=until)) is expected
+    assert overlaps(Scope(until=1_001))
+    assert overlaps(Scope(Box(11.0, 21.0, 12.0, 22.0)))
+    assert not overlaps(Scope(Box(11.1, 21.0, 12.0, 22.0)))
+    empty = Catalogue(files=(SketchFile("a", FileKind.BASE, 10, (replace(part, rows=0),)),))
+    assert not empty.needed([Scope()], spec)
 
 
 def test_the_budget_holds_and_so_do_the_bounds(tmp_path: Path, points: Path) -> None:

@@ -24,7 +24,8 @@ def config_of(points: str, out: str, *, exchange: bool = True) -> RunConfig:
         engine={"master": "local[2]", "machines": 2, "batch_rows": BATCH_ROWS,
                 "available_now": True},
         synopsis={"features": FEATURES, "bins": 16, "learn_rows": 500, "fold_files": 2,
-                  "exchange": exchange, "queries": [{"name": "all", "query": "count"}]},
+                  "exchange": exchange, "queries": [{"name": "all", "query": "count"}],
+                  "sets": [{"columns": "kind, level", "members": 500, "counters": 100}]},
         out={"dir": Path(out), "sink": "count"},
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from synopsis_driver import BATCH_ROWS, config_of
 
 from roost import Box, Pipeline, Query
 from roost.storage.store import Store
-from roost.synopsis import Scope, build, correlation, count, mean
+from roost.synopsis import Scope, build, cardinality, correlation, count, mean
 from roost.synopsis.catalogue import FileKind, read_catalogue
 from roost.synopsis.reader import SynopsisReader
 from synopsis_tables import make_table
@@ -49,6 +49,8 @@ def check_state(state: Path) -> None:
     reader.close()
     expected = build(TABLE, reader.spec, found.bins)
     assert found.count == TABLE.num_rows
+    ours, theirs = (cardinality(sketch, ["kind", "level"]) for sketch in (found, expected))
+    assert ours.value == pytest.approx(theirs.value, rel=1e-9)
     for scope in SCOPES:
         assert count(found, scope).value == pytest.approx(count(expected, scope).value, rel=1e-9)
         pairs = [

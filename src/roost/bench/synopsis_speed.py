@@ -263,7 +263,9 @@ def _ask_together(
     barrier, results = context.Barrier(clients), context.Queue()
     state = str(Path(reader.files.folder).parent)
     processes = [
-        context.Process(target=_client, args=(state, queries, k, seconds, barrier, results))
+        context.Process(
+            target=_client, args=(state, queries, k, seconds, barrier, results), daemon=True
+        )
         for k in range(clients)
     ]
     for process in processes:

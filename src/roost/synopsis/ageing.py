@@ -68,9 +68,8 @@ def _merge_slots(r: Resolution) -> Resolution:
 
 _STEPS: tuple[Callable[[Resolution], Resolution], ...] = (
     *(_merge_bins(2), _merge_bins(2), _merge_bins(DROPPED)),
-    *(_shorten(8), _shorten(4)),
-    *(_widen(4), _widen(4), _widen(4)),
-    lambda r: _widen(4)(_shorten(4, 2)(r)),
+    *(_shorten(8), _shorten(4, 2)),
+    *(_widen(4), _widen(4), _widen(4), _widen(4)),
     lambda r: _widen(4)(_shorten(32, 64)(r)),
     _merge_slots,
 )

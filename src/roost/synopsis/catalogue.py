@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from roost.model.arrays import Ints, as_arrow
+from roost.kernel.shapes import OUTSIDE
+from roost.model.arrays import Floats, Ints, as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import Files
@@ -64,15 +66,6 @@ class SketchPart:
     # Rows by prefix of their groups, if the tree may change.
     prefixes: Mapping[str, int] = field(default_factory=dict)
     sets: bool = False  # whether it has set sketches, possibly without rows
-
-    def overlaps(self, scope: Scope, spec: SynopsisSpec) -> bool:
-        """Return whether rows of the part may be in a scope."""
-        since, until = scope.time_range
-        if not (self.time_min < until and self.time_max >= since):
-            return False
-        if not self.rows:
-            return self.sets
-        return bool(judge_boxes(scope.shape, np.array([self.bounds]), spec)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +130,32 @@ class Catalogue:
         return [file for file in self.files if file.kind is kind]
 
     def needed(self, scopes: Sequence[Scope], spec: SynopsisSpec) -> tuple[PartName, ...]:
-        """Return the parts of files that may have rows of the scopes."""
-        return tuple(
-            (file.name, number)
+        """Return the parts of files that may have rows, or set sketches, of the scopes."""
+        names, first, last, bounds, sets = self._extents
+        found = np.zeros(len(names), np.bool_)
+        for scope in scopes:
+            since, until = scope.time_range
+            near = (first < min(until, TIME_MAX)) & (last >= max(since, TIME_MIN))
+            if scope.shape is not None:
+                near &= (judge_boxes(scope.shape, bounds, spec) != OUTSIDE) | sets
+            found |= near
+        return tuple(names[k] for k in np.flatnonzero(found).tolist())
+
+    @cached_property
+    def _extents(self) -> tuple[list[PartName], Ints, Ints, Floats, NDArray[np.bool_]]:
+        """Names, first and last times, bounds, and which parts have set sketches only."""
+        pairs = [
+            ((file.name, number), part)
             for file in self.files
             for number, part in enumerate(file.parts)
-            if any(part.overlaps(scope, spec) for scope in scopes)
-        )
+            if part.rows or part.sets
+        ]
+        parts = [part for _, part in pairs]
+        first, last = (np.array([getattr(part, name) for part in parts], np.int64)
+                       for name in ("time_min", "time_max"))  # fmt: skip
+        bounds = np.array([part.bounds for part in parts], np.float64).reshape(-1, 4)
+        sets = np.array([not part.rows for part in parts], np.bool_)
+        return [name for name, _ in pairs], first, last, bounds, sets
 
     def changed(self, added: Sequence[SketchFile], removed: Iterable[str]) -> Catalogue:
         """Return the catalogue with other files."""

@@ -142,7 +142,7 @@ def _find_records(
 def _find(
     addresses: Ints, layout: KeyLayout, request: Request, a: Whole, b: Whole
 ) -> _Found:  # pragma: no cover - compiled
-    """Read leaves and records in a scope; a negative feature stands for none."""
+    """Read leaves and records in a scope; a negative feature means none."""
     frame = open_frame(addresses)
     leaf_filter, whole, listed = judge(frame, layout, request)
     codes = frame.table.means.shape[1]

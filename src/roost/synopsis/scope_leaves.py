@@ -58,7 +58,7 @@ def judge_leaves(
 
 
 def check_planes(synopsis: Synopsis, features: Ints, scope: Scope) -> None:
-    """Refuse features of which the leaves have no bins, since the synopsis became coarser."""
+    """Refuse features of which leaves have no bins because the synopsis became coarser."""
     dropped = synopsis.bins.dropped
     for feature in {*features.tolist(), *features_of(synopsis, scope.predicate)}:
         if dropped[feature]:
