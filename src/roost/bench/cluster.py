@@ -94,7 +94,8 @@ class TableInputs:
         self, machines: int | None, number: int, executor: Executor
     ) -> tuple[TableInputs, Mapping[str, Sequence[int]]]:
         """Divide the rows evenly among all machines."""
-        count = executor.readers if isinstance(executor, EmulatedExecutor) else executor.slots
+        readers = executor.readers if isinstance(executor, EmulatedExecutor) else executor.slots
+        count = machines or readers
         borders = [self.table.num_rows * k // count for k in range(count + 1)]
         stage = ReadingStage.name
         parts = {

@@ -22,7 +22,7 @@ from roost.model.choices import Strategy
 
 MACHINES = 22
 ROUNDS = 240
-POINTS = 20_000
+POINTS = 80_000
 RECOVERED = 1.2
 COMPARED = ("replicated", "history", "swarm", "global", "paper")
 PHASES = ("before", "while", "after", "without")
