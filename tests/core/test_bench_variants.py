@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
+from functools import partial
 from math import sqrt
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from roost.balance.rules import PAPER, SwarmRules
+from roost.bench import hotspots, run_bench, swarm
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import BatchMetrics
 from roost.bench.moving import Hotspot
@@ -83,3 +88,36 @@ def test_a_small_run_has_all_keys_and_the_same_matches() -> None:
     again = run_case(load_pickups(None), "step", HOT, 300, 0, two, **sizes)
     times = [[m.batch_s for m in case.found["global"]] for case in (cases[0], again)]
     assert times[0] == times[1], "counted times repeat"
+
+
+@pytest.mark.parametrize("module", [swarm, hotspots])
+def test_the_benchmarks_write_the_same_summary_keys(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything but Spark, with tiny sizes."""
+    small = partial(run_case, machines=3, rounds=8, points=300)
+    monkeypatch.setattr(module, "run_case", small)
+    monkeypatch.setattr(module, "warm_up", lambda pickups, machines: None)
+    monkeypatch.setattr(module, "load_pickups", lambda folder: load_pickups(None))
+    monkeypatch.setattr(module, "all_variants", lambda: {n: all_variants()[n] for n in NAMES})
+    if module is swarm:
+        monkeypatch.setattr(swarm, "QUERIES_QUICK", (200,))
+        monkeypatch.setattr(swarm, "_on_spark", lambda load: [])
+    else:
+        monkeypatch.setattr(hotspots, "QUERIES", 200)
+        monkeypatch.setattr(hotspots, "SCENARIOS", {"step": HOT})
+    path = tmp_path / "result.json"
+    assert run_bench(module.__name__.rsplit(".", 1)[1], quick=True, json_path=path) == 0
+    result = json.loads(path.read_text())
+    assert set(result["summary"]) == {
+        "swarm_vs_history_hotspot",
+        "global_vs_history_hotspot",
+        "latency_ratio_vs_history",
+        "latency_ratio_replicated",
+        "worst_phase_vs_history",
+        "worst_phase",
+        "swarm_vs_paper",
+        "rounds_to_recover",
+    }
+    assert {row["variant"] for row in result["rows"]} == set(NAMES)
+    assert path.with_suffix(".png").stat().st_size > 10_000
