@@ -31,7 +31,14 @@ from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import Executor, SliceInputs
 from roost.runtime.flow import flow_stages
-from roost.runtime.flow_layout import FlowLayout, Sample, StageCosts, exchanged, members_of
+from roost.runtime.flow_layout import (
+    FlowLayout,
+    Sample,
+    StageCosts,
+    exchanged,
+    members_of,
+    preferred,
+)
 from roost.runtime.flow_sample import sample_flow
 from roost.runtime.loop import BatchLoop
 from roost.stages.decode import ROW
@@ -113,7 +120,7 @@ def machines_of(
 ) -> tuple[FlowLayout, int, LayoutName]:
     """Place a dataflow on machines by sample runs; returns readers and the layout that runs.
 
-    ``auto`` chooses the division whose busiest machine has least to do.
+    ``auto`` shares tasks if that leaves the busiest machine clearly less to do.
     """
     flow = sample.flow
     graph = resolve(flow.name, flow.operators)
@@ -134,7 +141,7 @@ def machines_of(
         split = costs.split(machines)
         placed = FlowLayout(divided, dict(zip(stages, split[1:], strict=True)))
         choices.append((max(costs.machines(split)), placed, split[0]))
-    _, placed, readers = min(choices, key=lambda choice: choice[0])
+    _, placed, readers = choices[preferred([busiest for busiest, *_ in choices])]
     return placed, readers, layout
 
 

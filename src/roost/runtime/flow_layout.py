@@ -32,6 +32,7 @@ from roost.stages.flow_stateless import EvenTable
 from roost.storage.store import Fact, Store
 
 SAMPLED = 20_000  # rows of each source that a sample reads
+SHARING_GAIN = 0.1  # by which sharing tasks must be predicted to be faster; samples vary by as much
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def lay_out(
             costs = StageCosts.of(found, divided, members, buckets)
             busiest = max(costs.machines(list(split.values())), default=0.0)
             choices.append((busiest, division, found))
-        _, division, found = min(choices, key=lambda choice: choice[0])
+        _, division, found = choices[preferred([busiest for busiest, *_ in choices])]
         known = {
             "shared": {name: list(one) for name, one in division.shared.items()},
             "apart": apart,
@@ -215,6 +216,20 @@ def lay_out(
     split = shares(graph, layout, machines, slots, recorded, buckets)
     tuples = {name: (left, right) for name, (left, right) in known["tuples"].items()}
     return FlowLayout(graph, split, tuples, layout, recorded)
+
+
+def preferred(busiest: Sequence[float]) -> int:
+    """Return which of :func:`roost.dataflow.colocation.divisions` to use, by the busiest machines.
+
+    Where both are predicted to be alike, operators with machines of their own are the safer choice:
+    keys are never divided quite evenly, and in shared tasks their imbalances add up.
+
+    Examples
+    --------
+    >>> preferred([1.0]), preferred([0.85, 1.0]), preferred([0.95, 1.0])
+    (0, 0, 1)
+    """
+    return int(len(busiest) > 1 and busiest[0] > (1.0 - SHARING_GAIN) * busiest[1])
 
 
 def _is_product(node: Node) -> bool:
