@@ -54,7 +54,7 @@ class Size:
     items: int = 2_000
     rate: int = 1_000  # ratings in a second of event time; three micro-batches are a minute
     repeats: int = 2
-    rates: tuple[int, ...] = (10_000, 20_000, 50_000, 100_000)  # that machines are found for
+    rates: tuple[int, ...] = (50_000, 100_000, 200_000, 400_000)  # that machines are found for
 
     def ratings(self, count: int) -> pa.Table:
         """Generate the first ratings."""
@@ -65,7 +65,7 @@ class Size:
         return parse_generator(text, lambda: 0.0).again(0, count)[0].read(COLUMNS, WorkerCache())
 
 
-QUICK = Size(20_000, 5_000, 2_000, 400, 250, 1, (5_000, 20_000))
+QUICK = Size(20_000, 5_000, 2_000, 400, 250, 1, (20_000, 100_000))
 
 
 def run(quick: bool) -> Measured:
