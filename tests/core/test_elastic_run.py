@@ -227,6 +227,9 @@ def test_a_driver_that_dies_neither_loses_nor_keeps_an_executor(
     run.drive()
     assert len(run.kills) < len(kills)
     run.check()
+    # What was recorded is carried out, and not decided again.
+    found = [row["decision"] for row in run.rows() if row["decision"] != "NoChange"]
+    assert found == ["Provision", "Release"]
     assert max(row["observed"] for row in run.rows()) == 4
     assert len(run.allocator.present) == 1 == run.rows()[-1]["planned"]
     assert run.machines()[-1] == 1
