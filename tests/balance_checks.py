@@ -22,10 +22,12 @@ import pyarrow.parquet as pq
 import shapely
 from pytest import approx
 
+from roost import RunConfig
 from roost.balance import Partition, Plan
 from roost.balance.costs import PER_OBJECT
 from roost.kernel import unpack
 from roost.model.schemas import request_schema
+from roost.model.space import Coordinates, Rect
 from roost.queries.partitions import live_ranges, slots_in
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
@@ -96,6 +98,27 @@ class Scenario:
     def block(self, number: int) -> pa.Table:
         """Return the requests that arrive before a batch, for the query log."""
         return pa.Table.from_pylist(self.requests[number], SCHEMA)
+
+
+def scenario_config(
+    scenario: Scenario, folder: Path, engine: Record, balance: Record, **sections: Any
+) -> RunConfig:
+    """Return the settings of a run of a scenario, whose points are in the folder."""
+    points = folder / "points.parquet"
+    if not points.exists():
+        scenario.write(folder)
+    return RunConfig(
+        points={"path": str(points)},
+        space={
+            "bounds": Rect(0.0, 0.0, SIDE, SIDE),
+            "grid": (CELLS, CELLS),
+            "coordinates": Coordinates.PLANE,
+        },
+        engine={"batch_rows": scenario.rows, "available_now": True, **engine},
+        queries={"id_type": "int"},
+        balance=balance,
+        **sections,
+    )
 
 
 def crowd(rng: np.random.Generator, rows: int, centre: tuple[float, float] | None) -> np.ndarray:

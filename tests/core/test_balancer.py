@@ -40,6 +40,7 @@ from balance_checks import (
     read_matches,
     recorded,
     rect_of,
+    scenario_config,
     simulated_seconds,
     spread,
 )
@@ -104,24 +105,11 @@ class Scene:
         return self.out / "state"
 
     def config(self) -> RunConfig:
-        points = self.folder / "points.parquet"
-        if not points.exists():
-            self.scenario.write(self.folder)
-        return RunConfig(
-            points={"path": str(points)},
-            space={
-                "bounds": Rect(0.0, 0.0, SIDE, SIDE),
-                "grid": (CELLS, CELLS),
-                "coordinates": Coordinates.PLANE,
-            },
-            engine={
-                "strategy": self.strategy,
-                "machines": self.machines,
-                "batch_rows": self.scenario.rows,
-                "available_now": True,
-            },
-            queries={"id_type": "int"},
-            balance={
+        return scenario_config(
+            self.scenario,
+            self.folder,
+            {"strategy": self.strategy, "machines": self.machines},
+            {
                 "round": self.round_batches * self.scenario.rows * self.scenario.tick,
                 "tolerance": self.tolerance,
             },

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost import RunConfig
+from roost.cli import build_parser, run_config
 from roost.commands.inspect import inspect_state
 from roost.errors import ConfigError
 from roost.runtime import records
@@ -226,6 +227,9 @@ def test_a_driver_that_dies_neither_loses_nor_keeps_an_executor(
     run.drive()
     assert len(run.kills) < len(kills)
     run.check()
+    # What was recorded is carried out, and not decided again.
+    found = [row["decision"] for row in run.rows() if row["decision"] != "NoChange"]
+    assert found == ["Provision", "Release"]
     assert max(row["observed"] for row in run.rows()) == 4
     assert len(run.allocator.present) == 1 == run.rows()[-1]["planned"]
     assert run.machines()[-1] == 1
@@ -353,6 +357,15 @@ def test_machines_follow_executors(key: str, section: str) -> None:
     assert str(error.value).startswith(key)
     with pytest.raises(ConfigError, match=r"global, swarm or replicated"):
         RunConfig(elastic={"max": 3}, engine={"strategy": "uniform"})
+
+
+def test_the_flag_sets_both_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    config, _ = run_config(build_parser().parse_args(["run", "--elastic", "2:5"]))
+    assert (config.elastic.min, config.elastic.max) == (2, 5)
+    for text in ("3", "a:b", "1:2:3"):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args(["run", "--elastic", text])
+        assert f"got '{text}', expected MIN:MAX" in capsys.readouterr().err
 
 
 def test_sources_know_what_has_arrived(tmp_path: Path) -> None:

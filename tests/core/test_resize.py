@@ -18,8 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balance_checks import (
-    CELLS,
-    SIDE,
     InProcessCounted,
     Scenario,
     Truth,
@@ -28,6 +26,7 @@ from balance_checks import (
     plans_of,
     read_matches,
     recorded,
+    scenario_config,
     simulated_seconds,
 )
 from flow_runs import RandomResizes
@@ -40,7 +39,6 @@ from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.resizing import emptied, replicated
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
-from roost.model.space import Coordinates, Rect
 from roost.runtime import records
 from roost.runtime.records import Commit
 from roost.runtime.rounds import Proposal, Resizing
@@ -86,22 +84,12 @@ class Run:
         return self.out / "state"
 
     def config(self) -> RunConfig:
-        points = self.folder / "points.parquet"
-        if not points.exists():
-            self.scenario.write(self.folder)
-        bounds = Rect(0.0, 0.0, SIDE, SIDE)
-        return RunConfig(
-            points={"path": str(points)},
-            space={"bounds": bounds, "grid": (CELLS, CELLS), "coordinates": Coordinates.PLANE},
-            engine={
-                "strategy": self.strategy,
-                "machines": 2,
-                "batch_rows": self.scenario.rows,
-                "available_now": True,
-            },
-            queries={"id_type": "int"},
+        return scenario_config(
+            self.scenario,
+            self.folder,
+            {"strategy": self.strategy, "machines": 2},
+            {"round": self.scenario.rows - 1.0, "tolerance": 1.05},
             window={"kind": "count", "length": WINDOW},
-            balance={"round": self.scenario.rows - 1.0, "tolerance": 1.05},
             out={"dir": self.out},
             **self.more,
         )

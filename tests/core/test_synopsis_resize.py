@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_synopsis_stage import STEPS, TABLE, Killed, check_state, config, run
+from test_synopsis_stage import STEPS, TABLE, Killed, check_state, config, run, survives
 from test_synopsis_tree_changes import write_points
 
 from flow_runs import RandomResizes
@@ -73,19 +73,8 @@ def test_random_resizes_give_the_synopsis_of_the_rows(
             scaling_stabilisation=0,
             fold_files=int(rng.integers(2, 6)),
         )
-        left = int(rng.integers(15, 90))
-
-        def maybe_kill(step: str, number: int) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-
-        try:
-            run(settings, on_step=maybe_kill, resize=resize)
-        except Killed:
-            continue
-        break
+        if survives(settings, int(rng.integers(15, 90)), resize=resize):
+            break
     check_state(settings.out.state_dir, TABLE.slice(0, 600))
 
 

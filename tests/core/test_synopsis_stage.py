@@ -68,6 +68,23 @@ def run(settings: RunConfig, **hooks: Any) -> None:
         pipeline.run()
 
 
+def survives(settings: RunConfig, steps: int, **hooks: Any) -> bool:
+    """Run, and kill the driver after some steps; returns whether the run ended before."""
+    left = steps
+
+    def maybe_kill(step: str, number: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    try:
+        run(settings, on_step=maybe_kill, **hooks)
+    except Killed:
+        return False
+    return True
+
+
 def results(synopsis: Sketch, scope: Scope) -> list[SynopsisResult]:
     found = [count(synopsis, scope)]
     for name in NUMBERS[:3]:
@@ -166,19 +183,8 @@ def test_random_runs_give_the_synopsis_of_their_rows(
             fold_files=int(rng.integers(2, 6)),
             strategy=str(rng.choice(["replicated", "uniform"])),
         )
-        left = int(rng.integers(5, 60))
-
-        def maybe_kill(step: str, number: int) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-
-        try:
-            run(settings, on_step=maybe_kill)
-        except Killed:
-            continue
-        break
+        if survives(settings, int(rng.integers(5, 60))):
+            break
     check_state(settings.out.state_dir, table)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_synopsis_stage import TABLE, Killed, check_same, check_state, config, run
+from test_synopsis_stage import TABLE, Killed, check_same, check_state, config, run, survives
 
 from properties import examples
 from roost.errors import ConfigError
@@ -93,19 +93,8 @@ def test_random_trees_give_the_synopsis_of_the_rows(
                 scaling=exchange,
                 fold_files=int(rng.integers(2, 6)),
             )
-            left = int(rng.integers(5, 80))
-
-            def maybe_kill(step: str, number: int) -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    raise Killed
-
-            try:
-                run(settings, on_step=maybe_kill)
-            except Killed:
-                continue
-            break
+            if survives(settings, int(rng.integers(5, 80))):
+                break
     check_state(settings.out.state_dir, TABLE.slice(0, ROWS))
 
 
