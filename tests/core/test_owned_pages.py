@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from roost.balance import Partition
 from roost.kernel import (
     Index,
     build_segment,
@@ -27,8 +28,10 @@ from roost.kernel import (
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
+from roost.queries.partitions import slots_in
+from roost.queries.versions import SegmentRef
 from roost.stages import matching
-from roost.storage.files import map_arrays, write_arrays
+from roost.storage.files import Files, map_arrays, write_arrays
 from stage_scenario import Scenario
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
@@ -117,6 +120,18 @@ def test_preloading_reads_the_lists_that_a_match_needs(file: Path) -> None:
     matches(index, 49.0)
     # Identifiers and the cells between the lists are read by the match.
     assert in_memory(file) < loaded + 0.1
+
+
+def test_the_queries_of_a_partition_are_found_in_its_part_of_the_file(file: Path) -> None:
+    segment = unpack(map_arrays(file))
+    expected = np.flatnonzero((segment.boxes[:, 0] < 50.0) & (segment.boxes[:, 1] < 50.0))
+    del segment
+    evict(file)
+    refs = (SegmentRef(file.name, None, BOXES),)
+    quarter = Partition(1, 0, 0, 5, 5, (0,))
+    slots = slots_in(Files(str(file.parent)), refs, quarter, SPACE)[file.name]
+    assert np.array_equal(slots, expected)
+    assert in_memory(file) < 0.35
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "replicated"])

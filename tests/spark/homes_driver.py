@@ -102,8 +102,13 @@ def main() -> None:
 
     SparkExecutor.run = noted  # type: ignore[method-assign]
     local = str(Path(spec.out).parent / "local")
-    # Report the active executor without delay.
-    settings = {"spark.local.dir": local, "spark.ui.liveUpdate.period": "0"}
+    settings = {
+        "spark.local.dir": local,
+        # Report the active executor without delay.
+        "spark.ui.liveUpdate.period": "0",
+        # The first task of an executor takes seconds; others shall not run its tasks meanwhile.
+        "spark.locality.wait": "60s",
+    }
     spark = make_session(spec.master, settings)
     resize(spark, EXECUTORS)  # waits until all have registered
     pids = executor_pids()

@@ -42,6 +42,8 @@ SETTINGS = {
     "spark.shuffle.compress": "false",
     # Leaves memory to Python: matches never pass through the JVM.
     "spark.driver.memory": "512m",
+    # A task whose home is busy soon runs elsewhere: Spark's 3 seconds are many batches.
+    "spark.locality.wait": "300ms",
     # Tasks are idempotent: retry those of a lost executor.
     "spark.task.maxFailures": "4",
     "spark.driver.host": "127.0.0.1",

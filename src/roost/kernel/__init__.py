@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.kernel.index import Index, OpenSegment, Pairs
-from roost.kernel.preload import prefetch, preload
+from roost.kernel.preload import prefetch, preload, slots_near
 from roost.kernel.segment import (
     Segment,
     build_segment,
@@ -24,5 +24,6 @@ __all__ = [
     "prefetch",
     "preload",
     "query_schema",
+    "slots_near",
     "unpack",
 ]

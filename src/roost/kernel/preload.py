@@ -20,6 +20,7 @@ from roost.kernel.index import Index
 from roost.kernel.segment import Segment
 from roost.kernel.shapes import ShapePostings
 from roost.model.arrays import Floats, Ints
+from roost.model.records import BOX
 from roost.storage.files import read_ahead
 
 # Elements between two reads, which are at most one memory page apart.
@@ -54,24 +55,42 @@ def preload(index: Index, bounds: Floats) -> int:
     ``bounds`` has rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
     """
     return sum(
-        _read(*found) for segment in index.segments for found in _lists(index, segment, bounds)
+        _read(*found) for segment in index.segments for found in _lists(segment, bounds, index.grid)
     )
 
 
 def prefetch(index: Index, segment: Segment, bounds: Floats) -> None:
     """Have the system read the posting lists of some rectangles, without waiting for them."""
-    for found in _lists(index, segment, bounds):
+    for found in _lists(segment, bounds, index.grid):
         _request(*found)
+
+
+def slots_near(segment: Segment, bounds: Floats, grid: IndexGrid) -> Ints:
+    """Return the slots of all queries that may overlap some rectangles, in ascending order.
+
+    Of boxes it reads the posting lists there, so that other parts of the file are not read. Other
+    shapes are all returned: a list has only those that touch its cell, not those whose box does.
+    """
+    near = np.zeros(segment.size, np.bool_)
+    for postings, lists in _lists(segment, bounds, grid):
+        if isinstance(postings, BoxPostings):
+            begins, ends = postings.starts[lists], postings.starts[lists + 1]
+            sizes = ends - begins
+            places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
+            near[postings.slots[places + np.arange(places.size)]] = True
+    if segment.shape_postings is not None:
+        near |= segment.kinds != BOX
+    return np.flatnonzero(near)
 
 
 Lists = tuple[BoxPostings | ShapePostings, Ints]  # and the numbers of some lists
 
 
-def _lists(index: Index, segment: Segment, bounds: Floats) -> Iterator[Lists]:
-    x, y = index.grid
+def _lists(segment: Segment, bounds: Floats, grid: IndexGrid) -> Iterator[Lists]:
+    x, y = grid
     reach = np.clip(bounds, [x[0], y[0], x[0], y[0]], [x[-1], y[-1], x[-1], y[-1]])
     for postings in segment.postings:
-        found = _find_lists(postings.level_start, postings.cells, reach, index.grid)
+        found = _find_lists(postings.level_start, postings.cells, reach, grid)
         yield postings, np.flatnonzero(found)
 
 

@@ -186,12 +186,16 @@ class Segment:
             places, slots = places[mine], slots[mine]
         return places, slots
 
-    def bounds(self, space: Space) -> tuple[Ints, Floats]:
-        """Return slots and bounding boxes; a circle across the antimeridian has several."""
-        slots = np.flatnonzero(self.kinds != CIRCLE)
-        found = [np.asarray(self.boxes[slots])]
-        owners = [slots]
-        for slot in np.flatnonzero(self.kinds == CIRCLE).tolist():
+    def bounds(self, space: Space, slots: Ints | None = None) -> tuple[Ints, Floats]:
+        """Return slots and bounding boxes, of some queries or of all.
+
+        A circle across the antimeridian has several boxes.
+        """
+        chosen = np.arange(self.size) if slots is None else slots
+        circle = self.kinds[chosen] == CIRCLE
+        owners = [chosen[~circle]]
+        found = [np.asarray(self.boxes[owners[0]])]
+        for slot in chosen[circle].tolist():
             assert self.radius is not None
             cx, cy = self.boxes[slot, :2].tolist()
             images = circle_images(cx, cy, float(self.radius[slot]), space)

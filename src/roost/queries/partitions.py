@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Partition
-from roost.kernel import Segment, unpack
+from roost.kernel import Segment, slots_near, unpack
+from roost.kernel.cells import IndexGrid
 from roost.model.records import TIME_MAX
 from roost.model.space import Space
 from roost.queries.live import LiveSegment, load_ended
@@ -48,26 +49,25 @@ class _Shapes(NamedTuple):
 
 
 @lru_cache(maxsize=SEGMENTS_CACHED)
-def _whole(files: Files, file: str, space: Space) -> tuple[_Shapes, NDArray[np.float64]]:
-    """Return the shapes of a segment, and their boxes."""
-    segment = unpack(files.map(file))
-    owners, bounds = segment.bounds(space)
-    ranges, created = query_ranges(space.grid, bounds), segment.created_position
-    return _Shapes(owners, ranges, segment.live_until, created), bounds
+def _mapped(files: Files, file: str) -> Segment:
+    return unpack(files.map(file, sparse=True))
 
 
 @lru_cache(maxsize=PARTS_CACHED)
 def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shapes:
-    whole, bounds = _whole(files, file, space)
+    segment = _mapped(files, file)
     x0, y0, x1, y1 = bounds_of(partition, space)
+    near = slots_near(segment, np.array([[x0, y0, x1, y1]]), IndexGrid.over(space.bounds))
+    owners, bounds = segment.bounds(space, near)
     # The edges of a cell decide which cell a coordinate is in, so this is exact.
     across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
     rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
-    owners = whole.owners[rows]
+    owners = owners[rows]
     until, created = (
-        None if column is None else column[owners] for column in (whole.live_until, whole.created)
+        None if column is None else column[owners]
+        for column in (segment.live_until, segment.created_position)
     )
-    return _Shapes(owners, whole.ranges[rows], until, created)
+    return _Shapes(owners, query_ranges(space.grid, bounds[rows]), until, created)
 
 
 def slots_in(
