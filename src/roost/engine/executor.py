@@ -65,7 +65,8 @@ class SparkExecutor:
     allocator: Allocator | None = None
 
     def __init__(self, context: SparkContext) -> None:
-        self._context = context
+        self._context = self.context = context
+        self.leaving: set[str] = set()  # executors that were released: no machine gets one as home
         self._jvm: Any = context._jvm
         self._tag = f"roost-{uuid.uuid4().hex}"
         self._thread = local()
@@ -121,8 +122,20 @@ class SparkExecutor:
         """Return the registered executors; a local master has only the driver."""
         if not self._cluster:
             return ("driver",)
+        return [name for name in self.registered() if name not in self.leaving]
+
+    def registered(self) -> Sequence[str]:
+        """Return the names of all executors of the cluster."""
         found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
         return found.split()
+
+    def warm(self, name: str, tasks: int) -> bool:
+        """Run empty tasks on an executor; returns whether one of them ran there."""
+        items = self._context.parallelize(range(tasks), tasks)
+        pinned = self._pinned(items._jrdd.rdd(), [name] * tasks)
+        rdd: RDD[Any] = RDD(pinned, self._context, items._jrdd_deserializer)
+        with self._cancelled_on_exit():
+            return name in rdd.mapPartitions(worker.named).collect()
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement

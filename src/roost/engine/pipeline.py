@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from roost.balance.strategies import default_strategy
 from roost.engine.executor import SparkExecutor
+from roost.engine.executors import SparkAllocator, allocation_settings, is_elastic
 from roost.engine.kafka import VALUE, Topic
 from roost.engine.request_stream import append_batch
 from roost.engine.session import check_session, make_session
@@ -65,6 +66,7 @@ class Pipeline(BasePipeline):
             check_session(spark)
         self._spark = spark
         self._executor: SparkExecutor | None = None
+        self._allocator: SparkAllocator | None = None
         self._streams: Streams | None = None
         self._read_topics: dict[str, Topic] = {}  # by query
         self._snapshots: Snapshots | None = None
@@ -76,6 +78,8 @@ class Pipeline(BasePipeline):
             self.stop()
         if self._executor is not None:
             self._executor.close()
+        if self._allocator is not None:
+            self._allocator.close()
         if self._streams is not None:
             self._streams.join()
         if self._snapshots is not None:
@@ -90,9 +94,10 @@ class Pipeline(BasePipeline):
         if self._spark is None:
             engine = self.config.engine
             kafka = self.config.out.sink == "kafka" or bool(self._topics)
-            self._spark = make_session(
-                engine.master, engine.spark, kafka=kafka, encrypt=engine.encrypt
-            )
+            settings = engine.spark
+            if self.config.elastic.max is not None:
+                settings = {**allocation_settings(self.config.elastic.rules), **engine.spark}
+            self._spark = make_session(engine.master, settings, kafka=kafka, encrypt=engine.encrypt)
         return self._spark
 
     @property
@@ -100,6 +105,9 @@ class Pipeline(BasePipeline):
         """Runs the tasks."""
         if self._executor is None:
             self._executor = SparkExecutor(self.spark.sparkContext)
+            if self.config.elastic.max is not None and is_elastic(self._executor):
+                self._allocator = SparkAllocator(self._executor)
+                self._executor.allocator = self._allocator
         return self._executor
 
     @property

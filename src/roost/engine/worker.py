@@ -49,6 +49,13 @@ def find_executor() -> str:
     return ""
 
 
+def named(items: Iterable[Any]) -> Iterator[str]:
+    """Return the name of the executor."""
+    for _ in items:
+        pass
+    yield find_executor()
+
+
 def _run(
     chain: Chain, tasks: Mapping[str, Task], level: int, part: int, items: Iterable[Item]
 ) -> Iterator[tuple[int, Item]]:

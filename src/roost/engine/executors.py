@@ -1,0 +1,147 @@
+"""Requests and releases executors of a Spark cluster, by Spark's own allocation calls.
+
+Roost decides how many there are, so Spark's dynamic allocation is on and passive: executors can be
+requested by resource profile, and its own timeouts are out of reach. All calls that may wait for
+the cluster run in a thread of their own, in their order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from roost.engine.executor import SparkExecutor
+from roost.errors import RoostError
+from roost.model.elastic import ElasticRules
+
+DEFAULT_PROFILE = 0  # of all executors, as long as there is one group
+NEVER = "1000000s"
+RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
+KILL_S = 60.0  # until an executor that was decommissioned is killed
+FIRST_S = 120.0  # to wait for the first executor, which tells how many cores each has
+POLL_S = 0.1
+
+
+def allocation_settings(rules: ElasticRules) -> dict[str, str]:
+    """Return the Spark settings of a run that changes the number of executors."""
+    first = str(rules.min + rules.spares_beside(rules.min))
+    allocation = "spark.dynamicAllocation"
+    timeouts = (
+        "executorIdleTimeout",
+        "cachedExecutorIdleTimeout",
+        "shuffleTracking.timeout",
+        "schedulerBacklogTimeout",
+        "sustainedSchedulerBacklogTimeout",
+    )
+    return {
+        f"{allocation}.enabled": "true",
+        f"{allocation}.shuffleTracking.enabled": "true",
+        f"{allocation}.minExecutors": first,
+        f"{allocation}.initialExecutors": first,
+        **{f"{allocation}.{name}": NEVER for name in timeouts},
+        "spark.decommission.enabled": "true",
+    }
+
+
+class SparkAllocator:
+    """Executors of a Spark context whose master can start some."""
+
+    def __init__(self, executor: SparkExecutor) -> None:
+        self._executor = executor
+        self._context = executor.context
+        self._spark: Any = self._context._jsc.sc()
+        self._jvm: Any = self._context._jvm
+        self._calls = ThreadPoolExecutor(1, "roost-allocation")
+        self._warming = ThreadPoolExecutor(1, "roost-warm-up")
+        self._jobs: dict[str, Future[bool]] = {}
+        self._leaving: dict[str, float] = {}  # time from which each is killed
+        self._requested = (0, 0.0)  # executors, and when
+        self._slots: int | None = None
+
+    def close(self) -> None:
+        """End the threads; executors stay until the Spark session ends."""
+        for pool in (self._calls, self._warming):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def slots(self) -> int:
+        """Number of tasks that one executor runs at the same time."""
+        if self._slots is None:
+            deadline = time.monotonic() + FIRST_S
+            while not (names := self._executor.registered()):
+                if time.monotonic() > deadline:
+                    raise RoostError(f"no executor arrived within {FIRST_S:g} s")
+                time.sleep(POLL_S)
+            cores = self._spark.statusStore().executorSummary(names[0]).totalCores()
+            cpus = int(self._context.getConf().get("spark.task.cpus", "1") or 1)
+            self._slots = max(int(cores) // cpus, 1)
+        return self._slots
+
+    def executors(self) -> Mapping[str, bool]:
+        """Return the registered executors that stay, and whether each is warm.
+
+        A new executor runs a task first: its daemon loads the code of all tasks.
+        """
+        registered = self._executor.registered()
+        self._check_leaving(registered)
+        stay = [name for name in registered if name not in self._leaving]
+        for name in stay:
+            job = self._jobs.get(name)
+            if job is None or (job.done() and not self._warm(job)):
+                self._jobs[name] = self._warming.submit(self._executor.warm, name, self.slots)
+        return {name: self._warm(self._jobs[name]) for name in stay}
+
+    @staticmethod
+    def _warm(job: Future[bool]) -> bool:
+        return job.done() and not job.cancelled() and job.exception() is None and job.result()
+
+    def request(self, total: int) -> None:
+        """Request so many executors in all, of the default profile."""
+        now = time.monotonic()
+        if self._requested[0] == total and now - self._requested[1] < RENEW_S:
+            return
+        self._requested = total, now
+        self._calls.submit(self._request, total)
+
+    def _request(self, total: int) -> None:
+        counts, tasks, hosts = (self._jvm.java.util.HashMap() for _ in range(3))
+        convert = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
+        counts.put(DEFAULT_PROFILE, total)
+        tasks.put(DEFAULT_PROFILE, 0)
+        hosts.put(DEFAULT_PROFILE, convert(self._jvm.java.util.HashMap()))
+        backend = self._spark.schedulerBackend()
+        backend.requestTotalExecutors(convert(counts), convert(tasks), convert(hosts))
+
+    def decommission(self, names: Sequence[str]) -> None:
+        """Let executors end their tasks and leave."""
+        for name in names:
+            self._leaving[name] = time.monotonic() + KILL_S
+            self._executor.leaving.add(name)
+            self._calls.submit(self._decommission, name)
+
+    def _decommission(self, name: str) -> None:
+        # The total was lowered by the request before, so it stays as it is.
+        none = self._jvm.scala.Option.empty()
+        info = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("released", none)
+        self._spark.schedulerBackend().decommissionExecutor(name, info, False, False)
+
+    def _check_leaving(self, registered: Sequence[str]) -> None:
+        """Kill what should have left; names are never used again."""
+        now = time.monotonic()
+        for name in [name for name, limit in self._leaving.items() if limit < now]:
+            if name in registered:
+                self._leaving[name] = now + KILL_S
+                self._calls.submit(partial(self._kill, name))
+
+    def _kill(self, name: str) -> None:
+        convert = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq
+        # The context refuses this with dynamic allocation. The total stays as it is.
+        self._spark.schedulerBackend().killExecutors(convert([name]), False, False, True)
+
+
+def is_elastic(executor: SparkExecutor) -> bool:
+    """Return whether the master of a context can start executors: one that is not local."""
+    return not executor.context._jsc.isLocal()
