@@ -158,7 +158,7 @@ def _add_bench(commands: Any) -> None:
         description="Run a benchmark; larger data sets come from ROOST_DATA.",
     )
     names = "peers, latency, load, trio, swarm, hotspots, scale, snapshot, guard, strategies, "
-    names += "reconfigure, operators, synopsis or elastic"
+    names += "reconfigure, operators, synopsis, elastic, memory, dodo or recommend"
     bench.add_argument("name", metavar="NAME", help=names)
     bench.add_argument("--quick", action="store_true", help="smaller, takes minutes")
     bench.add_argument(
