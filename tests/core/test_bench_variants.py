@@ -15,15 +15,17 @@ from roost.balance.rules import PAPER, SwarmRules
 from roost.bench import hotspots, run_bench, swarm
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import BatchMetrics
-from roost.bench.moving import Hotspot
+from roost.bench.moving import MovingHotspot
 from roost.bench.variants import Case, all_variants, interval, rows_of, run_case, summary_of
 
-HOT = (Hotspot(0.25, 0.5, 0.4, (0.1, 0.1), step=True),)
+HOT = (MovingHotspot(0.25, 0.5, 0.4, (0.1, 0.1), step=True),)
 NAMES = ("replicated", "history", "swarm", "global", "paper")
 BATCH = BatchMetrics(0, 100, 10, 5, 1.0, 1.0, 0, 4, 0, 0.0, 0.0, 0, 0.0)
 
 
-def case_of(seconds: dict[str, list[float]], hotspots: tuple[Hotspot, ...], seed: int = 0) -> Case:
+def case_of(
+    seconds: dict[str, list[float]], hotspots: tuple[MovingHotspot, ...], seed: int = 0
+) -> Case:
     """Return a case with given times of batches; a batch has 1,000 units of work."""
     found = {
         name: [replace(BATCH, round=k, batch_s=s) for k, s in enumerate(times)]
@@ -48,7 +50,7 @@ def test_phases_and_ratios() -> None:
     seconds = {name: [9.0, 1.0, 1.0, 1.0] for name in NAMES}
     seconds["history"] = [1.0, 2.0, 8.0, 1.0]
     seconds["swarm"] = [1.0, 2.0, 2.0, 4.0]
-    hot = (Hotspot(0.5, 0.75, 0.4, (0.1, 0.1)),)
+    hot = (MovingHotspot(0.5, 0.75, 0.4, (0.1, 0.1)),)
     found = summary_of([case_of(seconds, hot)])
     assert found["swarm_vs_history_hotspot"] == pytest.approx(4.0)
     assert found["global_vs_history_hotspot"] == pytest.approx(8.0)

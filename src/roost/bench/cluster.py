@@ -28,7 +28,7 @@ from roost.balance.planner import imbalance
 from roost.balance.rules import SwarmRules
 from roost.bench.cases import Pickups
 from roost.bench.common import Row
-from roost.bench.moving import Hotspot, MovingLoad, Step, TimedLoad
+from roost.bench.moving import MovingHotspot, MovingLoad, Step, TimedLoad
 from roost.bench.streams import LOG, BatchTimes, admit
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
@@ -324,7 +324,7 @@ def lines(
 
 def warm_up(pickups: Pickups, machines: int) -> None:
     """Compile all loops before anything is measured."""
-    hot = (Hotspot(0.3, 0.6, 0.4, (0.1, 0.1), step=True),)
+    hot = (MovingHotspot(0.3, 0.6, 0.4, (0.1, 0.1), step=True),)
     run_strategies(MovingLoad(pickups, 2_000, 12, 4_000, hot), machines)
 
 
@@ -344,14 +344,4 @@ def summed(batches: Sequence[BatchMetrics]) -> dict[str, float]:
         "move_s": sum(m.load_s for m in batches),
         "decision_ms": 1e3 * sum(m.decision_s for m in batches) / count,
         "bytes_per_round": sum(m.bytes_sent for m in batches) / count,
-    }
-
-
-def compared(batches: Sequence[BatchMetrics], history: Sequence[BatchMetrics]) -> dict[str, float]:
-    """Return the metrics of a strategy, and its ratios to those of a static plan."""
-    own, other = summed(batches), summed(history)
-    return {
-        "units_ratio_vs_history": own["units_per_s"] / other["units_per_s"],
-        "latency_ratio_vs_history": other["latency_ms"] / own["latency_ms"],
-        **own,
     }

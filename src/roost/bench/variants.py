@@ -17,7 +17,7 @@ from roost.balance.rules import SwarmRules, variants
 from roost.bench.cases import Pickups
 from roost.bench.cluster import BatchMetrics, Variant, points_and_checks, run_strategies, summed
 from roost.bench.common import Row
-from roost.bench.moving import Hotspot, MovingLoad
+from roost.bench.moving import MovingHotspot, MovingLoad
 from roost.model.choices import Strategy
 
 MACHINES = 22
@@ -43,7 +43,7 @@ class Case:
     scenario: str
     seed: int
     queries: int
-    hotspots: tuple[Hotspot, ...]
+    hotspots: tuple[MovingHotspot, ...]
     rounds: int
     found: Mapping[str, Sequence[BatchMetrics]]
 
@@ -70,7 +70,7 @@ class Case:
 def run_case(
     pickups: Pickups,
     scenario: str,
-    hotspots: tuple[Hotspot, ...],
+    hotspots: tuple[MovingHotspot, ...],
     queries: int,
     seed: int,
     chosen: Mapping[str, Variant],

@@ -41,7 +41,7 @@ PREFIX_ROUNDS = "prefix rounds"  # table of the rounds
 QUIET = "quiet"  # key of the machines that were part of an operation
 PARTS = 64  # prefixes for each machine whose load policies see, about
 KEPT = 0.5  # share of older rows and seconds that is kept with each batch
-FORGOTTEN = 0.1  # rows below which a prefix is not remembered
+ROWS_MIN = 0.1  # a prefix with fewer recent rows is dropped
 BEHIND_MAX = 10.0  # batches
 
 
@@ -192,7 +192,7 @@ class PrefixRounds:
         rows = np.concatenate([self._rows * KEPT, *(rows for _, rows in cells)])
         found, at = np.unique(places, return_inverse=True)
         sums = np.bincount(at, rows, found.size).astype(np.float64)
-        recent = sums >= FORGOTTEN
+        recent = sums >= ROWS_MIN
         self._places, self._rows = found[recent], sums[recent]
         self._seconds = self._seconds * KEPT + seconds
         if self._rules is None:

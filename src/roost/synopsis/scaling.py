@@ -105,7 +105,7 @@ class ScaleIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
+class AddMachines:
     """Add machines, because none has room for the excess of this one."""
 
     machine: int
@@ -113,7 +113,7 @@ class Provision:
     reason: str
 
 
-ScalingDecision = ScaleOut | ScaleIn | Provision | NoChange
+ScalingDecision = ScaleOut | ScaleIn | AddMachines | NoChange
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class SketchletSnapshot:
         """Return the snapshot with a decision; raises ValueError if it is not possible now."""
         if isinstance(decision, NoChange):
             return self
-        if isinstance(decision, Provision):
+        if isinstance(decision, AddMachines):
             raise ValueError("nothing can add machines")
         if isinstance(decision, ScaleOut):
             tree, source = self.tree, decision.machine
@@ -218,7 +218,7 @@ class Scaler:
         if streak.idle >= rules.observations:
             decision = self._scale_in(seen)
         # What is refused is proposed at the next observation, except what nobody can do now.
-        return decision, Streak() if isinstance(decision, Provision) else streak
+        return decision, Streak() if isinstance(decision, AddMachines) else streak
 
     def _room(self, seen: SketchletSnapshot, machine: int) -> PrefixLoad:
         """Return what a machine can take over."""
@@ -254,7 +254,7 @@ class Scaler:
         if moves is None:
             return NoChange(f"{reason} too many, which no other machines could take over")
         more = len({move.target for move in moves} & set(spare))
-        return Provision(self.machine, more, f"{reason} too many, and no machine has room")
+        return AddMachines(self.machine, more, f"{reason} too many, and no machine has room")
 
     def _candidates(
         self, seen: SketchletSnapshot, trigger: Trigger, targets: Sequence[int]
