@@ -141,7 +141,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
+        hooks = replace(hooks, resize=Resizing(_wanted(group)))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -167,7 +167,9 @@ def assemble(
         config.out.dir.absolute(),
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
-        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
+        flow_rounds=flow_rounds(
+            config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)
+        ),
         group_rounds=group,
         history=config.out.history,
         on_step=hooks.on_step,
@@ -188,6 +190,11 @@ def _group_rounds(
         return None
     settings = config.elastic
     return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
+
+
+def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
+    """Return what says how many machines layouts should have at once; None if that is fixed."""
+    return None if group is None else lambda: group.machines
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
@@ -315,7 +322,7 @@ class _Assembly:
         machines = config.engine.machines or self.executor.slots
         if self.group is not None:
             machines = self.group.machines
-        policies = hooks.flow_policies, hooks.resize
+        policies = hooks.flow_policies, hooks.resize, _wanted(self.group)
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
         stages: list[Stage] = [
@@ -353,7 +360,12 @@ class _Assembly:
             rounds=self._rounds(strategy, statistics),
             flow_rounds=flow_rounds(config, self.store, stages, *policies),
             prefix_rounds=prefix_rounds(
-                self.store, stages, config.synopsis, hooks.clock, hooks.resize
+                self.store,
+                stages,
+                config.synopsis,
+                hooks.clock,
+                hooks.resize,
+                0 if self.group is None else self.group.machines_max,
             ),
             group_rounds=self.group,
             guard=self.guard,
@@ -481,4 +493,5 @@ class _Assembly:
             number,
             (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
+            _wanted(self.group),
         )

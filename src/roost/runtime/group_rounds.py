@@ -30,6 +30,7 @@ from roost.storage.totals import TOTALS
 
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
 EXECUTORS = "executors"  # key of the totals
+SYNOPSIS = "synopsis"  # policy that needs executors
 
 
 @dataclass
@@ -77,6 +78,11 @@ class GroupRounds:
         self._follow(clock(), moved=False)
 
     @property
+    def machines_max(self) -> int:
+        """Machines of the largest layout."""
+        return self._rules.max * self._allocator.slots
+
+    @property
     def machines(self) -> int:
         """Machines that layouts should have: one for each slot of their executors."""
         return self.layout * self._allocator.slots
@@ -87,17 +93,18 @@ class GroupRounds:
         reports: Reports,
         loads: Sequence[SubqueryLoad],
         sized: Callable[[int], bool],
+        needed: int,
     ) -> None:
         """Note a batch; end the round if it is long enough, and follow the decisions.
 
         ``loads`` are those of subqueries; ``sized`` returns whether all layouts have so many
-        machines from the next batch on.
+        machines from the next batch on; the synopsis ``needed`` so many.
         """
         now = self._clock()
         self._note(now, intent, reports, sized)
         one = self._round
         if one is not None and one.batches and now - one.clock >= self._length_s:
-            self._end_round(one, now, intent, loads)
+            self._end_round(one, now, intent, loads, needed)
         self._follow(now, moved=sized(self.machines))
 
     # ------------------------------------------------------------------ measured
@@ -131,7 +138,7 @@ class GroupRounds:
         return sum(waiting) if waiting or self.streams else None
 
     def _snapshot(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
+        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad], needed: int
     ) -> GroupSnapshot:
         present, backlog = self._allocator.executors(), self._backlog(intent)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
@@ -149,6 +156,7 @@ class GroupRounds:
             interval_s=(now - one.clock) / max(one.batches, 1),
             paced=backlog is not None,
             routings=tuple(loads),
+            required={SYNOPSIS: -(-needed // self._allocator.slots)} if needed else {},
             provision_s=self._provision_s,
             tasks=one.tasks,
         )
@@ -156,9 +164,9 @@ class GroupRounds:
     # ------------------------------------------------------------------ decided
 
     def _end_round(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
+        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad], needed: int
     ) -> None:
-        seen = self._snapshot(one, now, intent, loads)
+        seen = self._snapshot(one, now, intent, loads, needed)
         verdicts, decided = arbitrate(GroupRound(seen, self._rules), [self._policy])
         (verdict,) = verdicts
         memory = verdict.proposal.memory
@@ -176,6 +184,7 @@ class GroupRounds:
             "rows": one.rows,
             "backlog": seen.backlog,
             "planned": decided.planned,
+            "required": dict(seen.required),
             "requested": seen.executors.requested,
             "observed": seen.executors.observed,
             "layout": self.layout,

@@ -59,6 +59,7 @@ from roost.stages.flow_routing import BucketTable, maps_of
 from roost.stages.flow_stateless import EvenTable
 from roost.stages.routing import PLANS, SPACE, SpatialTable
 from roost.stages.synopsis import PREFIXES, TREES, PrefixTable
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
@@ -129,6 +130,8 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
+        if self.group_rounds is not None and self.executor.allocator is not None:
+            self.executor.allocator.preparations = self._preparations
         self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
@@ -344,6 +347,11 @@ class BatchLoop:
         self.store.record(*(Fact(table, key, None) for table, key in old))
 
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
+        # First, so that the next batch uses executors that have arrived.
+        if self.group_rounds is not None:
+            loads = () if self.flow_rounds is None else self.flow_rounds.loads
+            needed = 0 if self.prefix_rounds is None else self.prefix_rounds.needed
+            self.group_rounds.after_batch(intent, reports, loads, self._has_size, needed)
         if self.flow_rounds is not None:
             self.flow_rounds.after_batch(batch)
         if self.prefix_rounds is not None:
@@ -355,9 +363,11 @@ class BatchLoop:
             after = self.rounds.after_batch(batch, reports)
             if after is not None:
                 table.epoch = after.epoch
-        if self.group_rounds is not None:
-            loads = () if self.flow_rounds is None else self.flow_rounds.loads
-            self.group_rounds.after_batch(intent, reports, loads, self._has_size)
+
+    def _preparations(self) -> list[Callable[[WorkerCache], None]]:
+        """Return what a worker of a new executor should do before its first task."""
+        found = (stage.preparation() for stage in self.stages)
+        return [one for one in found if one is not None]
 
     def _has_size(self, machines: int) -> bool:
         """Return whether the layouts of the batches to come have so many machines."""

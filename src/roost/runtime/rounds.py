@@ -201,6 +201,8 @@ class Rounds:
     number: int  # of the next round
     hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
+    # Machines that the plan should have from the next batch on, without waiting for a round's end.
+    wanted: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         self._start_round(None)
@@ -228,7 +230,9 @@ class Rounds:
             # A first batch that is as long as a round ends it: twice the time to its median.
             length = min(times.newest, 2 * times.median - times.oldest + 1) - times.oldest
             self._opened = times.median - length
-        if self.now - self._opened < self.round_length:
+        machines = spatial(batch.routings).machines
+        resized = self.wanted is not None and self.wanted() != machines
+        if self.now - self._opened < self.round_length and not resized:
             return None
         return self._end_round(batch)
 
