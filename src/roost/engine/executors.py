@@ -99,6 +99,11 @@ class SparkAllocator:
                 )
         return {name: self._warm(self._jobs[name]) for name in stay}
 
+    def is_warm(self, name: str) -> bool:
+        """Return whether an executor is known to be warm; threads may call it."""
+        job = self._jobs.get(name)
+        return job is not None and self._warm(job)
+
     @staticmethod
     def _warm(job: Future[bool]) -> bool:
         return job.done() and not job.cancelled() and job.exception() is None and job.result()
