@@ -84,6 +84,7 @@ class Faults:
         self.killed: list[str] = []
         self.pipeline: Pipeline | None = None
         self._released = False
+        self._planned = 0
         end_round, follow = GroupRounds._end_round, GroupRounds._follow
         decommission = SparkAllocator.decommission
 
@@ -95,6 +96,7 @@ class Faults:
         def followed(group: GroupRounds, now: float, *, moved: bool) -> None:
             before, self._released = group.layout, False
             follow(group, now, moved=moved)
+            self._planned = group.planned
             if group.layout > before:
                 self._die("done", 1)
             if self._released:
@@ -119,9 +121,7 @@ class Faults:
             return
         executor = self.pipeline.executor
         stay = list(executor.executors())
-        group = self.pipeline._loop.group_rounds  # type: ignore[union-attr]
-        assert group is not None
-        if "arriving" in self.names and len(stay) < group.planned:
+        if "arriving" in self.names and len(stay) < self._planned:
             self._kill("arriving", stay[0])
         elif "leaving" in self.names and executor.leaving & {*executor.registered()}:
             self._kill("leaving", stay[0])

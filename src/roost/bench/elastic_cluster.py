@@ -281,8 +281,7 @@ class Timeline:
 
     def on_step(self, step: str, number: int) -> None:
         """Note decisions, at the end of their batch."""
-        loop = self._pipeline._loop
-        if step != "end" or loop is None or loop.group_rounds is None:
+        if step != "end":
             return
         if not self._poller.is_alive() and not self._ended.is_set():
             self.start()

@@ -17,6 +17,7 @@ from roost.model.arrays import Floats, Ints
 from roost.runtime.rounds import (
     REFUSED,
     AnyDecision,
+    CommittedBatch,
     Proposal,
     Proposer,
     Verdict,
@@ -124,6 +125,8 @@ class PrefixRounds:
     be ``machines_max``.
     """
 
+    records = PREFIX_ROUNDS
+
     def __init__(
         self,
         store: Store,
@@ -138,7 +141,7 @@ class PrefixRounds:
         self._resize = [] if resize is None else [resize]
         found = store.last(PREFIX_ROUNDS)
         last = {} if found is None else found[1]
-        self._number = int(last.get("round", -1)) + 1
+        self.number = int(last.get("round", -1)) + 1
         machines = stage.table.at(stage.table.epoch).machines
         saved = last.get("memory", {})
         if last.get("machines") != machines:
@@ -156,18 +159,19 @@ class PrefixRounds:
         """Machines that the tree should have at least; zero if any number suffices."""
         return 0 if self._scaling is None else self._scaling.needs.machines
 
-    def after_batch(self, batch: Batch, reports: Reports) -> None:
+    def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch, and decide."""
         opened, self._opened = self._opened, self._clock()
         table = self._stage.table
         if opened is None:
             return  # after a restart, also of a batch that repeats with an older tree
-        self._note(batch, reports, max(self._opened - opened, 1e-9))
+        batch = done.batch
+        self._note(batch, done.reports, max(self._opened - opened, 1e-9))
         seen = self._seen()
         verdicts, decided = self._decided(seen)
         changed = decided.tree != seen.tree
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": batch.number,
             "machines": seen.tree.machines,
             "next_epoch": table.epoch + 1 if changed else None,
@@ -175,8 +179,8 @@ class PrefixRounds:
             "memory": {} if self._scaling is None else self._scaling.memory,
         }
         tree = [Fact(TREES, table.epoch + 1, decided.tree.to_json())] if changed else []
-        self._store.record(Fact(PREFIX_ROUNDS, self._number, row), *tree)
-        self._number += 1
+        self._store.record(Fact(PREFIX_ROUNDS, self.number, row), *tree)
+        self.number += 1
         table.epoch += changed
         self._set_machines(decided.tree.machines)
 
