@@ -58,16 +58,18 @@ def run(quick: bool) -> Measured:
         for seed in range(SEEDS_QUICK if quick else SEEDS)
         if hotspots or not quick
     ]
-    panels = {
-        f"{case.queries:,} queries, {case.scenario}: units of work per second": lines(
-            {name: case.found[name] for name in COMPARED}, lambda m: m.units_per_s
-        )
-        for case in cases
-        if case.seed == 0
-    }
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for case in cases:
+        if case.seed == 0:
+            found = {name: case.found[name] for name in COMPARED}
+            title = f"{case.queries:,} queries, {case.scenario}"
+            panels[f"{title}: units of work per second"] = lines(found, lambda m: m.units_per_s)
+            panels[f"{title}: CPU utilisation"] = lines(found, lambda m: m.utilisation)
+            sent = lines(found, lambda m: m.network_bytes / 1e9)
+            panels[f"{title}: network, gigabytes per second"] = sent
     queries, rounds, points = ON_SPARK_QUICK if quick else ON_SPARK
     rows = rows_of(cases) + _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
-    plot = Plot(f"{MACHINES} machines", panels, columns=2)
+    plot = Plot(f"{MACHINES} machines", panels, columns=3)
     setup = {"machines": MACHINES, "rounds": ROUNDS, "points": POINTS, "data": pickups.source}
     return Measured(rows, summary_of(cases), {"": plot}, more={"setup": setup})
 

@@ -1,7 +1,7 @@
 """The balancing strategies and the variants of SWARM, compared over 240 rounds of a load.
 
-Each runs on a cluster whose work is counted by cell (:mod:`roost.bench.counted`). Phases are before,
-while and after hotspots last; a load without hotspots is one phase.
+Each runs on a cluster whose work is counted by cell (:mod:`roost.bench.counted`). Phases are
+before, while and after hotspots last; a load without hotspots is one phase.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
                         "phase": phase,
                         "seeds": len(seeds),
                         **{key: mean(m[key] for m in metrics) for key in metrics[0]},
+                        "utilisation": _mean_of(seeds, name, phase, "utilisation"),
+                        "network_bytes": _mean_of(seeds, name, phase, "network_bytes"),
                         "units_ratio_vs_history": mean(ratios),
                         "units_ratio_ci95": interval(ratios),
                         "rounds_to_recover": max(
@@ -127,6 +129,10 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
                     }
                 )
     return rows
+
+
+def _mean_of(cases: Sequence[Case], name: str, phase: str, key: str) -> float:
+    return mean(getattr(m, key) for case in cases for m in case.batches(name, phase))
 
 
 def interval(values: Sequence[float]) -> float | None:
