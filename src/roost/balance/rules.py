@@ -15,7 +15,7 @@ from roost.balance.decision import RISE
 QUIET = 0.2
 GAIN_MIN = 0.02
 # Pairs of machines that a round relieves at most.
-PAIRS = 16
+PAIRS = 256
 # Rounds between merges of adjacent partitions of one machine; the papers' example is five hours.
 MERGE_EVERY = 20
 MERGE_EVERY_PAPER = 1200

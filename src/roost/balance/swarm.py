@@ -217,6 +217,7 @@ class Swarm:
         mean = sum(costs.values()) / len(costs)
         lows = iter(sorted(costs, key=lambda m: (costs[m], m)))
         low, next_id = next(lows), plan.next_id
+        held = _by_machine(plan)
         changes: list[Change] = []
         pairs: list[tuple[int, int]] = []
         refused = passing = 0
@@ -227,7 +228,7 @@ class Swarm:
             if self.rules.persistence and not _persistent(high, low, before, least):
                 passing += 1
                 continue
-            own = replace(plan, partitions=tuple(plan.of_machine(high)), next_id=next_id)
+            own = replace(plan, partitions=tuple(held.get(high, ())), next_id=next_id)
             keep = tuple(p.partition_id for p in own.partitions if len(p.machines) > 1)
             request = ShedRequest(low, costs[low] / received, received, next_id, keep)
             response = send(high, request)
@@ -270,6 +271,14 @@ def _with_merges(plan: Plan, decision: Decision) -> Decision:
     text = "neighbours of one machine"
     reason = f"{decision.reason}; {text}" if changes else text
     return Rebalance((*changes, *merges), reason)
+
+
+def _by_machine(plan: Plan) -> dict[int, list[Partition]]:
+    held: dict[int, list[Partition]] = {}
+    for p in plan.partitions:
+        for machine in p.machines:
+            held.setdefault(machine, []).append(p)
+    return held
 
 
 def _persistent(high: int, low: int, before: Mapping[int, float], least: float) -> bool:
