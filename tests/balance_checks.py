@@ -12,7 +12,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from roost.queries.partitions import _part, live_ranges
 from roost.queries.versions import SegmentRef
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
-from roost.stages.contract import Report, Task
+from roost.stages.contract import MapExecutor, Report, Task
 from roost.stages.matching import MatchingTask
-from roost.stages.statistics import TrioTask, TrioValue, load_statistics
+from roost.stages.statistics import TrioTask, TrioValue, copy_resident, load_statistics
 from roost.storage.files import Files
 from roost.workload import MachineStats
 
@@ -635,8 +635,9 @@ class InProcessCounted(InProcessExecutor):
         busy: Busy = simulated_seconds,
         seen: list[Seen] | None = None,
         in_job: Callable[[int], None] = lambda number: None,
+        **settings: Any,
     ) -> None:
-        super().__init__(measure=lambda report: counted(busy, self._number, report))
+        super().__init__(measure=lambda report: counted(busy, self._number, report), **settings)
         self._number = 0
         self._seen = seen
         self._in_job = in_job
@@ -647,7 +648,7 @@ class InProcessCounted(InProcessExecutor):
         self._number = tasks["matching"].number  # type: ignore[attr-defined]
         reports = super().run(inputs, chain, tasks, placement)
         if self._seen is not None:
-            self._seen.append(observe(tasks, reports))
+            self._seen.append(observe(tasks, reports, self))
         self._in_job(self._number)
         return reports
 
@@ -660,7 +661,22 @@ def slots_in(
     return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
 
 
-def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:
+def written_statistics(task: TrioTask, report: Report, executor: MapExecutor) -> MachineStats:
+    """Read the statistics that a task wrote, perhaps to a folder of its executor."""
+    name, path = report.value.file, task.files.path(report.value.file)
+    copied = not path.exists()
+    if copied:
+        call = partial(copy_resident, task.files)
+        assert executor.map(call, [name], [report.executor]) == [True]
+    found = load_statistics(task.files, name)
+    if copied:
+        path.unlink()  # the next task shall find its own
+    return found
+
+
+def observe(
+    tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]], executor: MapExecutor
+) -> Seen:
     task: MatchingTask = tasks["matching"]
     trio = tasks.get("statistics")
     folder, refs = task.folder, task.segments
@@ -694,7 +710,7 @@ def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -
             )
         )
     stats = {
-        machine: load_statistics(trio.files, report.value.file)
+        machine: written_statistics(trio, report, executor)
         for machine, report in noted.items()
         if isinstance(trio, TrioTask)
     }

@@ -35,7 +35,7 @@ SEED = 6
 
 
 @dataclass(frozen=True)
-class MovingHotspot:
+class Hotspot:
     """A square that receives a share of the points for some rounds.
 
     There are as many more queries, relative to the standing ones, as the share says.
@@ -62,17 +62,17 @@ class MovingHotspot:
         return self.share * math.exp(-0.5 * ((place - middle) / width) ** 2)
 
 
-SCENARIOS: dict[str, tuple[MovingHotspot, ...]] = {
-    "uniform (6.6)": (MovingHotspot(0.2, 0.8, 0.4, LOWER_LEFT),),
-    "normal (6.7)": (MovingHotspot(0.2, 0.8, 0.4, LOWER_LEFT, normal=True),),
-    "step (6.8)": (MovingHotspot(0.2, 0.8, 0.4, LOWER_LEFT, step=True),),
+SCENARIOS: dict[str, tuple[Hotspot, ...]] = {
+    "uniform (6.6)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT),),
+    "normal (6.7)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT, normal=True),),
+    "step (6.8)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT, step=True),),
     "overlapping (6.9)": (
-        MovingHotspot(0.2, 0.65, 0.2, LOWER_LEFT),
-        MovingHotspot(0.35, 0.8, 0.2, UPPER_RIGHT),
+        Hotspot(0.2, 0.65, 0.2, LOWER_LEFT),
+        Hotspot(0.35, 0.8, 0.2, UPPER_RIGHT),
     ),
     "consecutive (6.10)": (
-        MovingHotspot(0.2, 0.5, 0.2, LOWER_LEFT),
-        MovingHotspot(0.5, 0.8, 0.2, UPPER_RIGHT),
+        Hotspot(0.2, 0.5, 0.2, LOWER_LEFT),
+        Hotspot(0.5, 0.8, 0.2, UPPER_RIGHT),
     ),
 }
 
@@ -126,6 +126,20 @@ class TimedLoad(ABC):
         return point_table(number * self.points + row, pa.array(times).cast(TIMESTAMP), lon, lat)
 
 
+def slots_of(pickups: Pickups) -> list[NDArray[np.int64]]:
+    """Return the pickups that the rounds of each slot of a day draw from."""
+    times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
+    slots = (times // SLOT_S) % SLOTS
+    order = np.argsort(slots, kind="stable")
+    by_slot = np.split(order, np.searchsorted(slots[order], np.arange(1, SLOTS)))
+    return [np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)]
+
+
+def slot_at(number: int, rounds: int) -> int:
+    """Return the slot of a round; more rounds than slots still are one day."""
+    return (FIRST_SLOT + number * min(SLOTS, rounds) // rounds) % SLOTS
+
+
 class MovingLoad(TimedLoad):
     """A day of the city with hotspots; ``queries`` does not include those of hotspots."""
 
@@ -135,20 +149,14 @@ class MovingLoad(TimedLoad):
         queries: int,
         rounds: int,
         points: int,
-        hotspots: tuple[MovingHotspot, ...] = (),
+        hotspots: tuple[Hotspot, ...] = (),
         seed: int = SEED,
     ) -> None:
         super().__init__(pickups, rounds, points, SLOT_S)
         self.queries = queries
         self._seed = seed
         self._hotspots = hotspots
-        times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
-        slots = (times // SLOT_S) % SLOTS
-        order = np.argsort(slots, kind="stable")
-        by_slot = np.split(order, np.searchsorted(slots[order], np.arange(1, SLOTS)))
-        self._slots = [
-            np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)
-        ]
+        self._slots = slots_of(pickups)
         self.boxes = boxes_of(pickups, queries, np.random.default_rng(self._seed))
 
     def standing(self) -> pa.Table:
@@ -165,8 +173,7 @@ class MovingLoad(TimedLoad):
         """Make one round."""
         random = np.random.default_rng([self._seed, number])
         now, before = number / self.rounds, (number - 1) / self.rounds
-        # More rounds than slots still are one day.
-        slot = self._slots[(FIRST_SLOT + number * min(SLOTS, self.rounds) // self.rounds) % SLOTS]
+        slot = self._slots[slot_at(number, self.rounds)]
         at = slot[random.integers(0, slot.size, self.points)]
         x, y = self.pickups.lon[at], self.pickups.lat[at]
         free = random.permutation(self.points)
@@ -184,7 +191,7 @@ class MovingLoad(TimedLoad):
         return Step(self.table(number, x, y), found, live)
 
     def _inside(
-        self, hotspot: MovingHotspot, count: int, random: np.random.Generator
+        self, hotspot: Hotspot, count: int, random: np.random.Generator
     ) -> tuple[Floats, Floats]:
         if hotspot.normal:
             parts = 0.5 + random.normal(0.0, NORMAL_SPREAD, (2, count))
@@ -194,9 +201,7 @@ class MovingLoad(TimedLoad):
             parts = random.random((2, count))
         return self.place(np.array(hotspot.corner) + HOTSPOT_SIDE * parts.T)
 
-    def _hot_requests(
-        self, index: int, hotspot: MovingHotspot, count: int, begins: bool
-    ) -> pa.Table:
+    def _hot_requests(self, index: int, hotspot: Hotspot, count: int, begins: bool) -> pa.Table:
         first = self.queries + index * count
         x, y = self._inside(hotspot, count, np.random.default_rng([self._seed, 1_000 + index]))
         half_x = self.space.bounds.width * SIDE_SHARE / 2

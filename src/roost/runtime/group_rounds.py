@@ -29,6 +29,7 @@ from roost.storage.totals import TOTALS
 
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
 EXECUTORS = "executors"  # key of the totals
+SYNOPSIS = "synopsis"  # policy that needs executors
 
 
 @dataclass
@@ -48,7 +49,8 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the
+    machines of the synopsis. ``clock`` returns seconds since 1970.
     """
 
     records = GROUP_ROUNDS
@@ -66,6 +68,7 @@ class GroupRounds:
         self.sources: Mapping[str, Source] = {}
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
+        self.needed: Callable[[], int] = lambda: 0
         last = last_group_round(store) or {}
         self.number = int(last.get("round", -1)) + 1
         self._policy = ElasticPolicy(size_policy(rules), last)
@@ -77,6 +80,11 @@ class GroupRounds:
         self._used_s = 0.0
         self._round: _Round | None = None
         self._follow(clock(), moved=False)
+
+    @property
+    def machines_max(self) -> int:
+        """Machines of the largest layout."""
+        return self._rules.max * self._allocator.slots
 
     @property
     def machines(self) -> int:
@@ -123,6 +131,7 @@ class GroupRounds:
 
     def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
         present, backlog = self._allocator.executors(), self._backlog(intent)
+        needed = -(-self.needed() // self._allocator.slots)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
         waited = 0.0 if self._waiting_since is None else now - self._waiting_since
         missing = max(self._target - len(present), 0)
@@ -138,6 +147,7 @@ class GroupRounds:
             interval_s=(now - one.clock) / max(one.batches, 1),
             paced=backlog is not None,
             routings=tuple(self.loads()),
+            required={SYNOPSIS: needed} if needed else {},
             provision_s=self._provision_s,
             tasks=one.tasks,
         )
@@ -163,6 +173,7 @@ class GroupRounds:
             "rows": one.rows,
             "backlog": seen.backlog,
             "planned": decided.planned,
+            "required": dict(seen.required),
             "requested": seen.executors.requested,
             "observed": seen.executors.observed,
             "layout": self.layout,
