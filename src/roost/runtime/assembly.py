@@ -171,6 +171,7 @@ def assemble(
         rounds=_with_group(
             flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
             [],
+            [],
             group,
         ),
         history=config.out.history,
