@@ -23,6 +23,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 
 from roost.engine import worker
+from roost.model.elastic import DEFAULT_GROUP, GroupRules
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Allocator, Executor, SliceInputs, collected
 from roost.stages.contract import Report, Task
@@ -31,6 +32,7 @@ from roost.storage.cache import WorkerCache
 
 Value = TypeVar("Value")
 
+DEFAULT_PROFILE = 0  # of the default group
 JOB_ATTEMPTS = 4  # Spark's default for tasks
 INDETERMINATE = "indeterminate"
 """Part of the message of a job that Spark fails because a repeated task may differ."""
@@ -59,12 +61,12 @@ class FrameInputs:
 
 
 class SparkExecutor:
-    """Runs batches on a Spark context."""
+    """Runs batches on a Spark context; each of the ``groups`` is a resource profile of Spark."""
 
     rows_per_task = 4096
     allocator: Allocator | None = None
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, groups: Sequence[GroupRules] = ()) -> None:
         self._context = self.context = context
         self.leaving: set[str] = set()  # executors that were released: no machine gets one as home
         self._jvm: Any = context._jvm
@@ -75,6 +77,20 @@ class SparkExecutor:
         # Objects of the JVM that pinned partitions share: each call creates one partition.
         self._locations: dict[str, Any] = {}  # by executor
         self._singles: dict[int, Any] = {}
+        self._profiles = {group.name: self._profile(group) for group in groups}
+        self._profile_of: dict[str, int] = {}  # by executor
+
+    def _profile(self, group: GroupRules) -> Any:
+        """Return a group as a resource profile."""
+        resource = self._jvm.org.apache.spark.resource
+        request = resource.ExecutorResourceRequests().cores(group.cores).memory(group.memory)
+        profile = resource.ResourceProfileBuilder().require(request).build()
+        self._context._jsc.sc().resourceProfileManager().addResourceProfile(profile)
+        return profile
+
+    def profile_id(self, group: str) -> int:
+        """Return Spark's number of a group's resource profile."""
+        return DEFAULT_PROFILE if group == DEFAULT_GROUP else int(self._profiles[group].id())
 
     def close(self) -> None:
         """Cancel running jobs: their tasks must not write files after the run has ended."""
@@ -115,24 +131,39 @@ class SparkExecutor:
 
     @property
     def slots(self) -> int:
-        """Number of tasks that run at the same time."""
+        """Number of tasks of the default group that run at the same time."""
+        if self._profiles and self.allocator is not None:
+            return max(len(self.executors()) * self.allocator.slots, 1)
         return self._context.defaultParallelism
 
-    def executors(self) -> Sequence[str]:
-        """Return the registered executors; a local master has only the driver."""
+    def executors(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the registered executors of a group; a local master has only the driver."""
         if not self._cluster:
             return ("driver",)
-        return [name for name in self.registered() if name not in self.leaving]
+        return [name for name in self.registered(group) if name not in self.leaving]
 
-    def registered(self) -> Sequence[str]:
-        """Return the names of all executors of the cluster."""
-        found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
-        return found.split()
+    def registered(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the names of all executors of a group."""
+        text: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
+        if not self._profiles:
+            return text.split()
+        wanted = self.profile_id(group)
+        return [name for name in text.split() if self._profile_id_of(name) == wanted]
 
-    def warm(self, name: str, tasks: int) -> bool:
-        """Run empty tasks on an executor; returns whether one of them ran there."""
+    def _profile_id_of(self, name: str) -> int | None:
+        """Return the number of an executor's profile; None if Spark does not know it any more."""
+        if name not in self._profile_of:
+            try:
+                found = self._context._jsc.sc().statusStore().executorSummary(name)
+            except Py4JJavaError:
+                return None
+            self._profile_of[name] = int(found.resourceProfileId())
+        return self._profile_of[name]
+
+    def warm(self, name: str, tasks: int, group: str = DEFAULT_GROUP) -> bool:
+        """Run empty tasks on an executor of a group; returns whether one of them ran there."""
         items = self._context.parallelize(range(tasks), tasks)
-        pinned = self._pinned(items._jrdd.rdd(), [name] * tasks)
+        pinned = self._pinned(self._in_group(items._jrdd.rdd(), group), [name] * tasks)
         rdd: RDD[Any] = RDD(pinned, self._context, items._jrdd_deserializer)
         with self._cancelled_on_exit():
             return name in rdd.mapPartitions(worker.named).collect()
@@ -177,7 +208,7 @@ class SparkExecutor:
         for level in range(1, chain.levels):
             count = len(chain.parts[level])
             pairs = pairs.partitionBy(self._jvm.PythonPartitioner(count, 0))
-            items = self._items(pairs, placement.homes_of(chain, level))
+            items = self._items(pairs, placement.homes_of(chain, level), chain.group(level))
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
                 return items.mapPartitionsWithIndex(last).collect()
@@ -198,12 +229,24 @@ class SparkExecutor:
         tag = self._jvm.scala.reflect.ClassTag.AnyRef()
         return self._jvm.org.apache.spark.api.java.JavaPairRDD.fromRDD(rows, tag, tag)
 
-    def _items(self, pairs: Any, homes: Sequence[str | None] = ()) -> RDD[Any]:
-        """Return the unpickled values of a JavaPairRDD, whose partitions prefer to run at homes."""
+    def _items(
+        self, pairs: Any, homes: Sequence[str | None] = (), group: str = DEFAULT_GROUP
+    ) -> RDD[Any]:
+        """Return the unpickled values of a JavaPairRDD, whose partitions prefer to run at homes.
+
+        Their stage runs on the executors of a group.
+        """
         items = self._jvm.PythonRDD.valueOfPair(pairs)
+        self._in_group(items.rdd(), group)
         if any(homes):
             items = self._pinned(items.rdd(), homes)
         return RDD(items, self._context, CPickleSerializer())
+
+    def _in_group(self, items: Any, group: str) -> Any:
+        """Let the Spark stage of an RDD of the JVM run on a group; returns the RDD."""
+        if group == DEFAULT_GROUP:
+            return items
+        return items.withResources(self._profiles[group])
 
     def _pinned(self, items: Any, homes: Sequence[str | None]) -> Any:
         """Return an RDD as a JavaRDD whose partitions prefer to run at their homes.

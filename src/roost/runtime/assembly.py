@@ -182,12 +182,14 @@ def _group_rounds(
     if config.elastic.max is None or hooks.resize is not None:
         return None
     if executor.allocator is None:
+        for group in config.elastic.other_groups:
+            expected = "no group: the cluster has a fixed number of executors"
+            raise ConfigError("elastic.groups", group.name, expected)
         warnings.warn(
             "the cluster has a fixed number of executors: elastic.max has no effect", stacklevel=3
         )
         return None
-    settings = config.elastic
-    return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
+    return GroupRounds(store, executor.allocator, config.elastic, hooks.wall_clock)
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from roost.model.elastic import DEFAULT_GROUP
 from roost.queries.guard_state import LOG as GUARD_LOG
 from roost.queries.guard_state import GuardState
 from roost.queries.live import QuerySet
@@ -55,8 +56,9 @@ from roost.runtime.records import (
 )
 from roost.runtime.rounds import Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
-from roost.stages.flow_routing import BucketTable, maps_of
-from roost.stages.flow_stateless import EvenTable
+from roost.stages.flow_routing import BucketTable, maps_of, node_of, stage_of
+from roost.stages.flow_stateless import EvenTable, StatelessStage
+from roost.stages.flow_subquery import SubqueryStage
 from roost.stages.routing import PLANS, SPACE, SpatialTable
 from roost.stages.synopsis import PREFIXES, TREES, PrefixTable
 from roost.storage.files import Files
@@ -129,6 +131,8 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
+        if self.group_rounds is not None:
+            self.group_rounds.placement.begin(operators(self.stages))
         self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
@@ -216,17 +220,32 @@ class BatchLoop:
         used = [batch.routings[s.routing] for s in working if s.routing is not None]
         machines = next((routing.machines for routing in used if routing.local), None)
         inputs, readers = inputs.dealt(machines, batch.number, self.executor)
-        chain = Chain.of(working, batch.routings, readers)
-        before, self.placement = self.placement, self._placed(chain)
+        before = self.placement
+        executors = {name: self.executor.executors(name) for name in self._groups}
+        self.placement = replace(before, groups=self._mapping(executors))
+        chain = Chain.of(working, batch.routings, readers, self.placement)
+        self.placement = self._placed(chain, executors)
         reports = self.executor.run(inputs, chain, tasks, self.placement)
         return reports, home_metrics(chain, before, self.placement, reports)
 
-    def _placed(self, chain: Chain) -> Placement:
+    @property
+    def _groups(self) -> Sequence[str]:
+        """The executor groups of the run."""
+        return [DEFAULT_GROUP] if self.group_rounds is None else self.group_rounds.names
+
+    def _mapping(self, executors: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Return the executor group of each stage; one that has no executor now is not used."""
+        if self.group_rounds is None:
+            return {}
+        mapping = self.group_rounds.placement.mapping
+        return {stage_of(node): group for node, group in mapping.items() if executors[group]}
+
+    def _placed(self, chain: Chain, executors: Mapping[str, Sequence[str]]) -> Placement:
         """Assign homes; executors that join get machines after a round, if the run has rounds."""
         rounds = [found.number for found in (self.rounds, self.flow_rounds) if found is not None]
         level = not rounds or rounds != self._levelled
         self._levelled = rounds
-        return placed(self.placement, chain, self.executor.executors(), level=level)
+        return placed(self.placement, chain, executors, level=level)
 
     def _deliver(self, batch: Batch) -> None:
         for sink in self.sinks:
@@ -363,3 +382,9 @@ class BatchLoop:
         """Return whether the layouts of the batches to come have so many machines."""
         sized = (t for t in self.tables.values() if isinstance(t, SIZED))
         return all(t.at(t.epoch).machines == t.size_of(machines) for t in sized)
+
+
+def operators(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return the operators that can be placed, by the nodes that run in their tasks."""
+    found = {s.node.name: node_of(s.buckets) for s in stages if isinstance(s, SubqueryStage)}
+    return found | {s.node.name: s.node.name for s in stages if isinstance(s, StatelessStage)}

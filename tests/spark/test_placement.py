@@ -1,0 +1,40 @@
+"""An operator moves between two resource profiles of a cluster by measured load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from flow_runs import rows_of
+from roost.bench.dodo_cluster import OTHER, expected_rankings, tweets
+from roost.engine.standalone import Host, StandaloneCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.full]
+
+DEADLINE_S = 400
+
+
+def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
+    """``algorithm_1`` decides; the results are those of the interpreter, each once."""
+    driver = Path(__file__).with_name("placement_driver.py")
+    with StandaloneCluster([Host(1, 600)] * 2, tmp_path / "cluster") as cluster:
+        command = [sys.executable, str(driver), str(tmp_path / "run"), cluster.url]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["operator"], found["before"], found["after"]) == ("rank", "default", OTHER)
+    assert found["loads"]["count"] > found["loads"]["rank"] > 0.0
+    ((killed,), ran) = found["killed"], found["ran"]
+    assert ran[0] != [killed] and [killed] in ran and ran[-1] not in ([killed], ran[0])
+    files = (tmp_path / "run" / "out" / "top_topics").glob("*.parquet")
+    mine = Counter(repr(row) for file in files for row in rows_of(pq.ParquetFile(file).read()))
+    theirs = Counter(map(repr, expected_rankings(tweets(), found["rows"])))
+    assert mine == theirs and theirs
