@@ -43,12 +43,12 @@ from roost.runtime.balancing import (
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
-from roost.runtime.flow_rounds import FlowPolicy
+from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
-from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Resizing, Rounds
+from roost.runtime.rounds import HiddenQueries, PlanRounds, Policy, Proposer, Resizing, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -167,8 +167,10 @@ def assemble(
         config.out.dir.absolute(),
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
-        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
-        group_rounds=group,
+        rounds=_with_group(
+            stages, flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize), [], group
+        ),
+        operators=None if group is None else group.placement,
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -190,6 +192,20 @@ def _group_rounds(
         )
         return None
     return GroupRounds(store, executor.allocator, config.elastic, hooks.wall_clock)
+
+
+def _with_group(
+    stages: Sequence[Stage],
+    flow: Sequence[FlowRounds],
+    more: Sequence[Rounds],
+    group: GroupRounds | None,
+) -> list[Rounds]:
+    """Return the rounds of all layouts, then those of the executors, which see their loads."""
+    if group is None:
+        return [*flow, *more]
+    group.loads = lambda: [load for found in flow for load in found.loads]
+    group.placement.begin(stages)
+    return [*flow, *more, group]
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
@@ -352,12 +368,16 @@ class _Assembly:
             self.out,
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
-            rounds=self._rounds(strategy, statistics),
-            flow_rounds=flow_rounds(config, self.store, stages, *policies),
-            prefix_rounds=prefix_rounds(
-                self.store, stages, config.synopsis, hooks.clock, hooks.resize
+            rounds=_with_group(
+                stages,
+                flow_rounds(config, self.store, stages, *policies),
+                [
+                    *prefix_rounds(self.store, stages, config.synopsis, hooks.clock, hooks.resize),
+                    *self._plan_rounds(strategy, statistics, table),
+                ],
+                self.group,
             ),
-            group_rounds=self.group,
+            operators=None if self.group is None else self.group.placement,
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -439,8 +459,10 @@ class _Assembly:
             found.append(JoinStage(self.join, files, staging(self.out, "pairs"), *types))
         return found
 
-    def _rounds(self, strategy: Strategy, stage: CellStage | TrioStage | None) -> Rounds | None:
-        """Build the policies; they continue from the last round.
+    def _plan_rounds(
+        self, strategy: Strategy, stage: CellStage | TrioStage | None, table: SpatialTable
+    ) -> list[PlanRounds]:
+        """Build the policies of the plan; they continue from the last round.
 
         A balancer finds the hotspots, so a guard without one only refuses blocked users.
         """
@@ -450,7 +472,7 @@ class _Assembly:
             warnings.warn(text, stacklevel=4)
         resize = self.hooks.resize
         if stage is None and resize is None:
-            return None
+            return []
         saved = last_round(self.store) or {}
         number = int(saved.get("round", -1)) + 1
         if saved.get("strategy") != strategy.value:
@@ -474,8 +496,9 @@ class _Assembly:
                 quarantine=config.guard.quarantine,
             )
             policies.append(guard)
-        return Rounds(
+        rounds = PlanRounds(
             self.store,
+            table,
             strategy.value,
             policies,
             int(config.balance.round * self.unit),
@@ -484,3 +507,4 @@ class _Assembly:
             (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
         )
+        return [rounds]

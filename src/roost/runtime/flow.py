@@ -103,8 +103,8 @@ def flow_rounds(
     stages: Sequence[Stage],
     more: Sequence[FlowPolicy],
     resize: FlowPolicy | None = None,
-) -> FlowRounds | None:
-    """Build the rounds of a dataflow; None without a policy.
+) -> list[FlowRounds]:
+    """Build the rounds of a dataflow; none without a policy.
 
     ``resize`` proposes the number of machines. Balancing is the last policy, so that it is refused
     if another one changes a map.
@@ -116,9 +116,9 @@ def flow_rounds(
     balancing = balancing_policies(config.dataflow, nodes, resizable=resize is not None)
     policies = [*first, *more, *balancing]
     if not policies or not (subqueries or (first and even)):
-        return None
+        return []
     measure = partial(cold_read_speed, store.files("flow"))
-    return FlowRounds(store, subqueries, even, policies, config.dataflow.round, measure)
+    return [FlowRounds(store, subqueries, even, policies, config.dataflow.round, measure)]
 
 
 def describe(operator: Operator) -> dict[str, Any]:

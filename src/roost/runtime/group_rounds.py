@@ -23,9 +23,8 @@ from roost.runtime.executor import Allocator
 from roost.runtime.group_size import GroupSize
 from roost.runtime.operator_placement import PLACEMENT, OperatorPlacement
 from roost.runtime.records import Intent
-from roost.runtime.rounds import arbitrate
+from roost.runtime.rounds import CommittedBatch, arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, SharedSizes, size_policy
-from roost.stages.contract import Reports
 from roost.stages.flow_routing import node_of
 from roost.stages.sources import Source
 from roost.storage.store import Fact, Store, View
@@ -53,8 +52,10 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries. ``clock`` returns seconds since 1970.
     """
+
+    records = GROUP_ROUNDS
 
     def __init__(
         self,
@@ -68,8 +69,9 @@ class GroupRounds:
         self._length_s, self._clock = settings.round, clock
         self.sources: Mapping[str, Source] = {}
         self.streams: Sequence[str] = ()
+        self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
         last = last_group_round(store) or {}
-        self._number = int(last.get("round", -1)) + 1
+        self.number = int(last.get("round", -1)) + 1
         saved = {DEFAULT_GROUP: last, **last.get(GROUPS, {})}
         self._own = GroupSize(allocator, rules, last, clock())
         self._groups = {DEFAULT_GROUP: self._own}
@@ -102,37 +104,21 @@ class GroupRounds:
         """
         return max(group.machines for group in self._groups.values())
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the executor groups."""
-        return list(self._groups)
-
-    def after_batch(
-        self,
-        intent: Intent,
-        reports: Reports,
-        loads: Sequence[SubqueryLoad],
-        sized: Callable[[int], bool],
-    ) -> None:
-        """Note a batch; end the round if it is long enough, and follow the decisions.
-
-        ``loads`` are those of subqueries; ``sized`` returns whether all layouts have so many
-        machines from the next batch on.
-        """
+    def after_batch(self, done: CommittedBatch) -> None:
+        """Note a batch; end the round if it is long enough, and follow the decisions."""
         now = self._clock()
-        self._note(now, intent, reports, sized)
+        self._note(now, done)
         one = self._round
         if one is not None and one.batches and now - one.clock >= self._length_s:
-            self._end_round(one, now, intent, loads)
-        moved = sized(self.machines)
+            self._end_round(one, now, done.intent)
+        moved = done.has_size(self.machines)
         for group in self._groups.values():
             group.follow(now, moved=moved)
 
     # ------------------------------------------------------------------ measured
 
-    def _note(
-        self, now: float, intent: Intent, reports: Reports, sized: Callable[[int], bool]
-    ) -> None:
+    def _note(self, now: float, done: CommittedBatch) -> None:
+        intent, reports = done.intent, done.reports
         present = sum(len(group.allocator.executors()) for group in self._groups.values())
         if self._counted is not None:
             self._used_s += present * (now - self._counted)
@@ -149,7 +135,7 @@ class GroupRounds:
             one.busy_s[node_of(name)] = one.busy_s.get(node_of(name), 0.0) + seconds
         one.tasks = max([one.tasks, *(len(mine) for mine in reports.values())])
         one.settled &= all(group.settled for group in self._groups.values())
-        one.settled &= sized(self.machines)
+        one.settled &= done.has_size(self.machines)
 
     def _backlog(self, intent: Intent) -> int | None:
         """Return the rows that have arrived and were not read; None without any pace."""
@@ -158,9 +144,7 @@ class GroupRounds:
         waiting = [max(due - stop, 0) for stop, due in found if due is not None]
         return sum(waiting) if waiting or self.streams else None
 
-    def _snapshot(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
-    ) -> GroupSnapshot:
+    def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
         """Return the measured round, as if all stages were in the default group."""
         backlog = self._backlog(intent)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
@@ -175,7 +159,7 @@ class GroupRounds:
             backlog or 0,
             interval_s=(now - one.clock) / max(one.batches, 1),
             paced=backlog is not None,
-            routings=tuple(loads),
+            routings=tuple(self.loads()),
             provision_s=self._own.provision_s,
             tasks=one.tasks,
         )
@@ -194,14 +178,12 @@ class GroupRounds:
 
     # ------------------------------------------------------------------ decided
 
-    def _end_round(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
-    ) -> None:
-        seen = self._snapshot(one, now, intent, loads)
+    def _end_round(self, one: _Round, now: float, intent: Intent) -> None:
+        seen = self._snapshot(one, now, intent)
         self._share(seen)
         sizes = {name: self._sized(self._part(seen, name), name) for name in self._groups}
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": intent.batch_id,
             "clock": now,
             "seconds": seen.seconds,
@@ -213,17 +195,17 @@ class GroupRounds:
         if sizes:
             row[GROUPS] = sizes
             # A change of the mapping is measured by the next rounds, with the same executors.
-            placed = self.placement.snapshot(self._executor_groups(slots=True), loads)
+            placed = self.placement.snapshot(self._executor_groups(slots=True), seen.routings)
             row[PLACEMENT] = self.placement.end_round(placed)
         totals = self._store.get(TOTALS, EXECUTORS) or {"hours": 0.0, "decisions": {}}
         counts = Counter(totals["decisions"])
         counts.update([row["decision"], *(size["decision"] for size in sizes.values())])
         totals = {"hours": totals["hours"] + self._used_s / 3600.0, "decisions": dict(counts)}
-        self._store.record(Fact(GROUP_ROUNDS, self._number, row), Fact(TOTALS, EXECUTORS, totals))
+        self._store.record(Fact(GROUP_ROUNDS, self.number, row), Fact(TOTALS, EXECUTORS, totals))
         for name, group in self._groups.items():
             group.planned = int((row if name == DEFAULT_GROUP else sizes[name])["planned"])
         self._used_s = 0.0
-        self._number += 1
+        self.number += 1
         self._round = _Round(now, int(seen.backlog))
 
     def _sized(self, seen: GroupSnapshot, name: str) -> dict[str, Any]:

@@ -34,15 +34,12 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import drop_versions
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
-from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds
-from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.homes import home_metrics, placed
 from roost.runtime.jobs import Jobs
-from roost.runtime.prefix_rounds import PREFIX_ROUNDS, PrefixRounds
+from roost.runtime.operator_placement import OperatorPlacement
 from roost.runtime.records import (
     COMMITS,
     INTENTS,
-    ROUNDS,
     Commit,
     Intent,
     begin,
@@ -54,19 +51,15 @@ from roost.runtime.records import (
     median_reached,
     reached,
 )
-from roost.runtime.rounds import Rounds
+from roost.runtime.rounds import CommittedBatch, Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
-from roost.stages.flow_routing import BucketTable, maps_of, node_of, stage_of
-from roost.stages.flow_stateless import EvenTable, StatelessStage
-from roost.stages.flow_subquery import SubqueryStage
-from roost.stages.routing import PLANS, SPACE, SpatialTable
-from roost.stages.synopsis import PREFIXES, TREES, PrefixTable
+from roost.stages.flow_routing import stage_of
+from roost.stages.routing import SPACE
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
 
 STAGING = "_staging"
-SIZED = (SpatialTable, BucketTable, EvenTable, PrefixTable)  # whose machines follow executors
 CLEANUP_BATCHES = 64
 """Batches between two deletions of old rows: at most so many rows exceed the history."""
 
@@ -106,10 +99,8 @@ class BatchLoop:
     out: Path
     sinks: Sequence[Sink] = ()
     only_delivered: frozenset[str] = frozenset()
-    rounds: Rounds | None = None  # if anything adapts
-    flow_rounds: FlowRounds | None = None  # if bucket maps of a dataflow may change
-    prefix_rounds: PrefixRounds | None = None  # if the prefix tree of a synopsis may change
-    group_rounds: GroupRounds | None = None  # if the number of executors may change
+    rounds: Sequence[Rounds] = ()  # of all that adapts; executors follow the layouts
+    operators: OperatorPlacement | None = None  # if there may be several executor groups
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None
@@ -131,8 +122,6 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
-        if self.group_rounds is not None:
-            self.group_rounds.placement.begin(operators(self.stages))
         self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
@@ -221,28 +210,24 @@ class BatchLoop:
         machines = next((routing.machines for routing in used if routing.local), None)
         inputs, readers = inputs.dealt(machines, batch.number, self.executor)
         before = self.placement
-        executors = {name: self.executor.executors(name) for name in self._groups}
+        groups = [DEFAULT_GROUP] if self.operators is None else self.operators.groups
+        executors = {name: self.executor.executors(name) for name in groups}
         self.placement = replace(before, groups=self._mapping(executors))
         chain = Chain.of(working, batch.routings, readers, self.placement)
         self.placement = self._placed(chain, executors)
         reports = self.executor.run(inputs, chain, tasks, self.placement)
         return reports, home_metrics(chain, before, self.placement, reports)
 
-    @property
-    def _groups(self) -> Sequence[str]:
-        """The executor groups of the run."""
-        return [DEFAULT_GROUP] if self.group_rounds is None else self.group_rounds.names
-
     def _mapping(self, executors: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Return the executor group of each stage; one that has no executor now is not used."""
-        if self.group_rounds is None:
+        if self.operators is None:
             return {}
-        mapping = self.group_rounds.placement.mapping
-        return {stage_of(node): group for node, group in mapping.items() if executors[group]}
+        mapping = self.operators.mapping.items()
+        return {stage_of(node): group for node, group in mapping if executors[group]}
 
     def _placed(self, chain: Chain, executors: Mapping[str, Sequence[str]]) -> Placement:
         """Assign homes; executors that join get machines after a round, if the run has rounds."""
-        rounds = [found.number for found in (self.rounds, self.flow_rounds) if found is not None]
+        rounds = [found.number for found in self.rounds]
         level = not rounds or rounds != self._levelled
         self._levelled = rounds
         return placed(self.placement, chain, executors, level=level)
@@ -338,53 +323,22 @@ class BatchLoop:
 
     def _delete_old_rows(self, batch_id: int) -> None:
         """Delete rows of batches, rounds and epochs that no step after a batch can request."""
-        newest = {
-            table: self.store.last(table)
-            for table in (ROUNDS, FLOW_ROUNDS, PREFIX_ROUNDS, GROUP_ROUNDS, GUARD_LOG)
-        }
+        tables = [*(found.records for found in self.rounds), GUARD_LOG]
+        newest = {table: self.store.last(table) for table in tables}
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
         done = intent(self.store, batch_id)
         for name, found in self.tables.items():
-            if isinstance(found, BucketTable | EvenTable):
+            if found.records is not None:
+                # The next batch compares its routing with that of this one.
                 used = found.epoch if done is None else done.epochs.get(name, found.epoch)
-                limits[maps_of(found.node.name)] = min(found.epoch - self.history, used - 1)
-        if PREFIXES in self.tables:
-            epoch = self.tables[PREFIXES].epoch
-            used = epoch if done is None else done.epochs.get(PREFIXES, epoch)
-            limits[TREES] = min(epoch - self.history, used - 1)
-        if SPACE in self.tables:
-            limits[PLANS] = self.tables[SPACE].epoch - self.history
-            if done is not None:  # the next batch compares its plan with that of this one
-                limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
+                limits[found.records] = min(found.epoch - self.history, used - 1)
         old = [
             (t, key) for t, limit in limits.items() for key, _ in self.store.items(t, upto=limit)
         ]
         self.store.record(*(Fact(table, key, None) for table, key in old))
 
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
-        if self.flow_rounds is not None:
-            self.flow_rounds.after_batch(batch)
-        if self.prefix_rounds is not None:
-            self.prefix_rounds.after_batch(batch, reports)
-        table = self.tables.get(SPACE)
-        # Policies see only batches of the current plan.
-        if self.rounds is not None and table and intent.epochs[SPACE] == table.epoch:
-            assert isinstance(table, SpatialTable)
-            after = self.rounds.after_batch(batch, reports)
-            if after is not None:
-                table.epoch = after.epoch
-        if self.group_rounds is not None:
-            loads = () if self.flow_rounds is None else self.flow_rounds.loads
-            self.group_rounds.after_batch(intent, reports, loads, self._has_size)
-
-    def _has_size(self, machines: int) -> bool:
-        """Return whether the layouts of the batches to come have so many machines."""
-        sized = (t for t in self.tables.values() if isinstance(t, SIZED))
-        return all(t.at(t.epoch).machines == t.size_of(machines) for t in sized)
-
-
-def operators(stages: Sequence[Stage]) -> dict[str, str]:
-    """Return the operators that can be placed, by the nodes that run in their tasks."""
-    found = {s.node.name: node_of(s.buckets) for s in stages if isinstance(s, SubqueryStage)}
-    return found | {s.node.name: s.node.name for s in stages if isinstance(s, StatelessStage)}
+        done = CommittedBatch(intent, batch, reports, self.tables)
+        for rounds in self.rounds:
+            rounds.after_batch(done)

@@ -31,6 +31,10 @@ from roost.errors import ConfigError
 from roost.model.choices import PlacementName
 from roost.model.elastic import DEFAULT_GROUP
 from roost.runtime.rounds import AnyDecision, Proposal, arbitrate
+from roost.stages.contract import Stage
+from roost.stages.flow_routing import node_of
+from roost.stages.flow_stateless import StatelessStage
+from roost.stages.flow_subquery import SubqueryStage
 
 PLACEMENT = "placement"
 POLICIES: dict[PlacementName, PlacementPolicy] = {
@@ -90,18 +94,21 @@ class OperatorPlacement:
         named: Mapping[str, str],
         saved: Mapping[str, Any],
     ) -> None:
-        self._policy, self._groups, self._named = POLICIES.get(policy), groups, named
+        self._policy, self.groups, self._named = POLICIES.get(policy), groups, named
         self._saved: Mapping[str, str] = saved.get("mapping", {})
         self._series = LoadSeries()
         if "series" in saved:
             self._series = LoadSeries.from_json(saved["series"])
-        self._roots: Mapping[str, str] = {}
+        self._roots: dict[str, str] = {}  # operators by the nodes that run in their tasks
         self.mapping: Mapping[str, str] = {}
 
-    def begin(self, roots: Mapping[str, str]) -> None:
-        """Set the operators, by those that run in their tasks; continue with the last mapping."""
-        self._roots = roots
-        operators = set(roots.values())
+    def begin(self, stages: Sequence[Stage]) -> None:
+        """Find the operators of a run; continue with the last mapping."""
+        self._roots = {
+            s.node.name: node_of(s.buckets) for s in stages if isinstance(s, SubqueryStage)
+        }
+        self._roots |= {s.node.name: s.node.name for s in stages if isinstance(s, StatelessStage)}
+        operators = set(self._roots.values())
         for name in self._named:
             if name not in operators:
                 known = ", ".join(sorted(operators)) or "the dataflow has none"
@@ -109,7 +116,7 @@ class OperatorPlacement:
         if self._policy is None:
             self.mapping = {**dict.fromkeys(operators, DEFAULT_GROUP), **self._named}
             return
-        known_groups = {n: g for n, g in self._saved.items() if g in self._groups}
+        known_groups = {n: g for n, g in self._saved.items() if g in self.groups}
         self.mapping = {
             name: group
             for name, group in {**self._named, **known_groups}.items()

@@ -14,7 +14,14 @@ import numpy as np
 
 from roost.balance.changes import Resize
 from roost.model.arrays import Floats, Ints
-from roost.runtime.rounds import AnyDecision, Proposal, Proposer, Verdict, arbitrate
+from roost.runtime.rounds import (
+    AnyDecision,
+    CommittedBatch,
+    Proposal,
+    Proposer,
+    Verdict,
+    arbitrate,
+)
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.synopsis import TREES, SynopsisStage, owner_bytes
 from roost.storage.store import Fact, Store
@@ -109,6 +116,8 @@ class PrefixRounds:
     Without ``rules`` machines do not scale; ``resize`` proposes how many there are.
     """
 
+    records = PREFIX_ROUNDS
+
     def __init__(
         self,
         store: Store,
@@ -121,7 +130,7 @@ class PrefixRounds:
         self._resize = [] if resize is None else [resize]
         found = store.last(PREFIX_ROUNDS)
         last = {} if found is None else found[1]
-        self._number = int(last.get("round", -1)) + 1
+        self.number = int(last.get("round", -1)) + 1
         machines = stage.table.at(stage.table.epoch).machines
         saved = last.get("memory", {}) if last.get("machines") == machines else {}
         self._scaling = None if rules is None else Scaling(rules, machines, saved)
@@ -132,18 +141,19 @@ class PrefixRounds:
         self._worked = np.zeros((2, machines))  # rows and seconds
         self._behind = np.zeros(machines)
 
-    def after_batch(self, batch: Batch, reports: Reports) -> None:
+    def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch, and decide."""
         opened, self._opened = self._opened, self._clock()
         table = self._stage.table
         if opened is None:
             return  # after a restart, also of a batch that repeats with an older tree
-        self._note(batch, reports, max(self._opened - opened, 1e-9))
+        batch = done.batch
+        self._note(batch, done.reports, max(self._opened - opened, 1e-9))
         seen = self._seen()
         verdicts, decided = self._decided(seen)
         changed = decided.tree != seen.tree
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": batch.number,
             "machines": seen.tree.machines,
             "next_epoch": table.epoch + 1 if changed else None,
@@ -151,8 +161,8 @@ class PrefixRounds:
             "memory": {} if self._scaling is None else self._scaling.memory,
         }
         tree = [Fact(TREES, table.epoch + 1, decided.tree.to_json())] if changed else []
-        self._store.record(Fact(PREFIX_ROUNDS, self._number, row), *tree)
-        self._number += 1
+        self._store.record(Fact(PREFIX_ROUNDS, self.number, row), *tree)
+        self.number += 1
         table.epoch += changed
         self._set_machines(decided.tree.machines)
 

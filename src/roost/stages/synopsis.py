@@ -122,6 +122,7 @@ class PrefixTable:
     """The prefix trees of a state directory; ``epoch`` is that of the batches to come."""
 
     name = PREFIXES
+    records = TREES
 
     def __init__(self, view: View, spec: SynopsisSpec, epoch: int) -> None:
         self._view = view
