@@ -1,7 +1,8 @@
 """A driver process that kills an executor of the group which has received an operator.
 
-``python placement_driver.py FOLDER MASTER`` runs top-N topics on two executor groups, and prints
-the change of the mapping, and where the operator ran, as JSON.
+``python placement_driver.py FOLDER MASTER CORES`` runs top-N topics on two executor groups, and
+prints the change of the mapping, and where the operator ran, as JSON. Executors of the other group
+have so many cores; the error of a group that the cluster cannot provide is printed instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import psutil
 
 from roost.bench.dodo_cluster import OTHER, PlacementRun, change_of
+from roost.engine import executors
+from roost.errors import ConfigError
 
 BATCHES = 200  # that the run never needs
 
@@ -31,7 +34,7 @@ def process_of(application: str, executor: str) -> int:
 
 
 def main() -> None:
-    folder, master = Path(sys.argv[1]), sys.argv[2]
+    folder, master, cores = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     killed: list[str] = []
 
     def after(run: PlacementRun, batch: Mapping[str, Any]) -> bool:
@@ -45,7 +48,14 @@ def main() -> None:
         since = [names for names in ran if killed and names not in ([killed[0]], ran[0])]
         return len(since) < 3 and len(run.batches) < BATCHES
 
-    run = PlacementRun(folder, after)
+    run = PlacementRun(folder, after, cores)
+    if cores > 1:
+        executors.FIRST_S = 5.0
+        try:
+            run.drive(master)
+        except ConfigError as error:
+            print(error)
+        return
     rounds = run.drive(master)
     change = change_of(run, rounds)
     ran = [one["ran"][change["operator"]] for one in run.batches]

@@ -20,16 +20,24 @@ pytestmark = [pytest.mark.spark, pytest.mark.full]
 DEADLINE_S = 400
 
 
-def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
-    """``algorithm_1`` decides; the results are those of the interpreter, each once."""
+def drive(folder: Path, master: str, cores: int) -> str:
+    """Return the last line that a driver prints."""
     driver = Path(__file__).with_name("placement_driver.py")
-    with StandaloneCluster([Host(1, 600)] * 2, tmp_path / "cluster") as cluster:
-        command = [sys.executable, str(driver), str(tmp_path / "run"), cluster.url]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=DEADLINE_S
-        )
+    command = [sys.executable, str(driver), str(folder), master, str(cores)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
+
+
+def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
+    """``algorithm_1`` decides; the results are those of the interpreter, each once.
+
+    Before, a group that no worker can provide is refused.
+    """
+    with StandaloneCluster([Host(1, 600)] * 2, tmp_path / "cluster") as cluster:
+        refused = drive(tmp_path / "refused", cluster.url, cores=4)
+        found = json.loads(drive(tmp_path / "run", cluster.url, cores=1))
+    assert "elastic.groups" in refused and OTHER in refused
     assert (found["operator"], found["before"], found["after"]) == ("rank", "default", OTHER)
     assert found["loads"]["count"] > found["loads"]["rank"] > 0.0
     ((killed,), ran) = found["killed"], found["ran"]

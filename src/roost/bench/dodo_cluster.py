@@ -131,7 +131,7 @@ class PlacementRun:
 
     folder: Path
     after: Callable[[PlacementRun, Mapping[str, Any]], bool]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of ``elastic``
+    cores: int = 1  # of an executor of the other group
     batches: list[dict[str, Any]] = field(default_factory=list)
     rows: int = 0  # that were read
     pipeline: Pipeline = field(init=False)
@@ -149,9 +149,8 @@ class PlacementRun:
             "placement": "algorithm_1",
             "groups": [
                 {"name": DEFAULT_GROUP, "operators": OPERATORS},
-                {"name": OTHER, "memory": MEMORY[OTHER]},
+                {"name": OTHER, "memory": MEMORY[OTHER], "cores": self.cores},
             ],
-            **self.settings,
         }
         return RunConfig(
             engine={"master": master, "spark": spark, "batch_rows": 2 * RATE},

@@ -83,7 +83,8 @@ class SharedSizes:
     def decide(self, group: GroupSnapshot, memory: Memory) -> tuple[ElasticDecision, Memory]:
         """Return the decision for this group."""
         found, memory = self._manager.decide(group, memory)
-        if isinstance(found, Cannot):
+        unknown = group.offered({}, self._rules.batch_seconds) is None
+        if isinstance(found, Cannot) or unknown:
             return found, memory
         decided = self.decided
         if isinstance(decided, NoChange):
