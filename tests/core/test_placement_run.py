@@ -91,7 +91,7 @@ class PlacedRun:
 
     def _provide(self, provided: bool) -> None:
         group = self.allocator.of(OTHER)
-        group.available = int(provided)
+        group.available = 9 * provided
         if not provided:
             group.present.clear()
 
@@ -185,5 +185,7 @@ def test_algorithm_2_sizes_both_groups(tmp_path: Path) -> None:
     run.check()
     planned = [(row["planned"], row["groups"][OTHER]["planned"]) for row in run.rows]
     assert max(sum(sizes) for sizes in planned) <= 5
-    assert planned[-1] > (1, 1), run.rows[-1]
-    assert {row["decision"] for row in run.rows} == {"Provision", "NoChange"}
+    assert planned[0] == (1, 1) and sum(planned[-1]) == 5, "they need more than there may be"
+    assert any("of 5 for all groups" in row["reason"] for row in run.rows)
+    present = [len(group.present) for group in (run.allocator, run.allocator.of(OTHER))]
+    assert tuple(present) == planned[-1]

@@ -160,13 +160,19 @@ class SparkExecutor:
             self._profile_of[name] = int(found.resourceProfileId())
         return self._profile_of[name]
 
-    def warm(self, name: str, tasks: int, group: str = DEFAULT_GROUP) -> bool:
-        """Run empty tasks on an executor of a group; returns whether one of them ran there."""
+    def warm(
+        self,
+        name: str,
+        tasks: int,
+        calls: Sequence[Callable[[WorkerCache], None]] = (),
+        group: str = DEFAULT_GROUP,
+    ) -> bool:
+        """Run calls in tasks of an executor of a group; returns whether one of them ran there."""
         items = self._context.parallelize(range(tasks), tasks)
         pinned = self._pinned(self._in_group(items._jrdd.rdd(), group), [name] * tasks)
         rdd: RDD[Any] = RDD(pinned, self._context, items._jrdd_deserializer)
         with self._cancelled_on_exit():
-            return name in rdd.mapPartitions(worker.named).collect()
+            return name in rdd.mapPartitions(partial(worker.prepare, calls)).collect()
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement

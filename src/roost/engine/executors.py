@@ -8,7 +8,7 @@ the cluster run in a thread of their own, in their order.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from roost.engine.executor import SparkExecutor
 from roost.errors import ConfigError, RoostError
 from roost.model.elastic import DEFAULT_GROUP, ElasticRules
+from roost.storage.cache import WorkerCache
 
 NEVER = "1000000s"
 RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
@@ -61,8 +62,10 @@ class SparkAllocator:
         group: str = DEFAULT_GROUP,
         beside: SparkAllocator | None = None,
     ) -> None:
+        self.preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]] = lambda: ()
         self._executor, self._group = executor, group
         self._profile = executor.profile_id(group)
+        self._first = beside or self
         self._others: dict[str, SparkAllocator] = {}
         self._context = executor.context
         self._spark: Any = self._context._jsc.sc()
@@ -113,7 +116,7 @@ class SparkAllocator:
     def executors(self) -> Mapping[str, bool]:
         """Return the registered executors that stay, and whether each is warm.
 
-        A new executor runs a task first: its daemon loads the code of all tasks.
+        A new executor runs tasks first: its daemon loads the code, and its workers map segments.
         """
         registered = self._executor.registered(self._group)
         self._check_leaving(registered)
@@ -121,9 +124,15 @@ class SparkAllocator:
         for name in stay:
             job = self._jobs.get(name)
             if job is None or (job.done() and not self._warm(job)):
-                warm = partial(self._executor.warm, name, self.slots, self._group)
+                calls = self._first.preparations()
+                warm = partial(self._executor.warm, name, self.slots, calls, self._group)
                 self._jobs[name] = self._warming.submit(warm)
         return {name: self._warm(self._jobs[name]) for name in stay}
+
+    def is_warm(self, name: str) -> bool:
+        """Return whether an executor is known to be warm; threads may call it."""
+        job = self._jobs.get(name)
+        return job is not None and self._warm(job)
 
     @staticmethod
     def _warm(job: Future[bool]) -> bool:

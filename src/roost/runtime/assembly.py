@@ -47,6 +47,7 @@ from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
+from roost.runtime.prefix_rounds import PrefixRounds
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
 from roost.runtime.rounds import HiddenQueries, PlanRounds, Policy, Proposer, Resizing, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
@@ -141,7 +142,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
+        hooks = replace(hooks, resize=Resizing(_wanted(group)))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -168,7 +169,11 @@ def assemble(
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
         rounds=_with_group(
-            stages, flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize), [], group
+            stages,
+            flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
+            [],
+            [],
+            group,
         ),
         operators=None if group is None else group.placement,
         history=config.out.history,
@@ -194,18 +199,29 @@ def _group_rounds(
     return GroupRounds(store, executor.allocator, config.elastic, hooks.wall_clock)
 
 
+def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
+    """Return what says how many machines layouts should have at once; None if that is fixed."""
+    return None if group is None else lambda: group.machines
+
+
 def _with_group(
     stages: Sequence[Stage],
     flow: Sequence[FlowRounds],
-    more: Sequence[Rounds],
+    prefixes: Sequence[PrefixRounds],
+    plan: Sequence[Rounds],
     group: GroupRounds | None,
 ) -> list[Rounds]:
-    """Return the rounds of all layouts, then those of the executors, which see their loads."""
+    """Return the rounds of the executors, which see loads and needs, and of all layouts.
+
+    Executors come first, so that the next batch uses those that have arrived.
+    """
+    layouts = [*flow, *prefixes, *plan]
     if group is None:
-        return [*flow, *more]
+        return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
+    group.needed = lambda: max((found.needed for found in prefixes), default=0)
     group.placement.begin(stages)
-    return [*flow, *more, group]
+    return [group, *layouts]
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
@@ -333,7 +349,7 @@ class _Assembly:
         machines = config.engine.machines or self.executor.slots
         if self.group is not None:
             machines = self.group.machines
-        policies = hooks.flow_policies, hooks.resize
+        policies = hooks.flow_policies, hooks.resize, _wanted(self.group)
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
         stages: list[Stage] = [
@@ -371,10 +387,15 @@ class _Assembly:
             rounds=_with_group(
                 stages,
                 flow_rounds(config, self.store, stages, *policies),
-                [
-                    *prefix_rounds(self.store, stages, config.synopsis, hooks.clock, hooks.resize),
-                    *self._plan_rounds(strategy, statistics, table),
-                ],
+                prefix_rounds(
+                    self.store,
+                    stages,
+                    config.synopsis,
+                    hooks.clock,
+                    hooks.resize,
+                    0 if self.group is None else self.group.machines_max,
+                ),
+                self._plan_rounds(strategy, statistics, table),
                 self.group,
             ),
             operators=None if self.group is None else self.group.placement,
@@ -506,5 +527,6 @@ class _Assembly:
             number,
             (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
+            _wanted(self.group),
         )
         return [rounds]

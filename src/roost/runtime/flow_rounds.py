@@ -180,6 +180,8 @@ class FlowRounds:
     policies: Sequence[FlowPolicy]  # in the order in which they propose
     length: float  # in seconds of the batches' clock
     read_speed: Callable[[], float]  # measures bytes per second that are not in memory
+    # Machines that layouts should have from the next batch on, without waiting for a round's end.
+    wanted: Callable[[], int] | None = None
     records: str = FLOW_ROUNDS
 
     def __post_init__(self) -> None:
@@ -207,7 +209,8 @@ class FlowRounds:
                 self._times.setdefault(name, (clock, stage.seen))
         if self._opened is None:
             self._opened = clock
-        if clock - self._opened >= self.length:
+        resized = self.wanted is not None and self.machines != self.sizes(self.wanted())
+        if clock - self._opened >= self.length or resized:
             self._end_round(batch, clock)
 
     @property

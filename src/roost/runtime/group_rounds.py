@@ -33,6 +33,7 @@ from roost.storage.totals import TOTALS
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
 EXECUTORS = "executors"  # key of the totals
 GROUPS = "groups"  # in a round: what was decided for the groups beside the default one
+SYNOPSIS = "synopsis"  # policy that needs executors
 
 
 @dataclass
@@ -52,7 +53,8 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the
+    machines of the synopsis. ``clock`` returns seconds since 1970.
     """
 
     records = GROUP_ROUNDS
@@ -70,6 +72,7 @@ class GroupRounds:
         self.sources: Mapping[str, Source] = {}
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
+        self.needed: Callable[[], int] = lambda: 0
         last = last_group_round(store) or {}
         self.number = int(last.get("round", -1)) + 1
         saved = {DEFAULT_GROUP: last, **last.get(GROUPS, {})}
@@ -95,6 +98,11 @@ class GroupRounds:
         if len(slots) > 1 and rules.policy is ElasticPolicyName.ALGORITHM_2:
             expected = "load_aware where executors of the groups differ in cores"
             raise ConfigError("elastic.policy", rules.policy.value, expected)
+
+    @property
+    def machines_max(self) -> int:
+        """Machines of the largest layout."""
+        return max(group.machines_max for group in self._groups.values())
 
     @property
     def machines(self) -> int:
@@ -147,6 +155,7 @@ class GroupRounds:
     def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
         """Return the measured round, as if all stages were in the default group."""
         backlog = self._backlog(intent)
+        needed = -(-self.needed() // self._allocator.slots)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
         return GroupSnapshot(
             now,
@@ -160,6 +169,7 @@ class GroupRounds:
             interval_s=(now - one.clock) / max(one.batches, 1),
             paced=backlog is not None,
             routings=tuple(self.loads()),
+            required={SYNOPSIS: needed} if needed else {},
             provision_s=self._own.provision_s,
             tasks=one.tasks,
         )
@@ -173,6 +183,7 @@ class GroupRounds:
             executors=group.executors(seen.clock),
             stages=tuple(one for one in seen.stages if group_of(one.name) == name),
             routings=tuple(one for one in seen.routings if group_of(one.subquery) == name),
+            required=seen.required if name == DEFAULT_GROUP else {},
             provision_s=group.provision_s,
         )
 
@@ -190,6 +201,7 @@ class GroupRounds:
             "arrived": seen.arrived,
             "rows": one.rows,
             "backlog": seen.backlog,
+            "required": dict(seen.required),
             **sizes.pop(DEFAULT_GROUP),
         }
         if sizes:

@@ -37,6 +37,11 @@ class GroupSize:
         return self.layout * self.allocator.slots
 
     @property
+    def machines_max(self) -> int:
+        """Machines of the largest layout."""
+        return self.rules.max * self.allocator.slots
+
+    @property
     def _target(self) -> int:
         """Executors to have in all, with spares."""
         return self.planned + self.rules.spares_beside(self.planned)

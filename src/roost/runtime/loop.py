@@ -55,6 +55,7 @@ from roost.runtime.rounds import CommittedBatch, Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
 from roost.stages.flow_routing import stage_of
 from roost.stages.routing import SPACE
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
@@ -122,6 +123,8 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
+        if self.executor.allocator is not None:
+            self.executor.allocator.preparations = self._preparations
         self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
@@ -342,3 +345,8 @@ class BatchLoop:
         done = CommittedBatch(intent, batch, reports, self.tables)
         for rounds in self.rounds:
             rounds.after_batch(done)
+
+    def _preparations(self) -> list[Callable[[WorkerCache], None]]:
+        """Return what a worker of a new executor should do before its first task."""
+        found = (stage.preparation() for stage in self.stages)
+        return [one for one in found if one is not None]

@@ -242,6 +242,8 @@ class PlanRounds:
     number: int  # of the next round
     hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
+    # Machines that the plan should have from the next batch on, without waiting for a round's end.
+    wanted: Callable[[], int] | None = None
     records: str = ROUNDS
 
     def __post_init__(self) -> None:
@@ -273,7 +275,9 @@ class PlanRounds:
             # A first batch that is as long as a round ends it: twice the time to its median.
             length = min(times.newest, 2 * times.median - times.oldest + 1) - times.oldest
             self._opened = times.median - length
-        if self.now - self._opened >= self.round_length:
+        machines = spatial(batch.routings).machines
+        resized = self.wanted is not None and self.wanted() != machines
+        if self.now - self._opened >= self.round_length or resized:
             self._end_round(batch)
 
     def _end_round(self, batch: Batch) -> None:

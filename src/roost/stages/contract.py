@@ -215,6 +215,10 @@ class Stage:
         """Return what a replay of the batch must repeat, as JSON; None if nothing."""
         return None
 
+    def preparation(self) -> Callable[[WorkerCache], None] | None:
+        """Return what makes the first task of a new worker as fast as later ones; pickled."""
+        return None
+
     def due(self) -> bool:
         """Return whether a batch has work to do even if no source has rows."""
         return False
