@@ -185,7 +185,7 @@ def test_algorithm_2_sizes_both_groups(tmp_path: Path) -> None:
     run.check()
     planned = [(row["planned"], row["groups"][OTHER]["planned"]) for row in run.rows]
     assert max(sum(sizes) for sizes in planned) <= 5
-    assert planned[0] == (1, 1) and sum(planned[-1]) == 5, "they need more than there may be"
+    assert sum(planned[-1]) == 5, "they need more than there may be"
     assert any("of 5 for all groups" in row["reason"] for row in run.rows)
     present = [len(group.present) for group in (run.allocator, run.allocator.of(OTHER))]
     assert tuple(present) == planned[-1]
