@@ -11,12 +11,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.table import Table
 
 from flow_runs import rows_of
 from roost import RunConfig
 from roost.bench.dodo_cluster import OTHER, expected_rankings, top_topics
+from roost.commands.inspect import inspect_state
+from roost.commands.terminal import _contents
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.runtime.operator_placement import PLACEMENT
+from roost.runtime.report import build_report
 from roost.stages.contract import Report
 from roost.stages.flow_routing import maps_of
 from roost.storage.store import Store
@@ -189,3 +193,22 @@ def test_algorithm_2_sizes_both_groups(tmp_path: Path) -> None:
     assert any("of 5 for all groups" in row["reason"] for row in run.rows)
     present = [len(group.present) for group in (run.allocator, run.allocator.of(OTHER))]
     assert tuple(present) == planned[-1]
+
+
+def test_groups_are_reported(tmp_path: Path) -> None:
+    run = PlacedRun(tmp_path).drive()
+    with closing(Store(run.folder / "out" / "state")) as store:
+        found = build_report(store)["executors"]["groups"]
+    assert found["mapping"] == {"count": "default", "rank": OTHER}
+    assert found["executors"][OTHER]["observed"] == 1
+    (move,) = found["moves"]
+    assert (move["operator"], move["before"], move["after"]) == ("rank", "default", OTHER)
+    tables = [
+        {str(column.header): list(column.cells) for column in table.columns}
+        for table in _contents(inspect_state(run.folder / "out" / "state"))
+        if isinstance(table, Table)
+    ]
+    sizes = next(table for table in tables if "group" in table)
+    assert (sizes["group"], sizes["operators"]) == (["default", OTHER], ["count", "rank"])
+    moves = next(table for table in tables if "from" in table)
+    assert (moves["operator"], moves["from"], moves["to"]) == (["rank"], ["default"], [OTHER])
