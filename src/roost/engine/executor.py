@@ -8,12 +8,12 @@ levels are frames (:mod:`roost.engine.worker`) that the JVM shuffles without dec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread, local
+from threading import Event, Thread, local
 from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -34,6 +34,8 @@ Value = TypeVar("Value")
 
 DEFAULT_PROFILE = 0  # of the default group
 JOB_ATTEMPTS = 4  # Spark's default for tasks
+WATCH_S = 1.0  # between two looks at the executors of groups during a batch
+ABSENT_S = 60.0  # without any executor, after which a batch does not use a group
 INDETERMINATE = "indeterminate"
 """Part of the message of a job that Spark fails because a repeated task may differ."""
 
@@ -180,19 +182,55 @@ class SparkExecutor:
         """Run a batch; returns one report per stage and machine.
 
         If Spark loses blocks of a DataFrame that it takes for indeterminate, the job fails and
-        runs again.
+        runs again. If a group has no executor for a while, the default group runs the batch again.
         """
-        with self._cancelled_on_exit():
-            for _ in range(JOB_ATTEMPTS - 1):
+        attempts = 0
+        with self._cancelled_on_exit(), self._watched(chain) as absent:
+            while True:
+                attempts += 1
                 try:
-                    return collected(chain, self._run(inputs, chain, tasks, placement))
+                    return collected(chain, self._run(inputs, chain, tasks, placement, absent))
                 except Py4JJavaError as error:
-                    if INDETERMINATE not in str(error.java_exception.getMessage()):
+                    again = absent or INDETERMINATE in str(error.java_exception.getMessage())
+                    if not again or attempts == JOB_ATTEMPTS:
                         raise
-            return collected(chain, self._run(inputs, chain, tasks, placement))
+
+    @contextmanager
+    def _watched(self, chain: Chain) -> Iterator[set[str]]:
+        """Cancel the jobs if a group has no executor for a while; yields the names of such groups.
+
+        Spark would wait for one without limit.
+        """
+        absent: set[str] = set()
+        groups = {node.group for node in chain.nodes} - {DEFAULT_GROUP}
+        ended = Event()
+
+        def watch() -> None:
+            waited = dict.fromkeys(groups, 0.0)
+            while not absent and not ended.wait(WATCH_S):
+                for group in groups:
+                    waited[group] = 0.0 if self.registered(group) else waited[group] + WATCH_S
+                absent.update(group for group in groups if waited[group] >= ABSENT_S)
+            if absent:
+                self._context.cancelJobsWithTag(self._tag)
+
+        watcher = Thread(target=watch, name="roost-groups", daemon=True)
+        if groups:
+            watcher.start()
+        try:
+            yield absent
+        finally:
+            ended.set()
+            if groups:
+                watcher.join()
 
     def _run(
-        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+        self,
+        inputs: Any,
+        chain: Chain,
+        tasks: Mapping[str, Task],
+        placement: Placement,
+        absent: Collection[str],
     ) -> list[Report]:
         slices = inputs if isinstance(inputs, SliceInputs) else inputs.beside
         parts = [part for part in chain.parts[0] if part in slices.groups]
@@ -214,7 +252,8 @@ class SparkExecutor:
         for level in range(1, chain.levels):
             count = len(chain.parts[level])
             pairs = pairs.partitionBy(self._jvm.PythonPartitioner(count, 0))
-            items = self._items(pairs, placement.homes_of(chain, level), chain.group(level))
+            group = DEFAULT_GROUP if chain.group(level) in absent else chain.group(level)
+            items = self._items(pairs, placement.homes_of(chain, level), group)
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
                 return items.mapPartitionsWithIndex(last).collect()

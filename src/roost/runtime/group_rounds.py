@@ -208,7 +208,7 @@ class GroupRounds:
             row[GROUPS] = sizes
             # A change of the mapping is measured by the next rounds, with the same executors.
             placed = self.placement.snapshot(self._executor_groups(slots=True), seen.routings)
-            row[PLACEMENT] = self.placement.end_round(placed)
+            row[PLACEMENT] = self.placement.end_round(placed, settled=one.settled)
         totals = self._store.get(TOTALS, EXECUTORS) or {"hours": 0.0, "decisions": {}}
         counts = Counter(totals["decisions"])
         counts.update([row["decision"], *(size["decision"] for size in sizes.values())])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from roost.balance.changes import NoChange
@@ -22,6 +22,7 @@ from roost.elastic.placement import (
     ExecutorGroup,
     LoadSeries,
     OperatorLoad,
+    OperatorMove,
     Place,
     PlacementPolicy,
     PlacementSnapshot,
@@ -158,24 +159,28 @@ class OperatorPlacement:
         mapping = {name: group for name, group in self.mapping.items() if name in names}
         return PlacementSnapshot(operators, tuple(groups), mapping)
 
-    def end_round(self, seen: PlacementSnapshot) -> dict[str, Any]:
-        """Decide; returns the record of the round."""
-        moves: list[dict[str, Any]] = []
-        row: dict[str, Any] = {"decision": "NoChange", "verdict": "", "reason": "no policy"}
-        if self._policy is not None and seen.operators:
+    def end_round(self, seen: PlacementSnapshot, *, settled: bool) -> dict[str, Any]:
+        """Decide; returns the record of the round.
+
+        Nothing is decided unless the groups have been ``settled``: an executor that is about to be
+        replaced is no reason to move operators.
+        """
+        moves: tuple[OperatorMove, ...] = ()
+        reason = "a change of the executors was not in force for the whole round"
+        row: dict[str, Any] = {"decision": NoChange.__name__, "reason": reason}
+        if self._policy is None:
+            row["reason"] = "the settings name the groups"
+        elif settled and seen.operators:
             before = MappingRound(seen, self.mapping)
             (verdict,), after = arbitrate(before, [Mapper(self._policy)])
             decision = verdict.proposal.decision
             row = {"decision": type(decision).__name__, **verdict.to_json()}
-            if after.mapping != self.mapping and isinstance(decision, Place):
-                moves = [
-                    {"operator": move.operator, "before": move.before, "after": move.after}
-                    for move in decision.moves
-                ]
+            if isinstance(decision, Place) and after.mapping != self.mapping:
+                moves = decision.moves
             self.mapping = after.mapping
         return {
             **row,
-            "moves": moves,
+            "moves": [asdict(move) for move in moves],
             "mapping": dict(self.mapping),
             "loads": {one.name: one.series[-1] for one in seen.operators if one.series},
             "series": self._series.to_json(),
