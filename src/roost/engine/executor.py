@@ -23,6 +23,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 
 from roost.engine import worker
+from roost.errors import ConfigError
 from roost.model.elastic import DEFAULT_GROUP, GroupRules
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Allocator, Executor, SliceInputs, collected
@@ -87,7 +88,11 @@ class SparkExecutor:
         resource = self._jvm.org.apache.spark.resource
         request = resource.ExecutorResourceRequests().cores(group.cores).memory(group.memory)
         profile = resource.ResourceProfileBuilder().require(request).build()
-        self._context._jsc.sc().resourceProfileManager().addResourceProfile(profile)
+        try:
+            self._context._jsc.sc().resourceProfileManager().addResourceProfile(profile)
+        except Py4JJavaError as error:
+            expected = f"a group that Spark accepts: {error.java_exception.getMessage()}"
+            raise ConfigError("elastic.groups", group.name, expected) from None
         return profile
 
     def profile_id(self, group: str) -> int:
