@@ -66,7 +66,7 @@ def main() -> None:
     faults = Faults()
     run = PlacementRun(folder, faults.after, cores)
     if cores > 1:
-        executors.FIRST_S = 5.0
+        executors.FIRST_S = 30.0
         try:
             run.drive(master)
         except ConfigError as error:
