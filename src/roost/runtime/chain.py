@@ -36,7 +36,7 @@ class Placement:
         """Return the executor group of a stage, or of the routing that has its name."""
         return self.groups.get(stage, DEFAULT_GROUP)
 
-    def home(self, node: Node, machine: int) -> str | None:
+    def home(self, node: StageNode, machine: int) -> str | None:
         """Return the executor on which a machine of a stage prefers to run, if there is any."""
         homes = {} if node.routing is None else self.homes.get(node.routing, {})
         return homes.get(machine)
@@ -47,7 +47,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Node:
+class StageNode:
     """A stage in a chain."""
 
     name: str
@@ -65,7 +65,7 @@ class Node:
 class Chain:
     """Nodes in order, with the routings that their inputs need; pickled into tasks."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[StageNode, ...]
     routings: Mapping[str, Routing]
 
     @classmethod
@@ -116,7 +116,7 @@ class Chain:
         return {part: number for parts in self.parts for number, part in enumerate(parts)}
 
     @cached_property
-    def by_name(self) -> dict[str, Node]:
+    def by_name(self) -> dict[str, StageNode]:
         """The node of each stage."""
         return {node.name: node for node in self.nodes}
 
@@ -139,10 +139,10 @@ def _arranged(
     readers: Mapping[str, Sequence[int]],
     placement: Placement,
     later: Mapping[str, int],
-) -> list[Node]:
+) -> list[StageNode]:
     """Return the nodes of a chain; roots begin on their ``later`` level."""
-    producers: dict[str, Node] = {}
-    nodes: list[Node] = []
+    producers: dict[str, StageNode] = {}
+    nodes: list[StageNode] = []
     groups = {0: DEFAULT_GROUP}  # by level
     for stage in stages:
         sources = [producers[port] for port in stage.inputs]
@@ -173,7 +173,7 @@ def _arranged(
                 level += 1
             place = (routing, root, level, tuple(range(routings[routing].machines)))
         ports = stage.inputs, stage.outputs, stage.marks
-        node = Node(stage.name, *ports, *place, groups[place[2]])
+        node = StageNode(stage.name, *ports, *place, groups[place[2]])
         if any(level >= node.level for level in marked):
             raise ValueError(f"{stage.name} reads marks of its own level {node.level}")
         nodes.append(node)
