@@ -37,7 +37,7 @@ from roost.testing import brute_force
 
 pytestmark = pytest.mark.spark
 
-LOW, HIGH = 100, 600  # points per second: 0.2 and 1.2 executors, and what a batch costs
+LOW, HIGH = 50, 320  # points per second: 0.1 and 0.64 executors, and what a batch costs
 HOSTS = 4
 DEADLINE_S = 300
 GONE_S = 30.0  # until the executors of a driver have left

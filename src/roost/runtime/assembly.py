@@ -142,7 +142,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(_wanted(group)))
+        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -170,6 +170,7 @@ def assemble(
         only_delivered=_only_delivered(config, flow),
         rounds=_with_group(
             flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
+            [],
             [],
             group,
         ),
@@ -209,7 +210,7 @@ def _with_group(
 
     Executors come first, so that the next batch uses those that have arrived.
     """
-    layouts = [*flow, *prefixes, *plan]
+    layouts: list[Rounds] = [*flow, *prefixes, *plan]
     if group is None:
         return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
