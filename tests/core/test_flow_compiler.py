@@ -15,8 +15,10 @@ from roost.dataflow.compiler import (
     layouts,
     split_machines,
     subqueries,
+    window_text,
 )
 from roost.dataflow.compiler import cheapest as cheapest_of
+from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.schema import FlowGraph, resolve
 from roost.errors import DataflowError
 from roost.model.choices import LayoutName
@@ -181,6 +183,11 @@ def test_what_each_operator_stores() -> None:
     assert (rows.state, rows.window) == ("tuples", "tuples 5")
     assert (ever.state, ever.window) == ("one row per key", "forever, every 5")
     assert (grid.keys, grid.grid, grid.buckets) == ((), (16, 16), 256)
+
+
+def test_a_window_of_one_tick_more_is_shown_as_such() -> None:
+    assert window_text(Window(WindowBy.TIME, 60.000001)) == "time 60.000001"
+    assert window_text(Window(WindowBy.TIME, 3600.0, 60.0)) == "time 3600 by 60"
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def _stateful(node: Node, operators: tuple[str, ...], inputs: tuple[str, ...]) -
 def window_text(window: Window) -> str:
     """Return a window as text, in the units in which it was written."""
     if window.by is WindowBy.FOREVER:
-        return f"forever, every {window.advance:g}"
+        return f"forever, every {window.advance:.15g}"
     assert window.size is not None
-    text = f"{window.by} {window.size:g}"
-    return text if window.advance in (None, window.size) else f"{text} by {window.advance:g}"
+    text = f"{window.by} {window.size:.15g}"
+    return text if window.advance in (None, window.size) else f"{text} by {window.advance:.15g}"
 
 
 def _state(node: Node) -> str:

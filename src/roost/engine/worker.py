@@ -28,7 +28,6 @@ from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import Task
 from roost.storage.cache import WorkerCache
 
-CACHE = WorkerCache()
 ROUTED = "part long, item binary"
 
 
@@ -47,6 +46,16 @@ def find_executor() -> str:
             if b"--executor-id" in words:
                 return words[words.index(b"--executor-id") + 1].decode()
     return ""
+
+
+def local_folder() -> Path | None:
+    """Return a folder of the executor, which Spark deletes with it; a local master has none."""
+    if not find_executor():
+        return None
+    return Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+
+
+CACHE = WorkerCache(local_folder)
 
 
 def prepare(calls: Sequence[Callable[[WorkerCache], None]], items: Iterable[Any]) -> Iterator[str]:

@@ -30,6 +30,7 @@ from roost.sim.policies import Driver, Network, RoundView, strategy_driver
 from roost.sim.scenario import STATIC, STRATEGIES, Moment, Row, Scenario, Trace
 from roost.sim.slots import PlanSlots
 from roost.sim.workloads import Floats, LoadSource, QueryTable
+from roost.workload.cells import CellCounts
 
 _NOISE, _NETWORK = 11, 12
 # Capacity of a machine's queue, in rounds, before the source must stop.
@@ -177,7 +178,9 @@ class _Cluster:
     def _work(self, number: int, admitted: int) -> tuple[RoundView, Floats]:
         """Distribute the points and do the work; return observations and true seconds."""
         s = self._scenario
-        points = self._slots.distribute(self._source.points(number, admitted), number)
+        points = self._slots.distribute(
+            CellCounts.of(self._source.points(number, admitted)), number
+        )
         over = self._query_table.over.reshape(-1)[points.cells]
         cost = points.counts * (s.costs.per_point + s.costs.per_check * over)
         work = points.by_machine(cost, s.machines) + s.costs.per_partition * self._slots.held

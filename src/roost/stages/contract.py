@@ -176,8 +176,16 @@ class MapExecutor(Protocol):
     def slots(self) -> int:
         """Number of tasks that run at the same time."""
 
-    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
-        """Run a function on every item, each in a task of its own; results in their order."""
+    def map(
+        self,
+        call: Callable[[Any, WorkerCache], Value],
+        items: Sequence[Any],
+        places: Sequence[str | None] = (),
+    ) -> list[Value]:
+        """Run a function on every item, each in a task of its own; results in their order.
+
+        ``places`` are the executors on which the tasks prefer to run.
+        """
 
 
 Reports = Mapping[str, Sequence[Report]]
