@@ -142,7 +142,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(_wanted(group)))
+        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -215,7 +215,7 @@ def _with_group(
 
     Executors come first, so that the next batch uses those that have arrived.
     """
-    layouts = [*flow, *prefixes, *plan]
+    layouts: list[Rounds] = [*flow, *prefixes, *plan]
     if group is None:
         return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
