@@ -26,11 +26,11 @@ from roost.engine.pipeline import Pipeline
 from roost.engine.standalone import Host, StandaloneCluster
 from roost.model.elastic import DEFAULT_GROUP
 from roost.model.settings import RunConfig
-from roost.runtime.chain import Chain
+from roost.runtime.chain import Chain, Placement
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.runtime.operator_placement import PLACEMENT
 from roost.runtime.records import Commit, last_intent
-from roost.stages.contract import Report
+from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
 from roost.stages.sources import parse_generator
 from roost.storage.cache import WorkerCache
@@ -172,9 +172,11 @@ class PlacementRun:
             self.pipeline = pipeline
             run = pipeline.executor.run
 
-            def noted(inputs: Any, chain: Chain, *given: Any) -> dict[str, list[Report]]:
+            def noted(
+                inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+            ) -> dict[str, list[Report]]:
                 started = time.time()
-                found = run(inputs, chain, *given)
+                found = run(inputs, chain, tasks, placement)
                 self.batches.append({"started": started, **_notes(chain, found)})
                 return found
 

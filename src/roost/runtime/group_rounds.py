@@ -53,8 +53,8 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the
-    machines of the synopsis. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the machines of the synopsis.
+    ``clock`` returns seconds since 1970.
     """
 
     records = GROUP_ROUNDS
