@@ -334,7 +334,9 @@ def test_statistics_that_stay_at_several_executors(tmp_path: Path, seed: int) ->
 
     def on_step(step: str, number: int) -> None:
         if step == "end":
-            resident.update(n for n in executors if list((tmp_path / "hosts" / n).rglob("*.trio")))
+            resident.update(
+                n for n in executors if list((tmp_path / "hosts" / n).rglob("resident-*"))
+            )
 
     ran, truth = Ran(scene, scene.run_driver(on_step)), Truth(scenario)
     scene.check(truth)

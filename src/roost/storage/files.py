@@ -53,7 +53,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
         place += array.nbytes
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = f"{path}.{os.getpid()}{PARTIAL}"
     with open(partial, "wb", opener=private_opener) as file:
         file.write(MAGIC + len(head).to_bytes(8, "little") + head)
         for entry, array in zip(directory, arrays.values(), strict=True):
@@ -63,7 +63,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
         if durable:
             file.flush()
             os.fsync(file.fileno())
-    partial.rename(path)
+    os.rename(partial, path)
     return start + place
 
 
