@@ -58,6 +58,7 @@ class Spec:
     master: str = "local[2]"
     kill_executors: tuple[int, ...] = ()
     flow: str | None = None  # FILE.py:NAME
+    round: float = 15.0
 
     def to_file(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -80,6 +81,7 @@ def config_of(spec: Spec) -> RunConfig:
             "available_now": True,
         },
         queries={"id_type": "text"},
+        balance={"round": spec.round},
         dataflow={"flow": spec.flow, "machines": 3},
         out={"dir": Path(spec.out)},
     )

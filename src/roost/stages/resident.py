@@ -68,7 +68,8 @@ class Resident(NamedTuple):
         words = slot[HEADER : HEADER + size].copy()
         if int(np.bitwise_xor.reduce(words)) != checksum:
             return None
-        return words.view(np.float64)
+        found: NDArray[np.float64] = words.view(np.float64)
+        return found
 
     def _slots(self, key: Key) -> Words:
         def build() -> Words:
