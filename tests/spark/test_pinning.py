@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 from crash_driver import Spec
 from homes_driver import EXECUTORS, JOINED, KILLED, ROTATED
-from test_cluster import FLOW, brute, check_windows, make_boxes, make_points, matches_in, request
+from test_cluster import (
+    FLOW,
+    POINTS,
+    Numbers,
+    brute,
+    check_windows,
+    make_boxes,
+    make_points,
+    matches_in,
+    request,
+)
 from test_crash import DEADLINE_S
 
 from roost.engine.local_cluster import spark_home
@@ -102,11 +113,54 @@ def test_tasks_run_at_their_homes_and_a_killed_executor_loses_them(
     assert last["homes"].items() >= totals.items()
 
 
-def test_statistics_of_a_killed_executor_start_from_the_checkpoint(
-    tmp_path: Path, child_environment: None
+@dataclass
+class Churn:
+    """Queries that are registered and terminated after each batch."""
+
+    boxes: Numbers
+    first: int = 240
+    come: int = 10
+    go: int = 5
+
+    def requests(self) -> dict[str, list[dict[str, Any]]]:
+        made = {"start": [request(n, self.boxes[n].tolist()) for n in range(self.first)]}
+        for number in range(BATCHES - 1):
+            come = self.first + self.come * number
+            found = [request(n, self.boxes[n].tolist()) for n in range(come, come + self.come)]
+            for n in range(self.go * number, self.go * (number + 1)):
+                found.append({"op": "terminate", "query_id": f"q{n}", "user_id": "ann"})
+            made[f"after-{number}"] = found
+        return made
+
+    def live(self, batch: int) -> range:
+        return range(self.go * batch, self.first + self.come * batch)
+
+    def matches(self, x: Numbers, y: Numbers) -> Numbers:
+        rows = ROWS // BATCHES
+        found = [np.empty(0, np.int64)]
+        for batch in range(BATCHES):
+            mine = slice(batch * rows, (batch + 1) * rows)
+            for n in self.live(batch):
+                x0, y0, x1, y1 = self.boxes[n]
+                inside = (x[mine] >= x0) & (x[mine] <= x1) & (y[mine] >= y0) & (y[mine] <= y1)
+                found.append(n * POINTS + batch * rows + np.flatnonzero(inside))
+        return np.sort(np.concatenate(found))
+
+    def overlapping(self, batch: int, cells: list[int]) -> int:
+        """Count the live queries over a rectangle of cells, of which there are 20 by 10."""
+        c0, r0, c1, r1 = 3.2 * np.array(cells)
+        x0, y0, x1, y1 = self.boxes[self.live(batch)].T
+        return int(np.count_nonzero((x0 < c1) & (x1 >= c0) & (y0 < r1) & (y1 >= r0)))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["swarm", *(pytest.param(name, marks=pytest.mark.full) for name in ("history", "global"))],
+)
+def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
+    tmp_path: Path, child_environment: None, strategy: str
 ) -> None:
-    """Queries are right in every batch, points from the checkpoint on; none is counted twice."""
-    points, boxes = tmp_path / "points.parquet", make_boxes()
+    points, churn = tmp_path / "points.parquet", Churn(make_boxes())
     rng = np.random.default_rng(63)
     x, y = rng.uniform(0, 64, ROWS), rng.uniform(0, 32, ROWS)
     columns = {"id": np.arange(ROWS), "x": x, "y": y, "event_time": np.arange(ROWS)}
@@ -114,32 +168,35 @@ def test_statistics_of_a_killed_executor_start_from_the_checkpoint(
     spec = Spec(
         points=str(points),
         out=str(tmp_path / "out"),
-        strategy="swarm",
+        strategy=strategy,
         machines=MACHINES,
         batch_rows=ROWS // BATCHES,
         bounds=[0.0, 0.0, 64.0, 32.0],
-        requests={"start": [request(n, box) for n, box in enumerate(boxes.tolist())]},
+        requests=churn.requests(),
         master=f"local-cluster[{EXECUTORS},1,1024]",
-        round=1e9,
+        round=1e9 if strategy == "swarm" else 15.0,
     )
     rows, last = driven(spec, tmp_path)
     assert len(rows) == BATCHES and len(last["killed"]) == 1
-    sides = np.array([3.2, 3.2, 3.2, 3.2])  # 20 by 10 cells
+    found = matches_in(Path(spec.out) / "matches", ROWS // BATCHES)
+    assert np.array_equal(found, churn.matches(x, y))
+    if strategy == "swarm":
+        check_statistics(rows, churn)
+
+
+def check_statistics(rows: list[dict[str, Any]], churn: Churn) -> None:
+    """Check that queries are always right, and points from the checkpoint on, counted once."""
     known: dict[str, float | None] = {}
     checkpoints: dict[str, float] = {}
     for row in rows:
         for machine, mine in row["statistics"].items():
-            if mine is None:
+            if mine is None:  # the executor was killed after the task
                 known[machine] = None
                 continue
-            for *cells, found in mine["q"]:
-                c0, r0, c1, r1 = np.array(cells) * sides
-                over = (boxes[:, 0] < c1) & (boxes[:, 2] >= c0) & (boxes[:, 1] < r1)
-                assert found == np.count_nonzero(over & (boxes[:, 3] >= r0))
-            before = known.get(machine, 0.0)
-            if mine["restarted"]:
-                before = checkpoints[machine]
-            assert before is not None, "statistics were found that were lost"
+            for *cells, queries in mine["q"]:
+                assert queries == churn.overlapping(row["batch"], cells)
+            before = checkpoints[machine] if mine["restarted"] else known.get(machine, 0.0)
+            assert before is not None, "statistics that were lost are there"
             assert mine["n"] == before + mine["points"]
             known[machine] = mine["n"]
             if mine["checkpoint"]:
