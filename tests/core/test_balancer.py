@@ -97,6 +97,7 @@ class Scene:
     watched: bool = True
     sink: str = "parquet"
     executors: tuple[str, ...] = ("local",)
+    engine: dict[str, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
 
     @property
@@ -111,7 +112,7 @@ class Scene:
         return scenario_config(
             self.scenario,
             self.folder,
-            {"strategy": self.strategy, "machines": self.machines},
+            {"strategy": self.strategy, "machines": self.machines, **self.engine},
             {
                 "round": self.round_batches * self.scenario.rows * self.scenario.tick,
                 "tolerance": self.tolerance,

@@ -59,6 +59,7 @@ class Spec:
     kill_executors: tuple[int, ...] = ()
     flow: str | None = None  # FILE.py:NAME
     round: float = 15.0
+    cache: str | None = None
 
     def to_file(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -79,6 +80,7 @@ def config_of(spec: Spec) -> RunConfig:
             "machines": spec.machines,
             "batch_rows": spec.batch_rows,
             "available_now": True,
+            "cache": spec.cache,
         },
         queries={"id_type": "text"},
         balance={"round": spec.round},

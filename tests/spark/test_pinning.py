@@ -175,11 +175,13 @@ def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
         requests=churn.requests(),
         master=f"local-cluster[{EXECUTORS},1,1024]",
         round=1e9 if strategy == "swarm" else 15.0,
+        cache=str(tmp_path / "cache"),
     )
     rows, last = driven(spec, tmp_path)
     assert len(rows) == BATCHES and len(last["killed"]) == 1
     found = matches_in(Path(spec.out) / "matches", ROWS // BATCHES)
     assert np.array_equal(found, churn.matches(x, y))
+    assert list((tmp_path / "cache").glob("roost-*/*"))
     if strategy == "swarm":
         check_statistics(rows, churn)
 
