@@ -129,12 +129,14 @@ class SparkExecutor:
         found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
         return found.split()
 
-    def warm(self, name: str, tasks: int) -> bool:
-        """Run empty tasks on an executor; returns whether one of them ran there."""
+    def warm(
+        self, name: str, tasks: int, calls: Sequence[Callable[[WorkerCache], None]] = ()
+    ) -> bool:
+        """Run calls in tasks of an executor; returns whether one of them ran there."""
         items = self._context.parallelize(range(tasks), tasks)
         rdd = self._placed(items, [name] * tasks)
         with self._cancelled_on_exit():
-            return name in rdd.mapPartitions(worker.named).collect()
+            return name in rdd.mapPartitions(partial(worker.prepare, calls)).collect()
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement

@@ -58,11 +58,15 @@ def local_folder() -> Path | None:
 CACHE = WorkerCache(local_folder)
 
 
-def named(items: Iterable[Any]) -> Iterator[str]:
-    """Return the name of the executor."""
+def prepare(calls: Sequence[Callable[[WorkerCache], None]], items: Iterable[Any]) -> Iterator[str]:
+    """Prepare the worker for its first task; returns the name of its executor."""
     for _ in items:
         pass
-    yield find_executor()
+    for call in calls:
+        # What is mapped here may have been deleted meanwhile; the batch opens what it needs.
+        with contextlib.suppress(OSError):
+            call(CACHE)
+    yield CACHE.get("executor", os.getpid(), find_executor)
 
 
 def _run(

@@ -66,6 +66,9 @@ class SliceInputs:
 class Allocator(Protocol):
     """Requests and releases executors; no call waits for the cluster."""
 
+    # Return what each worker of a new executor does before it counts as warm.
+    preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]]
+
     @property
     def slots(self) -> int:
         """Number of tasks that one executor runs at the same time."""

@@ -383,11 +383,8 @@ class TrioStage(Stage):
             "batch-", keep={*self.saved.names.values(), *self.saved.checkpoints.values()}
         )
 
-    def statistics(self, machines: Collection[int]) -> dict[int, MachineStats]:
-        """Read the statistics of some machines, which leave a copy in the state directory.
-
-        If those of the last batch are lost, the result is the checkpoint.
-        """
+    def fetch(self, machines: Collection[int]) -> None:
+        """Have the executors copy the statistics of some machines to the state directory."""
         names = {m: self.saved.names[m] for m in machines if m in self.saved.names}
         away = [m for m, name in names.items() if not self.files.path(name).exists()]
         if away and not any(self._places.get(m) for m in away):
@@ -396,9 +393,10 @@ class TrioStage(Stage):
         if away and self._executor is not None:
             call, places = partial(copy_resident, self.files), [self._places.get(m) for m in away]
             self._executor.map(call, [names[m] for m in away], places)
-        return {machine: self._read(machine) for machine in machines}
 
-    def _read(self, machine: int) -> MachineStats:
+    def statistics(self, machine: int) -> MachineStats:
+        """Return the statistics of a machine: the checkpoint if those of its batch are lost."""
+        self.fetch([machine])
         for files in (self.saved.names, self.saved.checkpoints):
             with suppress(StateError, KeyError):
                 return load_statistics(self.files, files[machine])
