@@ -457,7 +457,11 @@ class _Assembly:
     def _segments(self) -> Files:
         """Return the files of the queries, as the machines read them."""
         engine = self.config.engine
-        copies = None if engine.cache is None else Copies(str(engine.cache), engine.cache_bytes)
+        copies = (
+            None
+            if engine.cache is None
+            else Copies(str(engine.cache.absolute()), engine.cache_bytes)
+        )
         return replace(segment_files(self.store), copies=copies)
 
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
