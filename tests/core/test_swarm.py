@@ -26,7 +26,7 @@ from roost.balance.changes import (
     apply_changes,
     arrivals,
 )
-from roost.balance.costs import Product
+from roost.balance.costs import ProductCost
 from roost.balance.decision import Stages
 from roost.balance.rules import MERGE_EVERY, PAPER, SwarmRules
 from roost.balance.swarm import (
@@ -44,7 +44,7 @@ from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
 SIDE = 24
-PRODUCT = SwarmRules(cost=Product())
+PRODUCT = SwarmRules(cost=ProductCost())
 
 
 def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:
@@ -294,9 +294,9 @@ SKEWED = [
 ]
 
 
-def rebalancing() -> Swarm:
+def rebalancing(pairs: int = 1) -> Swarm:
     """Return a coordinator that has seen one skewed round and rebalances in the next."""
-    swarm = Swarm(Stages(1, False, 1, 10.0))
+    swarm = Swarm(Stages(1, False, 1, 10.0), rules=SwarmRules(pairs=pairs))
     swarm.decide(PLAN, SKEWED, 11.0, never)
     assert not swarm.stages.rebalance
     swarm.stages = Stages(1, False, 1, 10.0)
@@ -335,6 +335,79 @@ def test_the_next_highest_receives_a_request_if_one_cannot_shed() -> None:
     decision, requested = decide(rebalancing(), {1: (Move(1, (2,)),)})
     assert isinstance(decision, Rebalance)
     assert requested == [0, 1]
+
+
+# Requests in order (machine, receiver, first new id), responses, and pairs that are relieved.
+PAIRS_CASES = {
+    "the next costliest sheds to the next cheapest": (
+        2,
+        [(0, 2, 10), (1, 3, 10)],
+        {0: (Move(0, (2,)),), 1: (Move(1, (3,)),)},
+        [(0, 2), (1, 3)],
+    ),
+    "a split takes the next ids": (
+        2,
+        [(0, 2, 10), (1, 3, 12)],
+        {
+            0: (Split(0, True, 1, (10, 11), ((0,), (2,))),),
+            1: (Split(1, True, 3, (12, 13), ((1,), (3,))),),
+        },
+        [(0, 2), (1, 3)],
+    ),
+    "a receiver of which one machine has no load to shed stays the cheapest": (
+        2,
+        [(0, 2, 10), (1, 2, 10)],
+        {1: (Move(1, (2,)),)},
+        [(1, 2)],
+    ),
+    "a response with ids of the pair before is refused": (
+        2,
+        [(0, 2, 10), (1, 3, 12)],
+        {
+            0: (Split(0, True, 1, (10, 11), ((0,), (2,))),),
+            1: (Split(1, True, 3, (10, 11), ((1,), (3,))),),
+        },
+        [(0, 2)],
+    ),
+    "one pair as published": (1, [(0, 2, 10)], {0: (Move(0, (2,)),)}, [(0, 2)]),
+}
+
+
+@pytest.mark.parametrize("case", list(PAIRS_CASES))
+def test_disjoint_pairs_are_relieved_in_one_round(case: str) -> None:
+    pairs, expected, responses, relieved = PAIRS_CASES[case]
+    reports = [*SKEWED[:3], replace(SKEWED[3], cost=2e6)]
+    swarm = rebalancing(pairs)
+    swarm.costs = {report.machine: report.cost for report in reports}
+    requests: list[tuple[int, int, int]] = []
+
+    def send(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        requests.append((machine, request.low_machine, request.next_id))
+        return responses.get(machine, ())
+
+    decision = swarm.decide(PLAN, reports, 9.0, send)
+    assert requests[: len(expected)] == expected
+    assert isinstance(decision, Rebalance)
+    changed = tuple(change for high, _ in relieved for change in responses[high])
+    assert decision.changes == changed
+    shown = [f"machine {high} sheds load to machine {low}" for high, low in relieved]
+    assert decision.reason == ", ".join(shown)
+    apply_changes(PLAN, decision.changes).check_invariants()
+
+
+def test_no_pair_is_relieved_within_the_tolerance() -> None:
+    """Machines 0 and 2 are far apart; 1 and 3 are not."""
+    reports = [SKEWED[0], SKEWED[1], SKEWED[2], replace(SKEWED[3], cost=4.5e6)]
+    swarm = rebalancing(pairs=2)
+    swarm.costs = {report.machine: report.cost for report in reports}
+    requested: list[int] = []
+
+    def send(machine: int, request: ShedRequest) -> tuple[Change, ...]:
+        requested.append(machine)
+        return (Move(machine, (request.low_machine,)),)
+
+    decision = swarm.decide(PLAN, reports, 9.0, send)
+    assert requested == [0] and isinstance(decision, Rebalance)
 
 
 def test_nothing_changes_if_no_machine_can_shed() -> None:
@@ -444,7 +517,7 @@ def test_neighbours_are_merged_at_intervals_in_any_stage() -> None:
 
 def test_a_restarted_coordinator_decides_the_same() -> None:
     swarm = rebalancing()
-    again = Swarm.from_json(json.loads(json.dumps(swarm.to_json())))
+    again = Swarm.from_json(json.loads(json.dumps(swarm.to_json())), swarm.rules)
     responses: Responses = {0: (Move(0, (2,)),)}
     for _ in range(MERGE_EVERY + 1):
         assert decide(swarm, responses) == decide(again, responses)

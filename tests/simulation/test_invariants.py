@@ -22,6 +22,7 @@ from roost.sim.slots import PlanSlots
 from roost.sim.statistics import ClusterStatistics
 from roost.sim.workloads import QueryTable
 from roost.window import Lineage
+from roost.workload.cells import CellCounts
 from roost.workload.trio import PartitionStats
 
 SEEDS = range(10)
@@ -171,7 +172,7 @@ def test_quarantined_queries_are_no_part_of_statistics() -> None:
             new = table.register(ranges[40:][kept[40:]])
             statistics.requests(new, np.empty(0, np.int64))
             points = np.random.default_rng(seed).integers(0, 9, 12 * 9)
-            statistics.collect(plan, PlanSlots(plan).distribute(points, 0))
+            statistics.collect(plan, PlanSlots(plan).distribute(CellCounts.of(points), 0))
             found.append(statistics)
             assert len(old) + len(new) == kept.sum()
         whole, expected = found

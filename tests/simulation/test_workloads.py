@@ -13,6 +13,7 @@ from roost.sim.policies import Network
 from roost.sim.scenario import Faults
 from roost.sim.slots import PlanSlots
 from roost.sim.workloads import CellHotspot, LoadSource, LoadSpec, QueryTable
+from roost.workload.cells import CellCounts
 
 
 def drawn_queries(seed: int, columns: int = 9, rows: int = 7) -> QueryTable:
@@ -59,7 +60,7 @@ def test_every_point_goes_to_one_owner(seed: int, turn: int) -> None:
     parts = (Partition(0, 0, 0, at, 4, owners[0]), Partition(1, at, 0, 6, 4, owners[1]))
     points = random.integers(0, 9, 24)
     slots = PlanSlots(Plan(0, 6, 4, 5, parts, 2))
-    placed = slots.distribute(points, turn)
+    placed = slots.distribute(CellCounts.of(points), turn)
     assert (
         np.bincount(placed.cells, weights=placed.counts, minlength=24).tolist() == points.tolist()
     )

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from roost.balance.costs import Cost, Product, Work
+from roost.balance.costs import Cost, ProductCost, WorkCost
 from roost.balance.decision import RISE
 
 # Spread of loads that counts as balanced, relative to the mean.
 QUIET = 0.2
 GAIN_MIN = 0.02
+# Pairs of machines that a round relieves at most.
+PAIRS = 256
 # Rounds between merges of adjacent partitions of one machine; the papers' example is five hours.
 MERGE_EVERY = 20
 MERGE_EVERY_PAPER = 1200
@@ -47,6 +49,9 @@ class SwarmRules:
         Cost of a partition.
     rise
         Share by which the rate of a better round is above the last one (:mod:`decision`).
+    pairs
+        Pairs of machines that a round relieves at most, the costliest with the cheapest first; the
+        papers relieve one.
     """
 
     quiet: float = QUIET
@@ -56,11 +61,12 @@ class SwarmRules:
     least_higher: bool = True
     merge_every: int = MERGE_EVERY
     sampled_plan: bool = True
-    cost: Cost = Work()  # noqa: RUF009 - immutable
+    cost: Cost = WorkCost()  # noqa: RUF009 - immutable
     rise: float = RISE
+    pairs: int = PAIRS
 
 
-PAPER = SwarmRules(0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, Product(), 0.0)
+PAPER = SwarmRules(0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1)
 
 
 def variants() -> Mapping[str, SwarmRules]:

@@ -1,9 +1,10 @@
-"""SWARM: in each round one machine sheds load to another, decided from two numbers per machine.
+"""SWARM: costly machines shed load to cheap ones, decided from two numbers per machine.
 
 Every machine reports its cost (``costs.py``) and R(m). The coordinator updates the five stages
 (``decision.py``), ranks the machines, and requests the costliest to shed load to the cheapest; only
 that machine reads its statistics, in :func:`shed`. If it cannot shed load, the next costliest
-receives the request.
+receives the request. As published that relieves one machine in a round; here further pairs follow,
+the next costliest and the next cheapest.
 
 The papers' protocol is :meth:`Swarm.paper`. Changes to it are switches
 (:mod:`roost.balance.rules`), most of which avoid changes of the plan without a gain.
@@ -11,8 +12,8 @@ The papers' protocol is :meth:`Swarm.paper`. Changes to it are switches
 A response is only a proposal. The coordinator checks it against the plan, so a response that is
 lost, repeated, or made for an older plan does no harm.
 
-Limits: SWARM cannot relieve a single hot cell, nor more than one pair of machines per round. A load
-that alternates after several rounds is followed each time. Shared partitions are not changed.
+Limits: SWARM cannot relieve a single hot cell, and a machine sheds load to one other per round. A
+load that alternates after several rounds is followed each time. Shared partitions are not changed.
 """
 
 from __future__ import annotations
@@ -212,23 +213,36 @@ class Swarm:
         if received <= 0.0:
             return NoChange("nothing was received")
         costs = self.costs
-        low = min(costs, key=lambda m: (costs[m], m))
         least = tolerance(reports, self.rules)
         mean = sum(costs.values()) / len(costs)
+        lows = iter(sorted(costs, key=lambda m: (costs[m], m)))
+        low, next_id = next(lows), plan.next_id
+        held = _by_machine(plan)
+        changes: list[Change] = []
+        pairs: list[tuple[int, int]] = []
         refused = passing = 0
         for high in sorted(costs, key=lambda m: (-costs[m], m)):
-            if costs[high] - costs[low] <= least * mean:
+            # Every machine is in one pair: those that received load are cheaper than this one.
+            if len(pairs) == self.rules.pairs or costs[high] - costs[low] <= least * mean:
                 break
             if self.rules.persistence and not _persistent(high, low, before, least):
                 passing += 1
                 continue
-            keep = tuple(p.partition_id for p in plan.of_machine(high) if len(p.machines) > 1)
-            request = ShedRequest(low, costs[low] / received, received, plan.next_id, keep)
-            changes = send(high, request)
-            self.bytes_sent += (5 + len(keep)) * NUMBER_BYTES + change_bytes(changes)
-            if changes and _fits(plan, changes, high, low):
-                return Rebalance(changes, f"machine {high} sheds load to machine {low}")
-            refused += 1
+            own = replace(plan, partitions=tuple(held.get(high, ())), next_id=next_id)
+            keep = tuple(p.partition_id for p in own.partitions if len(p.machines) > 1)
+            request = ShedRequest(low, costs[low] / received, received, next_id, keep)
+            response = send(high, request)
+            self.bytes_sent += (5 + len(keep)) * NUMBER_BYTES + change_bytes(response)
+            if response and _fits(own, response, high, low):
+                changes += response
+                next_id = apply_changes(own, response).next_id
+                pairs.append((high, low))
+                low = next(lows)
+            else:
+                refused += 1
+        if pairs:
+            shown = [f"machine {high} sheds load to machine {low}" for high, low in pairs]
+            return Rebalance(tuple(changes), ", ".join(shown))
         if refused:
             return NoChange(f"no machine can shed load to machine {low}")
         return NoChange("no difference has lasted two rounds" if passing else "balanced")
@@ -259,6 +273,14 @@ def _with_merges(plan: Plan, decision: Decision) -> Decision:
     return Rebalance((*changes, *merges), reason)
 
 
+def _by_machine(plan: Plan) -> dict[int, list[Partition]]:
+    held: dict[int, list[Partition]] = {}
+    for p in plan.partitions:
+        for machine in p.machines:
+            held.setdefault(machine, []).append(p)
+    return held
+
+
 def _persistent(high: int, low: int, before: Mapping[int, float], least: float) -> bool:
     if high not in before or low not in before:
         return False
@@ -266,7 +288,10 @@ def _persistent(high: int, low: int, before: Mapping[int, float], least: float) 
 
 
 def _fits(plan: Plan, changes: Sequence[Change], high: int, low: int) -> bool:
-    """Return whether a response fits this plan and changes only the two machines."""
+    """Return whether a response fits the plan and changes only the two machines.
+
+    The plan may have the partitions of machine ``high`` alone.
+    """
     owners = {p.partition_id: p.machines for p in plan.partitions}
     for change in changes:
         if isinstance(change, Move):

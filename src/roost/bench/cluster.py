@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -64,16 +64,6 @@ def counted_work(report: Report) -> Report:
     match_s = SECONDS_PER_POINT * counts["points"] + SECONDS_PER_CHECK * counts["checks"]
     seconds = SECONDS_PER_BATCH + match_s + load_s
     return replace(report, counts={**counts, "load_s": load_s}, seconds=seconds)
-
-
-def points_and_checks(report: Report) -> Report:
-    """Replace a machine's times by those of its counted work alone, without a batch's own cost.
-
-    A small batch then stands for a share of a large one: its points and checks take as long.
-    """
-    counted = counted_work(report)
-    own = SECONDS_PER_BATCH if report.stage == MatchingStage.name else 0.0
-    return replace(counted, seconds=counted.seconds - own)
 
 
 class Variant(NamedTuple):
@@ -185,14 +175,13 @@ def _least(reports: tuple[Report, ...]) -> Report:
     return replace(first, seconds=seconds, sending=reports[least].sending, counts=counts)
 
 
-@dataclass(frozen=True)
-class BatchMetrics:
-    """Metrics of one batch on the emulated cluster."""
+@dataclass(frozen=True, kw_only=True)
+class RoundMetrics:
+    """Metrics of one round, which is one batch."""
 
     round: int
     points: int
     queries: int
-    matches: int
     batch_s: float
     imbalance: float
     epoch: int
@@ -201,12 +190,19 @@ class BatchMetrics:
     load_s: float
     decision_s: float
     bytes_sent: int
-    apply_s: float
 
     @property
     def units_per_s(self) -> float:
         """Units of work (queries times points) per second."""
         return self.points * self.queries / self.batch_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMetrics(RoundMetrics):
+    """Metrics of one batch on the emulated cluster."""
+
+    matches: int
+    apply_s: float
 
 
 def _link_segments(source: str, target: str) -> None:
@@ -289,6 +285,7 @@ class EmulatedCluster:
 
 
 STRATEGIES = {strategy.value: Variant(strategy) for strategy in Strategy}
+Metrics = TypeVar("Metrics", bound=RoundMetrics)
 
 
 def run_strategies(
@@ -316,7 +313,7 @@ def run_strategies(
 
 
 def lines(
-    found: Mapping[str, Sequence[BatchMetrics]], metric: Callable[[BatchMetrics], float]
+    found: Mapping[str, Sequence[Metrics]], metric: Callable[[Metrics], float]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return a metric by round, for each strategy."""
     return {name: [(m.round, metric(m)) for m in batches] for name, batches in found.items()}
@@ -328,7 +325,7 @@ def warm_up(pickups: Pickups, machines: int) -> None:
     run_strategies(MovingLoad(pickups, 2_000, 12, 4_000, hot), machines)
 
 
-def summed(batches: Sequence[BatchMetrics]) -> dict[str, float]:
+def summed(batches: Sequence[RoundMetrics]) -> dict[str, float]:
     """Return throughput, latency and cost of balancing over some batches."""
     count, seconds = len(batches), sum(m.batch_s for m in batches)
     times = sorted(m.batch_s for m in batches)
@@ -344,14 +341,4 @@ def summed(batches: Sequence[BatchMetrics]) -> dict[str, float]:
         "move_s": sum(m.load_s for m in batches),
         "decision_ms": 1e3 * sum(m.decision_s for m in batches) / count,
         "bytes_per_round": sum(m.bytes_sent for m in batches) / count,
-    }
-
-
-def compared(batches: Sequence[BatchMetrics], history: Sequence[BatchMetrics]) -> dict[str, float]:
-    """Return the metrics of a strategy, and its ratios to those of a static plan."""
-    own, other = summed(batches), summed(history)
-    return {
-        "units_ratio_vs_history": own["units_per_s"] / other["units_per_s"],
-        "latency_ratio_vs_history": other["latency_ms"] / own["latency_ms"],
-        **own,
     }

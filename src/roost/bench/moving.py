@@ -126,6 +126,20 @@ class TimedLoad(ABC):
         return point_table(number * self.points + row, pa.array(times).cast(TIMESTAMP), lon, lat)
 
 
+def slots_of(pickups: Pickups) -> list[NDArray[np.int64]]:
+    """Return the pickups that the rounds of each slot of a day draw from."""
+    times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
+    slots = (times // SLOT_S) % SLOTS
+    order = np.argsort(slots, kind="stable")
+    by_slot = np.split(order, np.searchsorted(slots[order], np.arange(1, SLOTS)))
+    return [np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)]
+
+
+def slot_at(number: int, rounds: int) -> int:
+    """Return the slot of a round; more rounds than slots still are one day."""
+    return (FIRST_SLOT + number * min(SLOTS, rounds) // rounds) % SLOTS
+
+
 class MovingLoad(TimedLoad):
     """A day of the city with hotspots; ``queries`` does not include those of hotspots."""
 
@@ -142,13 +156,7 @@ class MovingLoad(TimedLoad):
         self.queries = queries
         self._seed = seed
         self._hotspots = hotspots
-        times = pickups.event_time.cast(pa.int64()).to_numpy() // 1_000_000 + UTC_OFFSET_S
-        slots = (times // SLOT_S) % SLOTS
-        order = np.argsort(slots, kind="stable")
-        by_slot = np.split(order, np.searchsorted(slots[order], np.arange(1, SLOTS)))
-        self._slots = [
-            np.concatenate([by_slot[(k + j) % SLOTS] for j in AROUND]) for k in range(SLOTS)
-        ]
+        self._slots = slots_of(pickups)
         self.boxes = boxes_of(pickups, queries, np.random.default_rng(self._seed))
 
     def standing(self) -> pa.Table:
@@ -165,8 +173,7 @@ class MovingLoad(TimedLoad):
         """Make one round."""
         random = np.random.default_rng([self._seed, number])
         now, before = number / self.rounds, (number - 1) / self.rounds
-        # More rounds than slots still are one day.
-        slot = self._slots[(FIRST_SLOT + number * min(SLOTS, self.rounds) // self.rounds) % SLOTS]
+        slot = self._slots[slot_at(number, self.rounds)]
         at = slot[random.integers(0, slot.size, self.points)]
         x, y = self.pickups.lon[at], self.pickups.lat[at]
         free = random.permutation(self.points)

@@ -1,7 +1,8 @@
 """``roost bench swarm``: strategies and variants of SWARM while a hotspot comes, moves and goes.
 
-The load is a city's day of 240 rounds, with that hotspot and, for comparison, without. A cluster of
-22 machines is emulated (:mod:`roost.bench.variants`); two machines run on Spark, on two cores.
+The load is a city's day of 240 rounds, with that hotspot and, for comparison, without. The work of
+a cluster of 22 machines is counted (:mod:`roost.bench.variants`); two machines run on Spark, on two
+cores. Each change alone is measured with the smaller number of queries.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cases import data_dir, load_pickups
-from roost.bench.cluster import lines, warm_up
+from roost.bench.cluster import lines
 from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.counted import CellDay
 from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, Hotspot, MovingLoad
+from roost.bench.operations import operation_rows
 from roost.bench.streams import pipeline_config
 from roost.bench.variants import (
     COMPARED,
@@ -36,7 +39,7 @@ HOTSPOTS = (
     Hotspot(0.45, 0.7, 0.4, UPPER_RIGHT),
 )
 QUERIES, QUERIES_QUICK = (100_000, 1_000_000), (20_000,)
-SEEDS, SEEDS_QUICK = 10, 1
+SEEDS, SEEDS_QUICK = 10, 2
 # On Spark: queries, rounds and points a round.
 ON_SPARK, ON_SPARK_QUICK = (100_000, 15, 500_000), (20_000, 12, 80_000)
 
@@ -44,25 +47,31 @@ ON_SPARK, ON_SPARK_QUICK = (100_000, 15, 500_000), (20_000, 12, 80_000)
 def run(quick: bool) -> Measured:
     """Measure all strategies and variants."""
     pickups = load_pickups(data_dir())
-    warm_up(pickups, MACHINES)
+    day = CellDay(pickups)
     chosen = all_variants()
+    sizes = QUERIES_QUICK if quick else QUERIES
+    least = min(sizes)
+    compared = {name: chosen[name] for name in COMPARED}
     cases = [
-        run_case(pickups, name, hotspots, queries, seed, chosen)
-        for queries in (QUERIES_QUICK if quick else QUERIES)
+        run_case(day, name, hotspots, queries, seed, chosen if queries == least else compared)
+        for queries in sizes
         for name, hotspots in {"moving": HOTSPOTS, "day only": ()}.items()
         for seed in range(SEEDS_QUICK if quick else SEEDS)
         if hotspots or not quick
     ]
-    panels = {
-        f"{case.queries:,} queries, {case.scenario}: units of work per second": lines(
-            {name: case.found[name] for name in COMPARED}, lambda m: m.units_per_s
-        )
-        for case in cases
-        if case.seed == 0
-    }
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for case in cases:
+        if case.seed == 0:
+            found = {name: case.found[name] for name in COMPARED}
+            title = f"{case.queries:,} queries, {case.scenario}"
+            panels[f"{title}: units of work per second"] = lines(found, lambda m: m.units_per_s)
+            panels[f"{title}: CPU utilisation"] = lines(found, lambda m: m.utilisation)
+            sent = lines(found, lambda m: m.network_bytes / 1e9)
+            panels[f"{title}: network, gigabytes per second"] = sent
     queries, rounds, points = ON_SPARK_QUICK if quick else ON_SPARK
-    rows = rows_of(cases) + _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
-    plot = Plot(f"{MACHINES} machines", panels, columns=2)
+    load = MovingLoad(pickups, queries, rounds, points, HOTSPOTS)
+    rows = rows_of(cases) + operation_rows(load, MACHINES) + _on_spark(load)
+    plot = Plot(f"{MACHINES} machines", panels, columns=3)
     setup = {"machines": MACHINES, "rounds": ROUNDS, "points": POINTS, "data": pickups.source}
     return Measured(rows, summary_of(cases), {"": plot}, more={"setup": setup})
 

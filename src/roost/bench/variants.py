@@ -1,9 +1,7 @@
 """The balancing strategies and the variants of SWARM, compared over 240 rounds of a load.
 
-Each runs on an emulated cluster (:mod:`roost.bench.cluster`) with the engine's own tasks, plans and
-statistics. A round's time is that of the counted work of its busiest machine: the batches of 240
-rounds are small, and measured times of a fraction of a millisecond would be those of the host.
-Phases are before, while and after hotspots last; a load without hotspots is one phase.
+Each runs on a cluster whose work is counted by cell (:mod:`roost.bench.counted`). Phases are
+before, while and after hotspots last; a load without hotspots is one phase.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from itertools import groupby
 from statistics import geometric_mean, mean, stdev
 
 from roost.balance.rules import SwarmRules, variants
-from roost.bench.cases import Pickups
-from roost.bench.cluster import BatchMetrics, Variant, points_and_checks, run_strategies, summed
+from roost.bench.cluster import Variant, summed
 from roost.bench.common import Row
-from roost.bench.moving import Hotspot, MovingLoad
+from roost.bench.counted import CellDay, CountedCluster, CountedLoad, CountedMetrics
+from roost.bench.moving import Hotspot
 from roost.model.choices import Strategy
 
 MACHINES = 22
 ROUNDS = 240
-POINTS = 80_000
+POINTS = 500_000
 RECOVERED = 1.2
 COMPARED = ("replicated", "history", "swarm", "global", "paper")
 PHASES = ("before", "while", "after", "without")
@@ -45,7 +43,7 @@ class Case:
     queries: int
     hotspots: tuple[Hotspot, ...]
     rounds: int
-    found: Mapping[str, Sequence[BatchMetrics]]
+    found: Mapping[str, Sequence[CountedMetrics]]
 
     def phase(self, name: str, number: int) -> str:
         """Return the phase of a round."""
@@ -56,7 +54,7 @@ class Case:
             return "before"
         return "while" if place < max(hotspot.end for hotspot in self.hotspots) else "after"
 
-    def batches(self, name: str, phase: str | None = None) -> list[BatchMetrics]:
+    def batches(self, name: str, phase: str | None = None) -> list[CountedMetrics]:
         """Return the rounds of a phase, or all; the first, which maps the index, is left out."""
         chosen = self.found[name][1:]
         return [m for m in chosen if phase is None or self.phase(name, m.round) == phase]
@@ -68,7 +66,7 @@ class Case:
 
 
 def run_case(
-    pickups: Pickups,
+    day: CellDay,
     scenario: str,
     hotspots: tuple[Hotspot, ...],
     queries: int,
@@ -80,8 +78,11 @@ def run_case(
     points: int = POINTS,
 ) -> Case:
     """Run a load with every variant."""
-    load = MovingLoad(pickups, queries, rounds, points, hotspots, seed=seed)
-    found = run_strategies(load, machines, chosen, work=points_and_checks)
+    load = CountedLoad(day, queries, rounds, points, hotspots, seed)
+    found: dict[str, list[CountedMetrics]] = {}
+    for name, variant in chosen.items():
+        cluster = CountedCluster(load, variant, machines)
+        found[name] = [cluster.run(step) for step in load.steps]
     case = Case(scenario, seed, queries, hotspots, rounds, found)
     for name in chosen:
         ratios = {phase: ratio(case, name, "history", phase) for phase in case.phases}
@@ -95,7 +96,7 @@ def ratio(case: Case, name: str, other: str, phase: str | None, key: str = "unit
     return summed(case.batches(name, phase))[key] / summed(case.batches(other, phase))[key]
 
 
-def rounds_to_recover(batches: Sequence[BatchMetrics]) -> int:
+def rounds_to_recover(batches: Sequence[CountedMetrics]) -> int:
     """Return the length of the longest sequence of rounds that were out of balance."""
     sequences = groupby(batches, lambda m: m.imbalance > RECOVERED)
     return max((len(list(batch)) for unbalanced, batch in sequences if unbalanced), default=0)
@@ -118,6 +119,8 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
                         "phase": phase,
                         "seeds": len(seeds),
                         **{key: mean(m[key] for m in metrics) for key in metrics[0]},
+                        "utilisation": _mean_of(seeds, name, phase, "utilisation"),
+                        "network_bytes": _mean_of(seeds, name, phase, "network_bytes"),
                         "units_ratio_vs_history": mean(ratios),
                         "units_ratio_ci95": interval(ratios),
                         "rounds_to_recover": max(
@@ -126,6 +129,10 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
                     }
                 )
     return rows
+
+
+def _mean_of(cases: Sequence[Case], name: str, phase: str, key: str) -> float:
+    return float(mean(getattr(m, key) for case in cases for m in case.batches(name, phase)))
 
 
 def interval(values: Sequence[float]) -> float | None:

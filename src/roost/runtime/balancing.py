@@ -21,7 +21,7 @@ from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.resizing import replicated, resize_by_statistics
 from roost.balance.swarm import LoadReport, Send, ShedRequest, Swarm, machine_cost, shed
 from roost.runtime.rounds import BALANCE, BatchNotes, HiddenQueries, Policy, Proposal, RoundSnapshot
-from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
+from roost.stages.statistics import CellStage, TrioStage, TrioValue
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
 
 ROUNDS_SEEN = 3
@@ -76,6 +76,7 @@ class SwarmPolicy:
         if len(snapshot.hidden):
             # Neither the reports nor the machine that sheds load may know of the hidden queries.
             send = partial(self._shed, hidden=snapshot.hidden)
+            self._stage.statistics(values)  # one job copies all that the executors have
             reports = [self._report(r.machine, snapshot.hidden) for r in reports]
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
@@ -94,7 +95,7 @@ class SwarmPolicy:
 
     def hottest(self, plan: Plan, machine: int) -> Partition | None:
         """Return the most expensive partition of a machine, by its statistics."""
-        if machine not in self._stage.names:
+        if machine not in self._stage.saved.names:
             return None
         stats = self._statistics(machine)
         costs = {n: self._rules.cost.of(s) for n, s in stats.partitions.items()}
@@ -112,13 +113,17 @@ class SwarmPolicy:
         return shed(self._statistics(machine, hidden), machine, request, self._rules)
 
     def _statistics(self, machine: int, hidden: HiddenQueries | None = None) -> MachineStats:
-        """Read a machine's statistics as of the end of the round, without some queries."""
-        stats = load_statistics(self._stage.files, self._stage.names[machine])
+        """Read a machine's statistics as of the end of the round, without some queries.
+
+        A copy stays in the state directory until the next batch, so a partition that moves takes
+        its statistics along.
+        """
+        stats = self._stage.statistics([machine])[machine]
         stats.close_round(self._stage.fade)
         if hidden is not None:
             received = np.zeros(len(hidden), np.bool_)
-            if self._stage.began is not None:
-                received = hidden.positions >= self._stage.began
+            if self._stage.saved.began is not None:
+                received = hidden.positions >= self._stage.saved.began
             stats.hide_queries(hidden.cells, received)
         return stats
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance.plan import Plan
+from roost.workload.cells import CellCounts
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,21 +58,25 @@ class PlanSlots:
         self._partition = np.repeat(np.arange(len(self._owners)), self._owners)
         self.held = np.bincount(self._machine, minlength=plan.machines).astype(np.float64)
 
-    def shares(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sum a value per cell by machine; owners of a shared partition have equal parts."""
-        each = np.bincount(self._table, values, len(self._owners)) / self._owners
+    def shares(
+        self, values: NDArray[np.float64], cells: NDArray[np.int32] | None = None
+    ) -> NDArray[np.float64]:
+        """Sum a value per cell by machine; owners of a shared partition have equal parts.
+
+        Without ``cells``, there is a value for every cell.
+        """
+        table = self._table if cells is None else self._table[cells]
+        each = np.bincount(table, values, len(self._owners)) / self._owners
         return np.bincount(self._machine, each[self._partition], len(self.held)).astype(np.float64)
 
-    def distribute(self, points: NDArray[np.int64], turn: int) -> SlotPoints:
-        """Distribute the points of all cells, row-major; owners of a shared cell alternate.
+    def distribute(self, points: CellCounts, turn: int) -> SlotPoints:
+        """Distribute the points of cells; owners of a shared cell alternate.
 
         The owner of the remainder of a cell's points differs by cell and turn.
         """
-        cells = np.flatnonzero(points).astype(np.int32)
-        number = self._table[cells]
+        number = self._table[points.cells]
         order = np.argsort(number, kind="stable")
-        cells = cells[order]
-        counts = points[cells]
+        cells, counts = points.cells[order], points.counts[order]
         bounds = np.searchsorted(number[order], np.arange(len(self._owners) + 1))
         if self._owners.max() == 1:
             return SlotPoints(cells, counts, bounds, self._machine, self._partition)

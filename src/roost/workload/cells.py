@@ -35,6 +35,18 @@ class CellCounts:
         return table
 
     @classmethod
+    def of(cls, table: NDArray[np.int64]) -> CellCounts:
+        """Return the cells with points of a table of all cells.
+
+        Examples
+        --------
+        >>> CellCounts.of(np.array([0, 3, 0, 1])).cells.tolist()
+        [1, 3]
+        """
+        cells = np.flatnonzero(table).astype(np.int32)
+        return cls(cells, table[cells])
+
+    @classmethod
     def joined(cls, parts: Iterable[CellCounts]) -> CellCounts:
         """Sum several counts.
 

@@ -14,6 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.model.arrays import frozen
+
 # Corners by (column, row) of a range: low-left, low-right, high-left, high-right.
 CORNERS = 4
 
@@ -78,11 +80,12 @@ class EulerHistogram:
         self._corners = np.zeros((CORNERS, rows, columns), np.int32)
         self._sums = np.zeros((CORNERS, rows + 1, columns + 1), np.int32)
         self._current = True
+        self._per_cell: NDArray[np.float64] | None = None
 
     def add(self, ranges: NDArray[np.int32], sign: int = 1) -> None:
         """Add queries by their inclusive ranges of cells, or remove them with sign -1."""
         _mark(ranges, sign, self._corners)
-        self._current = False
+        self._current, self._per_cell = False, None
 
     def sums(self) -> NDArray[np.int32]:
         """Return the current prefix sums of the four corners, for compiled loops."""
@@ -103,10 +106,15 @@ class EulerHistogram:
         return counts
 
     def per_cell(self) -> NDArray[np.float64]:
-        """Count the queries over each cell, as a table of rows by columns."""
-        sums = self.sums()
-        over = sums[0, 1:, 1:].astype(np.float64)
-        return over - sums[1, 1:, :-1] - sums[2, :-1, 1:] + sums[3, :-1, :-1]
+        """Count the queries over each cell, as a table of rows by columns that must not change."""
+        if self._per_cell is None:
+            sums = self.sums()
+            over = sums[0, 1:, 1:].astype(np.float64)
+            over -= sums[1, 1:, :-1]
+            over -= sums[2, :-1, 1:]
+            over += sums[3, :-1, :-1]
+            self._per_cell = frozen(over)
+        return self._per_cell
 
     @property
     def nbytes(self) -> int:

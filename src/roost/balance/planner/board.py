@@ -70,6 +70,18 @@ def sum_costs(points: Floats, unit: Floats, scale: float, sums: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)  # pragma: no cover - compiled
+def sum_moments(points: Floats, unit: Floats) -> tuple[float, float]:
+    """Sum points times their cost, and times its square, in one pass over all cells."""
+    total = squares = 0.0
+    for cell in range(points.size):
+        if points[cell] > 0.0:
+            cost = points[cell] * unit[cell]
+            total += cost
+            squares += cost * unit[cell]
+    return total, squares
+
+
+@njit(cache=True, nogil=True)  # pragma: no cover - compiled
 def sum_rects(rect: Ints, points: Floats, unit: Floats, columns: int, out: Floats) -> None:
     """Compute the cost of each rectangle, cell by cell."""
     for i in range(rect.shape[0]):

@@ -31,7 +31,7 @@ from roost.balance.changes import (
     apply_changes,
 )
 from roost.balance.plan import Plan
-from roost.balance.planner.board import sum_costs, sum_rects
+from roost.balance.planner.board import sum_costs, sum_moments, sum_rects
 from roost.balance.planner.draft import Draft, PlanningInput
 from roost.balance.resizing import emptied
 from roost.model.arrays import Floats
@@ -157,12 +157,11 @@ class GlobalPlanner:
         if plan.machines == 1:
             return NoChange("one machine")
         # Cost of a point in each cell.
-        unit = queries.per_cell().reshape(-1)
-        unit *= rates.per_check
+        unit = queries.per_cell().reshape(-1) * rates.per_check
         unit += rates.per_point
         points = [np.ascontiguousarray(cells, np.float64) for cells in reversed(rounds)]
-        totals = [float(p @ unit) for p in points]
-        if not totals or totals[0] <= 0.0:
+        total = float(points[0] @ unit) if points else 0.0
+        if total <= 0.0:
             return NoChange("no load")
         noise = noise_of(points[0], unit, plan.machines)
         # One noisy round must not replace a plan that is within the tolerance.
@@ -171,12 +170,13 @@ class GlobalPlanner:
         if before <= most and not resized:
             return NoChange("balanced")
         at_once = max(AT_ONCE, 1.0 + NOISE_AT_ONCE * noise)
+        totals = [total, *(float(p @ unit) for p in points[1:])]
         if before < at_once and not resized and len(points) > 1 and totals[1] > 0.0:
             # The plan may have been another one then; this one is what matters.
             earlier = imbalance(_loads(plan, points[1], unit, rates.per_partition))
             if earlier <= most:
                 return NoChange("out of balance for one round only")
-        seen = [(p, totals[0] / total) for p, total in zip(points, totals, strict=True) if total]
+        seen = [(p, total / own) for p, own in zip(points, totals, strict=True) if own]
         cost = np.zeros((len(seen), plan.rows + 1, plan.columns + 1))
         for sums, (cells, scale) in zip(cost, seen, strict=True):
             sum_costs(cells, unit, scale, sums)
@@ -258,8 +258,8 @@ def noise_of(points: Floats, unit: Floats, machines: int) -> float:
     Points arrive independently, so the standard deviation of a machine's load is the square root
     of its points; the highest of ``n`` normal variables is about ``sqrt(2 ln n)`` deviations up.
     """
-    total = float(points @ unit)
-    spread = math.sqrt(float(points @ (unit * unit)) * machines) / total
+    total, squares = sum_moments(points, unit)
+    spread = math.sqrt(squares * machines) / total
     return spread * math.sqrt(2.0 * math.log(machines))
 
 
