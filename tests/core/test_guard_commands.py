@@ -112,11 +112,6 @@ class Directory:
         }
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Directory]:
     directory = Directory(tmp_path / "state")

@@ -121,9 +121,8 @@ class PlacedRun:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Any:
+def no_idling() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
         patch.setattr("roost.runtime.pipeline.IDLE_S", 0.0)
         yield
 

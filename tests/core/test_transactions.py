@@ -107,11 +107,6 @@ class Run:
                 continue
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)

@@ -26,9 +26,8 @@ import pyarrow as pa
 
 from roost.balance.planner import imbalance
 from roost.balance.rules import SwarmRules
-from roost.bench.cases import Pickups
 from roost.bench.common import Row
-from roost.bench.moving import Hotspot, MovingLoad, Step, TimedLoad
+from roost.bench.moving import MovingLoad, Step, TimedLoad
 from roost.bench.streams import LOG, BatchTimes, admit
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
@@ -317,12 +316,6 @@ def lines(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return a metric by round, for each strategy."""
     return {name: [(m.round, metric(m)) for m in batches] for name, batches in found.items()}
-
-
-def warm_up(pickups: Pickups, machines: int) -> None:
-    """Compile all loops before anything is measured."""
-    hot = (Hotspot(0.3, 0.6, 0.4, (0.1, 0.1), step=True),)
-    run_strategies(MovingLoad(pickups, 2_000, 12, 4_000, hot), machines)
 
 
 def summed(batches: Sequence[RoundMetrics]) -> dict[str, float]:
