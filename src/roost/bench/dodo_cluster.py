@@ -126,8 +126,8 @@ def expected_rankings(path: str, rows: int) -> list[dict[str, Any]]:
 class PlacementRun:
     """Top-N topics on two groups of one executor; notes where tasks ran.
 
-    After each batch, ``after`` is called with its notes, and returns whether to go on. ``before`` is
-    called when the executor group of each operator in a batch has been chosen.
+    After each batch, ``after`` is called with its notes, and returns whether to go on. ``before``
+    is called when the executor group of each operator in a batch has been chosen.
     """
 
     folder: Path
