@@ -56,6 +56,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "engine.master": ("local[2]", "local[2]"),
     "engine.spark": ({"spark.ui.enabled": "false"}, {"spark.ui.enabled": "false"}),
     "engine.encrypt": (True, True),
+    "engine.cache": ("copies", Path("copies")),
+    "engine.cache_bytes": (1, 1),
     "balance.round": (60, 60.0),
     "balance.tolerance": (1.25, 1.25),
     "window.kind": ("count", WindowKind.COUNT),
@@ -421,6 +423,8 @@ def test_wrong_executor_groups_are_refused(settings: dict[str, Any], key: str) -
 def test_every_keyword_of_version_0_1_is_known_to_the_test() -> None:
     renamed = {f"{section}.{name}" for section, name in OLD_SECTIONS.items()}
     newer = {
+        "engine.cache",
+        "engine.cache_bytes",
         "out.history",
         *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.", "elastic."))),
     }

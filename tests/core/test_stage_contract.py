@@ -54,15 +54,6 @@ WINDOW = {"window.kind": "count", "window.length": 3 * ROWS}
 JOIN = {"join.distance": 0.3, "join.within": 50.0}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def fast() -> Iterator[None]:
-    """Skip steps that only matter when the host fails or its memory runs out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
-
-
 # --------------------------------------------------------------------------- results
 
 

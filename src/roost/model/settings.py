@@ -233,6 +233,8 @@ class EngineSettings(Section, section="engine"):
     master: str | None = _text()
     spark: Mapping[str, str] = _table()
     encrypt: bool = _flag()
+    cache: Path | None = _path()
+    cache_bytes: int = _number(int, 1, 16_000_000_000)
 
 
 @dataclass(frozen=True)

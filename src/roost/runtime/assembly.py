@@ -71,6 +71,8 @@ from roost.stages.synopsis_queries import SynopsisQueryStage
 from roost.stages.window import WindowStage
 from roost.storage.agreement import agree, agreed
 from roost.storage.cache import WorkerCache
+from roost.storage.copies import Copies
+from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.synopsis.catalogue import SPEC
 from roost.window import WindowSpec
@@ -365,7 +367,7 @@ class _Assembly:
                 self.points,
                 self.space,
                 self.id_type,
-                segment_files(self.store),
+                self._segments(),
                 staging(self.out, "matches") if hooks.receives(config, "matches") else None,
                 table,
             ),
@@ -460,9 +462,19 @@ class _Assembly:
         x, y = sampled_positions(source, self.points.x, self.points.y)
         return sampled_costs(self.space.grid, x, y, self.queries.bounds(HISTORY_QUERIES))
 
+    def _segments(self) -> Files:
+        """Return the files of the queries, as the machines read them."""
+        engine = self.config.engine
+        copies = (
+            None
+            if engine.cache is None
+            else Copies(str(engine.cache.absolute()), engine.cache_bytes)
+        )
+        return replace(segment_files(self.store), copies=copies)
+
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
         if strategy is Strategy.SWARM:
-            folder, files = segment_files(self.store), self.store.files("trio")
+            folder, files = self._segments(), self.store.files("trio")
             return TrioStage(self.space, folder, files, self.window, self.hooks.swarm)
         return CellStage(self.queries, self.space) if strategy is Strategy.GLOBAL else None
 
