@@ -14,6 +14,7 @@ import pytest
 
 from roost.commands.inspect import inspect_state
 from roost.commands.terminal import _contents
+from roost.model.elastic import DEFAULT_GROUP
 from roost.runtime import records
 from roost.runtime.chain import Placement
 from roost.runtime.executor import InProcessExecutor
@@ -105,9 +106,9 @@ class Cluster(InProcessExecutor):
         self.ran: list[dict[tuple[str, int], str]] = []  # by batch: executor of each part
         self.placements: list[Placement] = []
 
-    def place(self, part: int, home: str | None) -> str:
+    def place(self, part: int, home: str | None, group: str = DEFAULT_GROUP) -> str:
         others = [name for name in self.names if name != home]
-        return others[part % len(others)] if home in self.late else super().place(part, home)
+        return others[part % len(others)] if home in self.late else super().place(part, home, group)
 
     def run(self, inputs: Any, chain: Any, tasks: Any, placement: Placement) -> Any:
         found: dict[str, list[Report]] = super().run(inputs, chain, tasks, placement)

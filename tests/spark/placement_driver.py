@@ -38,6 +38,7 @@ class Faults:
         self.killed: list[str] = []
         self.ran: list[list[str]] = []  # executors of the operator by batch, since it moved
         self.since = 0  # batches before the last kill
+        self.kills: list[str] = []  # that are due
 
     def after(self, run: PlacementRun, batch: Mapping[str, Any]) -> bool:
         """Note where the operator ran; returns whether to go on."""
@@ -51,20 +52,28 @@ class Faults:
         # A group whose executor has just died is not used until there is another one.
         other = [name for name in names if name not in (local, *self.killed)]
         if len(other) == (3 if self.killed else 1) and len(self.killed) < 2:
-            process = process_of(run.pipeline.spark.sparkContext.applicationId, other[-1])
-            if self.killed:
-                process.parent().kill()  # so that nothing starts another executor of the group
-            process.kill()
             self.killed.append(other[-1])
             self.since = len(names)
+            self.kills.append(other[-1])
+            if len(self.killed) == 1:
+                self.kill(run)
         done = len(self.killed) == 2 and names[self.since :].count(local) == 3
         return not done and len(run.batches) < BATCHES
+
+    def kill(self, run: PlacementRun) -> None:
+        """Kill what is due; the second time when a batch is about to use the group."""
+        for name in self.kills:
+            process = process_of(run.pipeline.spark.sparkContext.applicationId, name)
+            if len(self.killed) == 2:
+                process.parent().kill()  # so that nothing starts another executor of the group
+            process.kill()
+        self.kills.clear()
 
 
 def main() -> None:
     folder, master, cores = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     faults = Faults()
-    run = PlacementRun(folder, faults.after, cores)
+    run = PlacementRun(folder, faults.after, cores, faults.kill)
     if cores > 1:
         executors.FIRST_S = 30.0
         try:

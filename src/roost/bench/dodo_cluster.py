@@ -126,12 +126,14 @@ def expected_rankings(path: str, rows: int) -> list[dict[str, Any]]:
 class PlacementRun:
     """Top-N topics on two groups of one executor; notes where tasks ran.
 
-    After each batch, ``after`` is called with its notes, and returns whether to go on.
+    After each batch, ``after`` is called with its notes, and returns whether to go on. ``before``
+    is called when the executor group of each operator in a batch has been chosen.
     """
 
     folder: Path
     after: Callable[[PlacementRun, Mapping[str, Any]], bool]
     cores: int = 1  # of an executor of the other group
+    before: Callable[[PlacementRun], None] = lambda run: None
     batches: list[dict[str, Any]] = field(default_factory=list)
     rows: int = 0  # that were read
     pipeline: Pipeline = field(init=False)
@@ -175,6 +177,7 @@ class PlacementRun:
             def noted(
                 inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
             ) -> dict[str, list[Report]]:
+                self.before(self)
                 started = time.time()
                 found = run(inputs, chain, tasks, placement)
                 self.batches.append({"started": started, **_notes(chain, found)})
