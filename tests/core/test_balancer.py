@@ -10,7 +10,7 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -69,15 +69,6 @@ ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)
 
 class DriverKilled(BaseException):
     """Simulates a killed driver: the files stay as they are."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Iterator[None]:
-    """Skip fsync and freeing memory: these tests do not crash the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
 
 
 # --------------------------------------------------------------------------- the harness

@@ -144,7 +144,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(_wanted(group)))
+        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -171,11 +171,13 @@ def assemble(
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
         rounds=_with_group(
+            stages,
             flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
             [],
             [],
             group,
         ),
+        operators=None if group is None else group.placement,
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -189,12 +191,14 @@ def _group_rounds(
     if config.elastic.max is None or hooks.resize is not None:
         return None
     if executor.allocator is None:
+        for group in config.elastic.other_groups:
+            expected = "no group: the cluster has a fixed number of executors"
+            raise ConfigError("elastic.groups", group.name, expected)
         warnings.warn(
             "the cluster has a fixed number of executors: elastic.max has no effect", stacklevel=3
         )
         return None
-    settings = config.elastic
-    return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
+    return GroupRounds(store, executor.allocator, config.elastic, hooks.wall_clock)
 
 
 def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
@@ -203,6 +207,7 @@ def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
 
 
 def _with_group(
+    stages: Sequence[Stage],
     flow: Sequence[FlowRounds],
     prefixes: Sequence[PrefixRounds],
     plan: Sequence[Rounds],
@@ -212,11 +217,12 @@ def _with_group(
 
     Executors come first, so that the next batch uses those that have arrived.
     """
-    layouts = [*flow, *prefixes, *plan]
+    layouts: list[Rounds] = [*flow, *prefixes, *plan]
     if group is None:
         return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
     group.needed = lambda: max((found.needed for found in prefixes), default=0)
+    group.placement.begin(stages)
     return [group, *layouts]
 
 
@@ -381,6 +387,7 @@ class _Assembly:
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
             rounds=_with_group(
+                stages,
                 flow_rounds(config, self.store, stages, *policies),
                 prefix_rounds(
                     self.store,
@@ -393,6 +400,7 @@ class _Assembly:
                 self._plan_rounds(strategy, statistics, table),
                 self.group,
             ),
+            operators=None if self.group is None else self.group.placement,
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
