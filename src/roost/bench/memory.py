@@ -63,8 +63,8 @@ class Size:
     batches: int
 
 
-FULL = Size((1_000_000, 4_000_000, 8_000_000, 16_000_000), 1500, 200_000, 12)
-QUICK = Size((500_000, 4_000_000), 750, 100_000, 6)
+FULL = Size((1_000_000, 4_000_000, 8_000_000), 1500, 200_000, 12)
+QUICK = Size((500_000, 2_000_000), 750, 100_000, 6)
 
 
 class _Prepared(Exception):
@@ -200,7 +200,7 @@ def run(quick: bool) -> Measured:
                 try:
                     rows.append(_apart(measure, folder, size, queries, strategy))
                 except Exception as error:  # a host that runs out of memory may end the run
-                    reason = str(error).splitlines()[0]
+                    reason = _reason(str(error))
                     rows.append({"case": f"{queries:,} boxes", "queries": queries,
                                  "system": strategy.value, "error": reason})  # fmt: skip
                     if strategy is not Strategy.REPLICATED:
@@ -219,10 +219,25 @@ def run(quick: bool) -> Measured:
     return Measured(rows, summary, {"": plot}, table)
 
 
+def _reason(text: str) -> str:
+    """Return the first line that names an error of Python or a lost executor, or the first."""
+    lines = text.splitlines() or [""]
+    named = (line for line in lines if "Error:" in line or "ExecutorLostFailure" in line)
+    return next(named, lines[0]).strip()
+
+
 def _apart(call: Callable[..., Value], *args: object) -> Value:
     """Call a function in a process of its own: a driver's JVM serves one cluster."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(call, *args).result()
+        return pool.submit(_with_text, call, *args).result()
+
+
+def _with_text(call: Callable[..., Value], *args: object) -> Value:
+    """Call a function; errors of the JVM cannot be sent to another process, their text can."""
+    try:
+        return call(*args)
+    except Exception as error:
+        raise RuntimeError(str(error)) from None
 
 
 def _of(rows: Sequence[Row], strategy: Strategy) -> list[Row]:

@@ -110,10 +110,9 @@ def slots_near(segment: Segment, bounds: Floats, grid: IndexGrid) -> Ints:
     for postings, lists in _lists(segment, bounds, grid):
         if isinstance(postings, BoxPostings):
             _request(postings, lists)
-            begins, ends = postings.starts[lists], postings.starts[lists + 1]
-            sizes = ends - begins
-            places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
-            near[postings.slots[places + np.arange(places.size)]] = True
+            # Neighbouring lists are one range of the file.
+            for begin, end in zip(*(postings.starts[at] for at in _close(lists, 1)), strict=True):
+                near[postings.slots[begin:end]] = True
     if segment.shape_postings is not None:
         near |= segment.kinds != BOX
     return np.flatnonzero(near)
@@ -149,9 +148,11 @@ def _request(postings: BoxPostings | ShapePostings, lists: Ints) -> None:
         read_ahead(values, postings.starts[first], postings.starts[last])
 
 
-def _close(lists: Ints) -> tuple[Ints, Ints]:
+def _close(lists: Ints, distance: int = STRIDE) -> tuple[Ints, Ints]:
     """Return the first and last list, plus one, of each range of lists that are close."""
-    breaks = np.flatnonzero(np.diff(lists) > STRIDE)
+    if not lists.size:
+        return lists, lists
+    breaks = np.flatnonzero(np.diff(lists) > distance)
     return lists[np.append(0, breaks + 1)], lists[np.append(breaks, lists.size - 1)] + 1
 
 

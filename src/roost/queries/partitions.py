@@ -27,6 +27,8 @@ from roost.workload import EulerHistogram, query_ranges
 
 SEGMENTS_CACHED = 16
 PARTS_CACHED = 4096
+SLOTS_AT_ONCE = 1 << 16
+"""Queries of a partition whose bounds are in memory at the same time."""
 
 
 def bounds_of(partition: Partition, space: Space) -> tuple[float, float, float, float]:
@@ -59,18 +61,21 @@ def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shape
     segment = _mapped(files, file)
     x0, y0, x1, y1 = bounds_of(partition, space)
     near = slots_near(segment, np.array([[x0, y0, x1, y1]]), IndexGrid.over(space.bounds))
-    owners, bounds = segment.bounds(space, near)
-    # The edges of a cell decide which cell a coordinate is in, so this is exact.
-    across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
-    rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
-    rows = rows[np.argsort(owners[rows], kind="stable")]  # circles came last
-    owners = owners[rows]
+    found = [(np.empty(0, np.int64), np.empty((0, 4), np.int32))]
+    for start in range(0, near.size, SLOTS_AT_ONCE):
+        owners, bounds = segment.bounds(space, near[start : start + SLOTS_AT_ONCE])
+        # The edges of a cell decide which cell a coordinate is in, so this is exact.
+        across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
+        rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
+        rows = rows[np.argsort(owners[rows], kind="stable")]  # circles came last
+        found.append((owners[rows], query_ranges(space.grid, bounds[rows])))
+    owners, ranges = (np.concatenate(column) for column in zip(*found, strict=True))
     until, created = (
         None if column is None else column[owners]
         for column in (segment.live_until, segment.created_position)
     )
     by_end = None if until is None else np.argsort(until, kind="stable")
-    return _Shapes(owners, query_ranges(space.grid, bounds[rows]), until, created, by_end)
+    return _Shapes(owners, ranges, until, created, by_end)
 
 
 class LiveRanges(NamedTuple):
