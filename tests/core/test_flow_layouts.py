@@ -333,10 +333,63 @@ def test_partial_aggregation_sends_few_rows_and_changes_no_result(tmp_path: Path
     assert ordered[0] == ordered[1] and ordered[0]
 
 
-def test_quantiles_are_not_aggregated_before_an_exchange(tmp_path: Path) -> None:
-    """They would depend on the number of tasks."""
-    _, executor = run_aggregate("auto", {"x_approx": "quantile(v, 0.5)"}, tmp_path)
-    assert executor.sent["flow:a"] == 3_600
+class Largest:
+    """A function whose ``partial`` and ``merge`` raise for some values."""
+
+    columns, type = ("v",), pa.int64()
+
+    def partial(self, values: pa.Array) -> tuple[int, bool]:
+        found = values.to_pylist()
+        if any(value % 100 == 13 for value in found):
+            raise ValueError("13")
+        return max(found), any(1_200 <= value < 1_300 for value in found)
+
+    def merge(self, states: list[tuple[int, bool]]) -> tuple[int, bool]:
+        if any(bad for _, bad in states):
+            raise ValueError("1200")
+        return max(states)
+
+    def finish(self, state: tuple[int, bool]) -> int:
+        return state[0]
+
+
+WINDOWS = [{"size": 40, "advance": 10}, {"window": "forever", "advance": 40}]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=["time", "forever"])
+def test_functions_of_the_user_are_aggregated_before_an_exchange(
+    window: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where they raise, the same records are rejected as without it."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate({"m": Largest(), "n": "count"}, by="k", **window, name="a").sink("out")
+    executor, oracle = Counting(3), Interpreter(graph_of(flow), 0, None)
+    run = FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 3)
+    with run:
+        for number in range(3):
+            rows = table(1_200, 4, 1_200 * number)
+            run.batch({"s": rows}, float(number))
+            oracle.batch({"s": rows.to_pylist()}, float(number), ())
+    compare(run, oracle)
+    assert len({tuple(row) for _, _, row in oracle.dead}) == 2, "rows, and windows with keys"
+    assert len(oracle.results["out"]) > 10
+    assert executor.sent["flow:a"] < 600
+
+
+def test_quantiles_are_aggregated_before_an_exchange_within_their_error(tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate({"m": "quantile(v, 0.5)"}, by="k", size=1_500, name="a").sink("out")
+    executor = Counting(3)
+    with FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 3) as run:
+        for number in range(3):
+            run.batch({"s": table(6_000, 2, 6_000 * number)}, float(number), ["s"] * (number == 2))
+    assert executor.sent["flow:a"] < 100
+    assert len(run.results()["out"]) == 6
+    for row in run.results()["out"]:
+        middle = 4 * (row["t"] + 750)  # values ascend
+        assert abs(row["m"] - middle) <= 0.007 * 6_000 + 2
 
 
 def test_distinct_counts_do_not_depend_on_the_layout(tmp_path: Path) -> None:

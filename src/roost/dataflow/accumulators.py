@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -252,6 +252,12 @@ class Quantiles(Sketches):
         return float(values[order[min(place, values.size - 1)]])
 
 
+class Apart(NamedTuple):
+    """States of one group that the user's ``merge`` raised for; a window that needs them fails."""
+
+    states: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class UserStates(Stored):
     """Pickled partial results of a function of the user."""
@@ -282,21 +288,24 @@ class UserStates(Stored):
                     singles.append(partial(row, row + 1))
                 except Exception as error:
                     failed[int(groups.rows[row])] = problem_of(error)
-            states.append(function.user.merge(singles) if singles else None)
+            states.append(_merged_or_apart(function, singles))
         if failed:
             raise RowsFailedError(failed)
         return cls._pickled(states)
 
     @classmethod
     def merged(
-        cls, function: Function, parts: Sequence[Contribution], size: int, failed: Failed
+        cls, function: Function, parts: Sequence[Contribution], size: int, failed: Failed | None
     ) -> UserStates:
-        """Call ``merge`` for each slot."""
+        """Call ``merge`` for each slot; without ``failed``, states for which it raises stay."""
         found: list[list[Any]] = [[] for _ in range(size)]
         for one, picks, slots in parts:
             states = one.state.take(as_arrow(picks)).to_pylist()
-            for state, slot in zip(states, slots.tolist(), strict=True):
-                found[slot].append(pickle.loads(state))
+            for data, slot in zip(states, slots.tolist(), strict=True):
+                state = pickle.loads(data)
+                found[slot] += state.states if isinstance(state, Apart) else [state]
+        if failed is None:
+            return cls._pickled([_merged_or_apart(function, states) for states in found])
         return cls._pickled(_each(lambda slot: function.user.merge(found[slot]), size, failed))
 
     @classmethod
@@ -306,9 +315,22 @@ class UserStates(Stored):
     def result(self, function: Function, failed: Failed) -> pa.Array:
         """Call ``finish`` for each group."""
         states = self.state.to_pylist()
-        finish = function.user.finish
-        values = _each(lambda group: finish(pickle.loads(states[group])), len(states), failed)
-        return _typed(values, function.type)
+
+        def finish(group: int) -> Any:
+            state = pickle.loads(states[group])
+            if isinstance(state, Apart):
+                state = function.user.merge(list(state.states))
+            return function.user.finish(state)
+
+        return _typed(_each(finish, len(states), failed), function.type)
+
+
+def _merged_or_apart(function: Function, states: list[Any]) -> Any:
+    """Return the merged states of a group that is not a whole window."""
+    try:
+        return function.user.merge(states)
+    except Exception:
+        return Apart(tuple(states))
 
 
 def _each(call: Callable[[int], Any], size: int, failed: Failed) -> list[Any]:
@@ -357,8 +379,13 @@ def accumulate(function: Function, table: pa.Table, groups: Groups) -> Any:
     return kind.of(column, groups.without_nulls(column))
 
 
-def merge(function: Function, parts: Sequence[Contribution], size: int, failed: Failed) -> Any:
-    """Merge partial results into ``size`` slots, each of which some part contributes to."""
+def merge(
+    function: Function, parts: Sequence[Contribution], size: int, failed: Failed | None
+) -> Any:
+    """Merge partial results into ``size`` slots, each of which some part contributes to.
+
+    Without ``failed``, states for which the user's ``merge`` raises stay apart.
+    """
     kind = type(parts[0].grouped)
     if kind is UserStates:
         return kind.merged(function, parts, size, failed)

@@ -318,10 +318,7 @@ class AggregateWork:
             return {}, TIME_MIN
         if len(merged) == 1 and rows.size == panes.size and size is not None:
             return {"panes": merged[0].table()}, until
-        failed: Failed = {}
-        kept = compacted(merged, panes[rows], rows, self.keys, self.node.functions, failed)
-        if failed:
-            raise DataflowError(self.node.name, f"merge failed: {next(iter(failed.values()))}")
+        kept = compacted(merged, panes[rows], rows, self.keys, self.node.functions)
         return {"panes": kept.table()}, until
 
     # ------------------------------------------------------------------ tuples

@@ -33,16 +33,6 @@ from roost.dataflow.operators import (
 from roost.dataflow.schema import FlowGraph, Node
 from roost.model.choices import LayoutName
 
-EARLY = frozenset(
-    ["count", "sum", "avg", "min", "max", "stddev", "distinct", "first", "last", "top"]
-)
-"""Functions that are aggregated before an exchange.
-
-Their results do not depend on how tuples are divided into partial results (``stddev``: up to
-rounding). Those of ``quantile`` do, so they would vary with the number of machines; a ``merge`` of
-the user may raise for a part of a window, where it would not for the whole.
-"""
-
 
 class _Located(NamedTuple):
     """Tuples that are on the machine of a root's bucket; columns that have each of its keys."""
@@ -100,7 +90,7 @@ def aggregates_early(node: Node) -> bool:
     operator = node.operator
     if not isinstance(operator, Aggregate) or operator.window.by is WindowBy.TUPLES:
         return False
-    return all(function.kind in EARLY for function in node.functions)
+    return all(function.mergeable for function in node.functions)
 
 
 def together(graph: FlowGraph) -> dict[str, Shared]:

@@ -51,7 +51,11 @@ class Function:
 
     @property
     def mergeable(self) -> bool:
-        """Whether partial results of some tuples replace these tuples."""
+        """Whether partial results of some tuples replace these tuples.
+
+        Results do not depend on how tuples are divided into partial results (``stddev``: up to
+        rounding; ``quantile``: within its error).
+        """
         return self.kind != "whole"
 
 

@@ -85,7 +85,7 @@ def merge_into(
     rows: Integers,
     slots: Integers,
     size: int,
-    failed: Failed,
+    failed: Failed | None,
 ) -> tuple[Any, ...]:
     """Merge some of the partial results, numbered through all sets, into slots.
 
@@ -127,10 +127,9 @@ def compacted(
     rows: Integers,
     keys: Sequence[str],
     functions: Sequence[Function],
-    failed: Failed,
 ) -> Partials:
     """Return one partial result per bucket, pane and key of some rows; they get these panes."""
     table = pa.concat_tables([one.keys for one in partials]).take(as_arrow(rows))
     groups, firsts = group(encode([panes, *(table[key] for key in keys)], rows.size))
-    parts = merge_into(functions, partials, rows, slots_of(groups), groups.sizes.size, failed)
+    parts = merge_into(functions, partials, rows, slots_of(groups), groups.sizes.size, None)
     return Partials(table.set_column(1, PANE, as_arrow(panes)).take(as_arrow(firsts)), parts)

@@ -23,7 +23,6 @@ from roost.dataflow.balancing import (
     hot_keys,
 )
 from roost.dataflow.balancing.loads import deviation
-from roost.dataflow.colocation import EARLY
 from roost.dataflow.loads import BucketLoads
 from roost.dataflow.moves import MapChange
 from roost.dataflow.operators import Aggregate, WindowBy
@@ -149,7 +148,7 @@ def unmergeable(node: Node) -> str | None:
     if not isinstance(operator, Aggregate):
         return type(operator).__name__
     for function in node.functions:
-        if function.kind not in EARLY:
+        if not function.mergeable:
             kind = function.kind if function.user is None else type(function.user).__name__
             return f"{function.name} ({kind})"
     return "window of tuples" if operator.window.by is WindowBy.TUPLES else None

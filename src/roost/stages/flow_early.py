@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from roost.dataflow.accumulators import RowsFailedError
 from roost.dataflow.aggregate import AggregateWork, pane_length
 from roost.dataflow.blocks import BUCKET, TIME, times_of
 from roost.dataflow.buckets import hash_rows
@@ -66,11 +67,11 @@ class EarlyAggregate:
                 return
         self._rows.append(rows)
         if sum(table.num_rows for table in self._rows) >= ROWS_AT_ONCE:
-            self._aggregate()
+            yield from self._aggregate()
 
     def flush(self) -> Iterator[pa.Table]:
         """Yield the partial results as one block."""
-        self._aggregate()
+        yield from self._aggregate()
         found, self._found = self._found, []
         if not found:
             return
@@ -78,7 +79,7 @@ class EarlyAggregate:
         if len(found) > 1:
             panes = np.concatenate([one.panes for one in found])
             rows, keys = np.arange(panes.size), self._work.keys
-            merged = compacted(found, panes, rows, keys, self._functions, {})
+            merged = compacted(found, panes, rows, keys, self._functions)
         times = as_arrow(merged.panes * self._work.pane)
         parts = merged.parts[: len(self.node.functions)]
         block = Partials(merged.keys, parts).table().drop_columns([BUCKET])
@@ -86,13 +87,24 @@ class EarlyAggregate:
             block = block.append_column(TUPLES, as_arrow(merged.parts[-1].n))
         yield block.append_column(TIME, times)
 
-    def _aggregate(self) -> None:
-        if not self._rows:
-            return
-        rows = pa.concat_tables(self._rows)
-        self._rows = []
-        placed = rows.append_column(BUCKET, as_arrow(np.zeros(rows.num_rows, np.int32)))
-        self._found.append(Partials.of(placed, self._work.keys, self._functions, self._work.pane))
+    def _aggregate(self) -> Iterator[pa.Table]:
+        """Aggregate the tuples so far; yield those for which a function raises.
+
+        The receiver calls the function again, and rejects them.
+        """
+        rows, self._rows = self._rows, []
+        while rows:
+            table = pa.concat_tables(rows)
+            placed = table.append_column(BUCKET, as_arrow(np.zeros(table.num_rows, np.int32)))
+            keys, pane = self._work.keys, self._work.pane
+            try:
+                self._found.append(Partials.of(placed, keys, self._functions, pane))
+                return
+            except RowsFailedError as error:
+                failed = np.zeros(table.num_rows, bool)
+                failed[list(error.rows)] = True
+                yield table.filter(pa.array(failed))
+                rows = [] if failed.all() else [table.filter(pa.array(~failed))]
 
     def _divided(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the tuples of hot keys, and the others."""
