@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
+from numpy.typing import NDArray
 from pytest import approx
 
 from roost import RunConfig
@@ -27,13 +28,15 @@ from roost.balance import Partition, Plan
 from roost.balance.costs import PER_OBJECT
 from roost.kernel import unpack
 from roost.model.schemas import request_schema
-from roost.model.space import Coordinates, Rect
-from roost.queries.partitions import live_ranges, slots_in
+from roost.model.space import Coordinates, Rect, Space
+from roost.queries.partitions import _part, live_ranges
+from roost.queries.versions import SegmentRef
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
 from roost.stages.contract import MapExecutor, Report, Task
 from roost.stages.matching import MatchingTask
 from roost.stages.statistics import TrioTask, TrioValue, copy_resident, load_statistics
+from roost.storage.files import Files
 from roost.workload import MachineStats
 
 SIDE = 80.0
@@ -648,6 +651,14 @@ class InProcessCounted(InProcessExecutor):
             self._seen.append(observe(tasks, reports, self))
         self._in_job(self._number)
         return reports
+
+
+def slots_in(
+    files: Files, refs: Sequence[SegmentRef], partition: Partition, space: Space
+) -> dict[str, NDArray[np.int64]]:
+    """Return the slots of each segment in a partition, including terminated ones."""
+    area = replace(partition, machines=(), parents=())
+    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
 
 
 def written_statistics(task: TrioTask, report: Report, executor: MapExecutor) -> MachineStats:

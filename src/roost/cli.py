@@ -231,7 +231,7 @@ def _add_snapshot(commands: Any) -> None:
         "--out", type=Path, metavar="FILE", help="write a .parquet, .csv or .jsonl file instead"
     )
     _add_limit(snapshot, "rows")
-    snapshot.add_argument("--user", default="local", help="who asks (default: local)")
+    snapshot.add_argument("--user", default="local", help="user of the query (default: local)")
     snapshot.add_argument("--master", metavar="URL", help=MASTER)
     snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT)
 

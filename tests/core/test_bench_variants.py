@@ -175,6 +175,7 @@ def test_the_benchmarks_write_the_same_summary_keys(
     monkeypatch.setattr(module, "all_variants", lambda: {n: all_variants()[n] for n in NAMES})
     if module is swarm:
         monkeypatch.setattr(swarm, "QUERIES_QUICK", (200,))
+        monkeypatch.setattr(swarm, "ON_SPARK_QUICK", (200, 12, 500))
         monkeypatch.setattr(swarm, "_on_spark", lambda load: [])
     else:
         monkeypatch.setattr(hotspots, "QUERIES", 200)
@@ -192,5 +193,9 @@ def test_the_benchmarks_write_the_same_summary_keys(
         "swarm_vs_paper",
         "rounds_to_recover",
     }
-    assert {row["variant"] for row in result["rows"]} == set(NAMES)
+    operations = [row for row in result["rows"] if row["load"] == "operations"]
+    compared = [row for row in result["rows"] if row["load"] != "operations"]
+    assert {row["variant"] for row in compared} == set(NAMES)
+    assert len(operations) == (7 if module is swarm else 0)
+    assert all(row["microseconds"] > 0.0 for row in operations)
     assert path.with_suffix(".png").stat().st_size > 10_000

@@ -15,9 +15,9 @@ from roost.balance.changes import NoChange
 from roost.runtime.prefix_rounds import NEEDS, Scaling
 from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.scaling import (
+    AddMachines,
     MachineStatus,
     Needs,
-    Provision,
     ScaleIn,
     ScaleOut,
     Scaler,
@@ -117,17 +117,17 @@ def test_owners_of_siblings_are_preferred_then_machines_in_use() -> None:
     assert moves_of(decide(snapshot(tree, loads, late))) == [("10", 1)]
     # A machine that is behind takes over nothing.
     late = [LATE, LATE, CALM, CALM]
-    assert isinstance(decide(snapshot(tree, loads, late)), Provision)
+    assert isinstance(decide(snapshot(tree, loads, late)), AddMachines)
 
 
 def test_machines_are_requested_only_if_they_would_help() -> None:
     tree = PrefixTree(2, {"": 0, "1": 1})
     late = [LATE, CALM]
     needed = decide(snapshot(tree, {"00": (70.0, 1.0), "01": (70.0, 1.0), "1": (70.0, 1.0)}, late))
-    assert isinstance(needed, Provision) and needed.more == 1
+    assert isinstance(needed, AddMachines) and needed.more == 1
     three = {"000": (70.0, 1.0), "001": (70.0, 1.0), "01": (70.0, 1.0), "1": (70.0, 1.0)}
     needed = decide(snapshot(tree, three, late))
-    assert isinstance(needed, Provision) and needed.more == 2
+    assert isinstance(needed, AddMachines) and needed.more == 2
     alone = decide(snapshot(tree, {"00": (140.0, 1.0), "1": (70.0, 1.0)}, late))
     assert isinstance(alone, NoChange), "no machine can have this prefix"
 
@@ -285,7 +285,7 @@ def test_the_fewest_prefixes_remove_the_excess(seed: int) -> None:
     decision = Scaler(RULES, 0).decide(seen, streak)[0]
     due = by_rate or own.sum(0)[1] > 450.0
     if excess <= 0.0 or not due or best is None:
-        assert isinstance(decision, NoChange | Provision)
+        assert isinstance(decision, NoChange | AddMachines)
         return
     assert isinstance(decision, ScaleOut) and len(decision.moves) == best
     after = seen.after(decision)

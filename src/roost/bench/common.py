@@ -22,6 +22,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from roost.errors import RoostError
+
 CORES = 2  # of each measured system
 PACKAGES = ("roost", "pyspark", "numpy", "numba", "pyarrow", "shapely", "duckdb")
 
@@ -73,6 +75,10 @@ class Plot:
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
         figure.savefig(path, dpi=120)
+
+
+class UnequalResults(RoostError):
+    """Two systems returned different results for the same query."""
 
 
 @dataclass(frozen=True)

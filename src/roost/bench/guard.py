@@ -6,7 +6,9 @@ sensor and detector are the real ones. Some attacks run on the engine's own pipe
 (``guard_pipeline.py``). Crowds, newcomers and movers run too, to find false positives. Every case
 has random numbers of its own, from seeds that were not used to choose defaults.
 
-Throughput is admitted over offered points, relative to a run without an attack. A cluster with
+Throughput is admitted over offered points, relative to a run without an attack; and to the
+dissertation's control, in which normal users move as many more queries as the attack would. The
+same attacks run under ``swarm`` as well. A cluster with
 spare capacity catches up on delayed points, so its availability, the share of a round's points that
 is admitted without delay, says more than its throughput. The rates therefore run a second time on a
 ``saturated`` cluster, whose load exceeds its capacity.
@@ -15,7 +17,7 @@ The summary is without eviction, as in the dissertation: terminating the attacke
 tenth fewer than the run without an attack has, which would count in favour of the guard. Eviction
 is compared with a run in which the same queries are terminated without an attack.
 
-The gate is measured by the clock on blocks of requests, from 110 users as in the dissertation to a
+Gate, sensor and features are measured by the clock, from 110 users as in the dissertation to a
 million users.
 """
 
@@ -38,6 +40,8 @@ from roost.bench.guard_pipeline import (
     suffix_of,
 )
 from roost.guard import Guard
+from roost.guard.features import close_features
+from roost.guard.sensor import LiveQueries
 from roost.sim.attack import Attack, Party
 from roost.sim.guarded import (
     DETECTION_ROUNDS,
@@ -74,6 +78,7 @@ RECOVERED = 0.98
 # Numbers of users, and of requests in a block.
 GATE_USERS = (110, 10_000, 100_000, 1_000_000)
 GATE_BLOCK, GATE_BLOCKS = 10_000, 40
+SENSOR_QUERIES = 1_000_000
 DEFENCES = {
     "no guard": Defence(guard=False),
     "guard": Defence(evict=False),
@@ -106,6 +111,7 @@ def run(quick: bool) -> Measured:
     hard = {k: a for k, a in attacks.items() if k.endswith("/s") and (k == HARDEST or not quick)}
     rows, panels = _measure(attacks, seeds, UTILISATION)
     saturated, more_panels = _measure(hard, seeds, SATURATED)
+    under_swarm, swarm_panels = _measure(hard, seeds, UTILISATION, "swarm")
     others = _others(seeds)
     gate = measure_gate()
     pipeline = measure_pipeline(QUICK if quick else FULL, seeds)
@@ -118,11 +124,15 @@ def run(quick: bool) -> Measured:
         rows,
         _summary(rows, saturated, others, gate, pipeline),
         {
-            "": Plot(title, panels | more_panels, columns=2),
+            "": Plot(title, panels | more_panels | swarm_panels, columns=2),
             "-pipeline": Plot("capacity of the pipeline, points/s, by batch", timelines),
         },
         table=TABLE,
-        table_rows=[*rows, *({**row, "case": f"{row['case']} sat."} for row in saturated)],
+        table_rows=[
+            *rows,
+            *({**row, "case": f"{row['case']} sat."} for row in saturated),
+            *({**row, "case": f"{row['case']} swarm"} for row in under_swarm),
+        ],
         more={
             "setup": {
                 "strategy": STRATEGY,
@@ -133,8 +143,10 @@ def run(quick: bool) -> Measured:
                 "seeds": list(seeds),
             },
             "saturated": saturated,
+            "swarm": under_swarm,
             "others": others,
             "gate": gate,
+            "sensor": measure_sensor(),
             "flood": measure_flood(),
             "pipeline": pipeline,
         },
@@ -142,34 +154,55 @@ def run(quick: bool) -> Measured:
 
 
 def _measure(
-    attacks: Mapping[str, Attack], seeds: tuple[int, ...], utilisation: float
+    attacks: Mapping[str, Attack],
+    seeds: tuple[int, ...],
+    utilisation: float,
+    strategy: str = STRATEGY,
 ) -> tuple[list[Row], dict[str, dict[str, Line]]]:
     """Run attacks at a utilisation; returns rows, and a panel for each rate."""
+
+    def runs_of(case: str, parties: list[Party], how: Defence) -> Runs:
+        return {seed: _run(seed, case, parties, how, utilisation, strategy) for seed in seeds}
+
+    peace = Defence(guard=False)
     usual, departures = (
-        {seed: _run(seed, "peace", parties, Defence(guard=False), utilisation) for seed in seeds}
-        for parties in (normal_users(), departed())
+        runs_of("peace", parties, peace) for parties in (normal_users(), departed())
     )
+    rates = {attack.rate for attack in attacks.values()}
+    controls = {rate: runs_of("peace", normal_users(extra=rate), peace) for rate in sorted(rates)}
     rows, panels = [], {}
     for name, attack in attacks.items():
         runs = {
-            defence: {seed: _run(seed, name, attacked(attack), how, utilisation) for seed in seeds}
+            defence: runs_of(name, attacked(attack), how)
             for defence, how in DEFENCES.items()
             if name == HARDEST or defence not in HARDEST_ONLY
         }
-        rows.append(_row(name, attack, usual, departures, runs))
+        row = _row(name, attack, usual, departures, runs)
+        for defence, by_seed in runs.items():
+            share = mean(_relative(by_seed, controls[attack.rate]))
+            row[f"throughput_{suffix_of(defence)}_vs_control"] = share
+        rows.append({**row, "strategy": strategy})
         share = rows[-1]["throughput_with_guard"]
         print(f"{name}: {share:.3f} of the throughput without an attack")
         if name.endswith("/s"):
             where = " on a saturated cluster" if utilisation > 1.0 else ""
-            shown = {"no attack": usual} | {k: runs[k] for k in SHOWN if k in runs}
+            where += f" under {strategy}" if strategy != STRATEGY else ""
+            shown = {"no attack": usual, "control": controls[attack.rate]} | {
+                k: runs[k] for k in SHOWN if k in runs
+            }
             panels[name + where] = {k: _minutes(v[seeds[0]]) for k, v in shown.items()}
     return rows, panels
 
 
 def _run(
-    seed: int, case: str, parties: list[Party], defence: Defence, utilisation: float = UTILISATION
+    seed: int,
+    case: str,
+    parties: list[Party],
+    defence: Defence,
+    utilisation: float = UTILISATION,
+    strategy: str = STRATEGY,
 ) -> GuardedResult:
-    scenario = cluster(seed, MINUTES, strategy=STRATEGY, utilisation=utilisation)
+    scenario = cluster(seed, MINUTES, strategy=strategy, utilisation=utilisation)
     users_seed = case_seed(case, seed)
     return simulate_guarded(
         scenario, parties, defence, clock=time.thread_time, users_seed=users_seed
@@ -302,6 +335,34 @@ def measure_gate() -> list[Row]:
                 "users": users,
                 "us_per_request": 1e6 * spent_s / (GATE_BLOCK * GATE_BLOCKS),
                 "megabytes": guard.users.nbytes / 1e6,
+            }
+        )
+    return rows[1:]
+
+
+def measure_sensor() -> list[Row]:
+    """Measure the sensor on a hot partition and the features of a round, by number of users."""
+    random = np.random.default_rng(0)
+    low = random.integers(0, 1_000, (SENSOR_QUERIES, 2))
+    rects, rounds = np.array([[200, 200, 300, 300]]), random.integers(0, 6, SENSOR_QUERIES)
+    rows = []
+    for users in (GATE_USERS[0], *GATE_USERS[:-1]):  # the first one compiles
+        names = pa.array([f"user-{k}" for k in range(users)])
+        guard = Guard(0)
+        guard.on_requests(names, np.ones(users, np.bool_), 0)
+        codes = random.integers(0, users, SENSOR_QUERIES).astype(np.int32)
+        queries = LiveQueries(names, codes, rounds, np.hstack([low, low + 1]))
+        start_s = time.thread_time()
+        guard.on_rebalance(rects, queries)
+        sensed_s = time.thread_time()
+        close_features(guard.users)
+        done_s = time.thread_time()
+        rows.append(
+            {
+                "users": users,
+                "queries": SENSOR_QUERIES,
+                "sensor_us_per_hotspot": 1e6 * (sensed_s - start_s),
+                "features_us_per_round": 1e6 * (done_s - sensed_s),
             }
         )
     return rows[1:]

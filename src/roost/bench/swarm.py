@@ -18,6 +18,7 @@ from roost.bench.cluster import lines
 from roost.bench.common import CORES, Measured, Plot, Row
 from roost.bench.counted import CellDay
 from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, Hotspot, MovingLoad
+from roost.bench.operations import operation_rows
 from roost.bench.streams import pipeline_config
 from roost.bench.variants import (
     COMPARED,
@@ -68,7 +69,8 @@ def run(quick: bool) -> Measured:
             sent = lines(found, lambda m: m.network_bytes / 1e9)
             panels[f"{title}: network, gigabytes per second"] = sent
     queries, rounds, points = ON_SPARK_QUICK if quick else ON_SPARK
-    rows = rows_of(cases) + _on_spark(MovingLoad(pickups, queries, rounds, points, HOTSPOTS))
+    load = MovingLoad(pickups, queries, rounds, points, HOTSPOTS)
+    rows = rows_of(cases) + operation_rows(load, MACHINES) + _on_spark(load)
     plot = Plot(f"{MACHINES} machines", panels, columns=3)
     setup = {"machines": MACHINES, "rounds": ROUNDS, "points": POINTS, "data": pickups.source}
     return Measured(rows, summary_of(cases), {"": plot}, more={"setup": setup})

@@ -132,7 +132,7 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
 
 
 def _mean_of(cases: Sequence[Case], name: str, phase: str, key: str) -> float:
-    return mean(getattr(m, key) for case in cases for m in case.batches(name, phase))
+    return float(mean(getattr(m, key) for case in cases for m in case.batches(name, phase)))
 
 
 def interval(values: Sequence[float]) -> float | None:

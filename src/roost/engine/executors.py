@@ -22,7 +22,7 @@ DEFAULT_PROFILE = 0  # of all executors, as long as there is one group
 NEVER = "1000000s"
 RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
 KILL_S = 60.0  # until an executor that was decommissioned is killed
-FIRST_S = 120.0  # to wait for the first executor, which tells how many cores each has
+FIRST_S = 120.0  # to wait for the first executor, which shows how many cores each has
 POLL_S = 0.1
 
 

@@ -73,14 +73,6 @@ def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shape
     return _Shapes(owners, query_ranges(space.grid, bounds[rows]), until, created, by_end)
 
 
-def slots_in(
-    files: Files, refs: tuple[SegmentRef, ...], partition: Partition, space: Space
-) -> dict[str, NDArray[np.int64]]:
-    """Return the slots of each segment in a partition, including terminated ones."""
-    area = replace(partition, machines=(), parents=())
-    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
-
-
 class LiveRanges(NamedTuple):
     """The cells of live queries, and which of them were registered since a log position."""
 

@@ -1,7 +1,7 @@
 """Rounds of the executors of a run: the elastic policy decides, and this module carries it out.
 
 *Planned* executors are those of the last decision, recorded with its round; *observed* ones are
-present and warm; *requested* ones are asked for and not there. All three are compared after every
+present and warm; *requested* ones have not arrived yet. All three are compared after every
 batch, so a driver that dies neither loses nor retains an executor.
 
 New executors count in the layout when all that were planned are warm. Executors that leave are

@@ -30,9 +30,9 @@ from roost.synopsis.catalogue import FileKind
 from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.prefix_loads import add_loads, divide_rows, stored_bytes, transfers
 from roost.synopsis.scaling import (
+    AddMachines,
     MachineStatus,
     Needs,
-    Provision,
     Scaler,
     ScalingDecision,
     ScalingRules,
@@ -46,7 +46,7 @@ QUIET = "quiet"  # key of the machines that were part of an operation
 NEEDS = "needs"  # key of the machines that the tree should have
 PARTS = 64  # prefixes for each machine whose load policies see, about
 KEPT = 0.5  # share of older rows and seconds that is kept with each batch
-FORGOTTEN = 0.1  # rows below which a prefix is not remembered
+ROWS_MIN = 0.1  # a prefix with fewer recent rows is dropped
 BEHIND_MAX = 10.0  # batches
 
 
@@ -194,7 +194,7 @@ class PrefixRounds:
         more, decided = self._scaling.observe(seen)
         for verdict in more:
             proposed = verdict.proposal.decision
-            if not isinstance(proposed, Provision) or verdict.verdict != REFUSED:
+            if not isinstance(proposed, AddMachines) or verdict.verdict != REFUSED:
                 continue
             if proposed.trigger is Trigger.MEMORY:
                 self._stage.coarsen_early(self._rules.limit(0.0).nbytes)
@@ -218,7 +218,7 @@ class PrefixRounds:
         rows = np.concatenate([self._rows * KEPT, *(rows for _, rows in cells)])
         found, at = np.unique(places, return_inverse=True)
         sums = np.bincount(at, rows, found.size).astype(np.float64)
-        recent = sums >= FORGOTTEN
+        recent = sums >= ROWS_MIN
         self._places, self._rows = found[recent], sums[recent]
         self._seconds = self._seconds * KEPT + seconds
         if self._rules is None:

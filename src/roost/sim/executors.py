@@ -72,7 +72,7 @@ def arrival_s(faults: ExecutorFaults, provision_s: float, random: np.random.Gene
 class _Request:
     """An executor that was requested, and when it arrives."""
 
-    asked: float
+    requested: float
     arrives: float
 
 
@@ -309,7 +309,7 @@ class _Cluster:
             keys=s.keys,
         )
         self._loads = (*self._loads, loads)[-ROUNDS_SEEN:]
-        oldest = min((one.asked for one in self._requests), default=clock)
+        oldest = min((one.requested for one in self._requests), default=clock)
         have = Executors(self._planned, len(self._requests), self._present, clock - oldest)
         return GroupSnapshot(
             clock,

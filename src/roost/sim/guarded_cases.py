@@ -45,9 +45,9 @@ def cluster(
     return Scenario(strategy=strategy, rounds=rounds, seed=seed, load=load, utilisation=utilisation)
 
 
-def normal_users(scale: float = SCALE) -> list[Party]:
-    """Return normal users only, who have all the queries."""
-    return [Normal(queries=QUERIES).scaled(scale)]
+def normal_users(scale: float = SCALE, extra: float = 0.0) -> list[Party]:
+    """Return normal users only, who have all the queries and may move more of them per second."""
+    return [Normal(queries=QUERIES, rate=Normal.rate + extra).scaled(scale)]
 
 
 def attacked(attack: Attack, scale: float = SCALE) -> list[Party]:

@@ -68,7 +68,7 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class RoundView:
+class SimulatedRound:
     """Observations of a round.
 
     ``partitions`` and ``busy_s`` are the number of partitions and the measured busy seconds of each
@@ -98,10 +98,10 @@ class Driver:
     def requests(self, registered: Ids, terminated: Ids) -> None:
         """Add registered and terminated queries, before the points of the round."""
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Count the points of the round on their machines."""
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         """Decide about the next plan."""
         return NoChange("static")
 
@@ -127,7 +127,7 @@ class StatisticsDriver(Driver):
         """Restart its statistics."""
         self.statistics.lose(machine)
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Count points on each machine and close the round."""
         self.statistics.collect(view.plan, view.points)
 
@@ -148,7 +148,7 @@ class SwarmDriver(StatisticsDriver):
 
     def decide(
         self,
-        view: RoundView,
+        view: SimulatedRound,
         hidden: Ids | None = None,
         received: NDArray[np.bool_] | None = None,
     ) -> Decision:
@@ -213,7 +213,7 @@ class GlobalDriver(Driver):
         self._histogram.add(self._query_table.ranges[registered])
         self._histogram.add(self._query_table.ranges[terminated], -1)
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Send the counts; calibrate the model with those that arrive."""
         machines, entries = view.plan.machines, view.points
         arrived = np.zeros(machines, np.bool_)
@@ -239,7 +239,7 @@ class GlobalDriver(Driver):
         if self._reported.all():
             self._rounds = [*self._rounds, self._latest][-ROUNDS_RETAINED:]
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         """Run the planner."""
         if not self._rounds:
             return NoChange("too few reports")

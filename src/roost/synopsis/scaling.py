@@ -106,7 +106,7 @@ class ScaleIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
+class AddMachines:
     """Add machines, because none has room for the excess of this one."""
 
     machine: int
@@ -115,7 +115,7 @@ class Provision:
     reason: str
 
 
-ScalingDecision = ScaleOut | ScaleIn | Provision | NoChange
+ScalingDecision = ScaleOut | ScaleIn | AddMachines | NoChange
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SketchletSnapshot:
     transfers: tuple[Transfer, ...] = ()
     busy: frozenset[int] = frozenset()  # machines with an operation under way
     machines_max: int = 0  # that there can be
-    asked: tuple[Provision, ...] = ()  # machines that were asked for in this observation
+    asked: tuple[AddMachines, ...] = ()  # machines that were asked for in this observation
 
     @cached_property
     def owners(self) -> Mapping[str, int]:
@@ -167,7 +167,7 @@ class SketchletSnapshot:
         """Return the snapshot with a decision; raises ValueError if it is not possible now."""
         if isinstance(decision, NoChange):
             return self
-        if isinstance(decision, Provision):
+        if isinstance(decision, AddMachines):
             if len(self.machines) >= self.machines_max:
                 raise ValueError(f"cannot add machines: there are {len(self.machines)} at most")
             return replace(self, asked=(*self.asked, decision))
@@ -258,7 +258,7 @@ class Scaler:
         if streak.idle >= rules.observations:
             decision = self._scale_in(seen)
         # What is refused is proposed at the next observation, except what nobody can do now.
-        return decision, Streak() if isinstance(decision, Provision) else streak
+        return decision, Streak() if isinstance(decision, AddMachines) else streak
 
     def _room(self, seen: SketchletSnapshot, machine: int) -> PrefixLoad:
         """Return what a machine can take over."""
@@ -295,7 +295,7 @@ class Scaler:
             return NoChange(f"{reason} too many, which no other machines could take over")
         more = len({move.target for move in moves} & set(spare))
         reason += " too many, and no machine has room"
-        return Provision(self.machine, more, trigger, reason)
+        return AddMachines(self.machine, more, trigger, reason)
 
     def _candidates(
         self, seen: SketchletSnapshot, trigger: Trigger, targets: Sequence[int]

@@ -25,7 +25,7 @@ from roost.model.space import Space
 from roost.predicate import Expression, check, parse
 from roost.predicate.ast import LIST_OPERATORS, Comparison, Condition
 from roost.predicate.axis import axis_of
-from roost.predicate.columns import Block
+from roost.predicate.columns import RowBlock
 from roost.predicate.evaluate import compile_expression
 from roost.synopsis.comparing import features_compared, judge_ranges
 from roost.synopsis.frame import Frame, GroupIndex, open_frame
@@ -356,7 +356,7 @@ def _evaluate(
     """Return where a condition, or its negation, is true."""
     compiled = compile_expression(condition, negated, iter(_slots(condition)), schema)
     every = np.arange(len(columns[condition.attribute]))
-    return compiled.evaluate(Block(columns, schema, every), every, np.zeros_like(every))
+    return compiled.evaluate(RowBlock(columns, schema, every), every, np.zeros_like(every))
 
 
 def row_columns(synopsis: Synopsis) -> dict[str, pa.Array]:

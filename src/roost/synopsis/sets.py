@@ -65,7 +65,7 @@ NO_SETS = SetRecords(_NONE, _NONE, _NONE, np.zeros(1, np.int64), np.empty(0, np.
 
 
 class SetSketches(NamedTuple):
-    """Set sketches, with what tells the key of a combination of values."""
+    """Set sketches, and what maps a combination of values to its key."""
 
     spec: SynopsisSpec
     bins: Bins
