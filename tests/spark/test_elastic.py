@@ -38,7 +38,7 @@ from roost.testing import brute_force
 
 pytestmark = pytest.mark.spark
 
-LOW, HIGH = 50, 320  # points per second: 0.1 and 0.64 executors, and what a batch costs
+LOW, HIGH = 30, 360  # points per second: 0.06 and 0.72 executors, and what a batch costs
 HOSTS = 4
 DEADLINE_S = 300
 GONE_S = 30.0  # until the executors of a driver have left
