@@ -116,6 +116,7 @@ def executors_of(cluster: StandaloneCluster) -> Iterator[psutil.Process]:
                 yield process
 
 
+@pytest.mark.full
 def test_executors_follow_the_load(tmp_path: Path, cluster: StandaloneCluster) -> None:
     """One executor dies while others arrive, and one while others leave; no result changes."""
     folder = tmp_path / "run"
