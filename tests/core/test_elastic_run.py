@@ -148,10 +148,8 @@ class ElasticRun:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Any:
+def no_idling() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         patch.setattr("roost.runtime.pipeline.IDLE_S", 0.0)
         yield
 

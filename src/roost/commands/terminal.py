@@ -329,6 +329,33 @@ def _executors(summary: dict[str, Any]) -> Iterator[Table | str]:
     )
     columns = ("time (UTC)", "decision", "executors", "reason")
     yield _table(columns, rows, "executors: decisions")
+    if summary["groups"] is not None:
+        yield from _groups(summary["groups"])
+
+
+def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
+    sizes = (
+        (
+            name,
+            *(str(size[key]) for key in ("planned", "requested", "observed")),
+            "" if size["load"] is None else f"{size['load']:.2f}",
+            ", ".join(sorted(n for n, group in found["mapping"].items() if group == name)),
+        )
+        for name, size in found["executors"].items()
+    )
+    columns = ("group", "planned", "requested", "observed", "load", "operators")
+    yield _table(columns, sizes, "executor groups")
+    moves = (
+        (
+            dt.datetime.fromtimestamp(move["clock"], dt.UTC).isoformat(" ", "seconds"),
+            move["operator"],
+            move["before"] or "",
+            move["after"],
+            move["reason"],
+        )
+        for move in found["moves"][-CHANGES_SHOWN:]
+    )
+    yield _table(("time (UTC)", "operator", "from", "to", "reason"), moves, "operators that moved")
 
 
 def _window_line(window: WindowView) -> str:

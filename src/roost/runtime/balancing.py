@@ -72,11 +72,15 @@ class SwarmPolicy:
         """Decide on the last report of each machine."""
         values: Mapping[int, TrioValue] = snapshot.batches[-1].observed
         reports = [LoadReport(m, values[m].cost, values[m].received) for m in sorted(values)]
-        send: Send = self._shed
+        mean = sum(report.cost for report in reports) / len(reports)
+        # Machines below the mean are hardly ever requested to shed load.
+        away = {report.machine for report in reports if report.cost > mean}
+        send: Send = partial(self._shed, away)
+        if len(snapshot.hidden) or snapshot.is_resized:
+            self._stage.fetch(values)
         if len(snapshot.hidden):
             # Neither the reports nor the machine that sheds load may know of the hidden queries.
-            send = partial(self._shed, hidden=snapshot.hidden)
-            self._stage.statistics(values)  # one job copies all that the executors have
+            send = partial(self._shed, away, hidden=snapshot.hidden)
             reports = [self._report(r.machine, snapshot.hidden) for r in reports]
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
@@ -107,9 +111,19 @@ class SwarmPolicy:
         return LoadReport(machine, machine_cost(stats, self._rules), stats.received())
 
     def _shed(
-        self, machine: int, request: ShedRequest, hidden: HiddenQueries | None = None
+        self,
+        away: set[int],
+        machine: int,
+        request: ShedRequest,
+        hidden: HiddenQueries | None = None,
     ) -> tuple[Change, ...]:
-        """Return the load that a machine can give away, from its own statistics."""
+        """Return the load that a machine can give away, from its own statistics.
+
+        At the first request of a round, all that are likely to follow are fetched, in one job.
+        """
+        if away:
+            self._stage.fetch(away)
+            away.clear()
         return shed(self._statistics(machine, hidden), machine, request, self._rules)
 
     def _statistics(self, machine: int, hidden: HiddenQueries | None = None) -> MachineStats:
@@ -118,7 +132,7 @@ class SwarmPolicy:
         A copy stays in the state directory until the next batch, so a partition that moves takes
         its statistics along.
         """
-        stats = self._stage.statistics([machine])[machine]
+        stats = self._stage.statistics(machine)
         stats.close_round(self._stage.fade)
         if hidden is not None:
             received = np.zeros(len(hidden), np.bool_)
