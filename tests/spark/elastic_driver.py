@@ -123,6 +123,8 @@ class Faults:
             return
         executor = self.pipeline.executor
         stay = list(executor.executors())
+        if not stay:
+            return
         if "arriving" in self.names and len(stay) < self._planned:
             self._kill("arriving", stay[0])
         elif "leaving" in self.names and executor.leaving & {*executor.registered()}:
