@@ -117,7 +117,7 @@ class GroupRules:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
         """Return the group of a table of settings."""
-        kinds = {item.name: item.type for item in fields(cls)}
+        kinds = {item.name: str(item.type) for item in fields(cls)}
         for key, value in given.items():
             if key not in kinds:
                 raise ConfigError(f"elastic.groups.{key}", value, f"one of {', '.join(kinds)}")

@@ -13,7 +13,7 @@ different groups, get levels one after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -173,7 +173,7 @@ def _arranged(
                 level += 1
             place = (routing, root, level, tuple(range(routings[routing].machines)))
         ports = stage.inputs, stage.outputs, stage.marks
-        node = StageNode(stage.name, *ports, *place, groups[place[2]])
+        node = replace(StageNode(stage.name, *ports, *place), group=groups[place[2]])
         if any(level >= node.level for level in marked):
             raise ValueError(f"{stage.name} reads marks of its own level {node.level}")
         nodes.append(node)
