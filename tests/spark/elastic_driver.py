@@ -25,6 +25,7 @@ from roost import Dataflow, Pipeline, RunConfig
 from roost.dataflow.flow import Stream
 from roost.engine.executors import SparkAllocator
 from roost.runtime.group_rounds import GroupRounds
+from roost.runtime.group_size import GroupSize
 
 SIDE = 8.0
 WORK_S = 0.002  # of processor time for a point
@@ -86,15 +87,15 @@ class Faults:
         self.pipeline: Pipeline | None = None
         self._released = False
         self._planned = 0
-        end_round, follow = GroupRounds._end_round, GroupRounds._follow
+        end_round, follow = GroupRounds._end_round, GroupSize.follow
         decommission = SparkAllocator.decommission
 
         def ended(group: GroupRounds, *arguments: Any) -> None:
-            before = group.planned
+            before = group._own.planned
             end_round(group, *arguments)
-            self._die("recorded", group.planned - before)
+            self._die("recorded", group._own.planned - before)
 
-        def followed(group: GroupRounds, now: float, *, moved: bool) -> None:
+        def followed(group: GroupSize, now: float, *, moved: bool) -> None:
             before, self._released = group.layout, False
             follow(group, now, moved=moved)
             self._planned = group.planned
@@ -108,7 +109,7 @@ class Faults:
             allocator._calls.submit(lambda: None).result()  # Spark has the request
             self._released = True
 
-        GroupRounds._end_round, GroupRounds._follow = ended, followed  # type: ignore[method-assign]
+        GroupRounds._end_round, GroupSize.follow = ended, followed  # type: ignore[method-assign]
         SparkAllocator.decommission = released  # type: ignore[method-assign]
 
     def _die(self, moment: str, more: int) -> None:
@@ -122,6 +123,8 @@ class Faults:
             return
         executor = self.pipeline.executor
         stay = list(executor.executors())
+        if not stay:
+            return
         if "arriving" in self.names and len(stay) < self._planned:
             self._kill("arriving", stay[0])
         elif "leaving" in self.names and executor.leaving & {*executor.registered()}:

@@ -1,7 +1,8 @@
 """Pipelines in a separate process, which has the connector's jars and may be killed.
 
 Reads runs from standard input, each a line of JSON: settings, and steps to pause before. Prints
-each pause and each report in a line that begins with ``@``; another line ends a pause.
+each pause and each report in a line that begins with ``@``; another line ends a pause. Reports have
+the messages that were ``waiting`` at the end of each batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ def main() -> None:
         run = json.loads(line)
         pauses = [tuple(pause) for pause in run.get("pauses", ())]
 
-        def on_step(step: str, batch_id: int, pauses: list[Any] = pauses) -> None:
+        waiting: list[int] = []
+
+        def on_step(
+            step: str, batch_id: int, pauses: list[Any] = pauses, waiting: list[int] = waiting
+        ) -> None:
+            if step == "end" and pipeline._streams is not None:
+                waiting.append(pipeline._streams.waiting())
             if (step, batch_id) in pauses:
                 say([step, batch_id])
                 sys.stdin.readline()
@@ -33,7 +40,7 @@ def main() -> None:
         config = with_settings(RunConfig(), run["settings"])
         with Pipeline(config, spark=spark, on_step=on_step) as pipeline:
             try:
-                say(pipeline.run())
+                say({**pipeline.run(), "waiting": waiting})
             except RoostError as error:
                 say({"error": f"{type(error).__name__}: {error}"})
             spark = pipeline.spark

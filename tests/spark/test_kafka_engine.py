@@ -424,6 +424,17 @@ def test_a_sample_of_the_topic_balances_the_work(streamed: Streamed) -> None:
         assert strategy == "uniform" or min(shares) > len(streamed.points) / 6, strategy
 
 
+def test_the_messages_that_wait_are_known(streamed: Streamed) -> None:
+    """With a delay of a batch: they follow from the progress that Spark reported last."""
+    messages = len(streamed.points) + len(DEAD) + len(FAULTS)
+    for report in streamed.reports.values():
+        first, *later = report["waiting"]
+        assert first == 0, "there was no progress"
+        expected = [messages - BATCH * k for k in range(1, report["batches"])]
+        # Offsets are divided between partitions, and rounded.
+        assert later == pytest.approx(expected, abs=4)
+
+
 def test_a_missing_topic_is_an_error(streamed: Streamed) -> None:
     assert list(streamed.nowhere) == ["error"]
     message = r"SourceError: topic nowhere cannot be read: .*UnknownTopicOrPartition.*"

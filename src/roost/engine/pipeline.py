@@ -28,6 +28,7 @@ from roost.model.choices import Strategy
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
 from roost.queries.log import QueryLog, kafka_address, open_log
+from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.loop import Sink
 from roost.runtime.pipeline import BasePipeline
 from roost.stages.decode import PointSchema
@@ -257,9 +258,13 @@ class Pipeline(BasePipeline):
             loop = self._assemble(points, self.source, None)
         feed = self._make_feed(sources, loop, streams)
         idle = self.flow is not None and config.dataflow.idle is not None
-        return Streams(
+        found = Streams(
             feed, lambda: self._stopping, available_now=config.engine.available_now, idle=idle
         )
+        for rounds in loop.rounds:
+            if isinstance(rounds, GroupRounds):
+                rounds.waiting = found.waiting
+        return found
 
     def _points_of(self, frame: DataFrame, json_column: str | None) -> PointSchema:
         """Return the schema of the points of a stream."""

@@ -6,6 +6,7 @@ sources of the run, and closes the windows that an idle source held back.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,23 @@ POLL_S = 0.1
 WAIT_S = 1
 Start = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
 """Starts a query that calls a function for every micro-batch."""
+
+
+def unread(progress: str) -> int:
+    """Return how far the end of a micro-batch is behind the newest offsets of its topics.
+
+    Offsets of other sources than Kafka do not count rows.
+    """
+    rows = 0
+    for source in json.loads(progress)["sources"]:
+        newest, end = source.get("latestOffset"), source.get("endOffset")
+        if not isinstance(newest, dict) or not isinstance(end, dict):
+            continue
+        for topic, offsets in newest.items():
+            if isinstance(offsets, dict):
+                read = end.get(topic, {})
+                rows += sum(max(last - read.get(part, 0), 0) for part, last in offsets.items())
+    return rows
 
 
 class StoppedError(Exception):
@@ -54,6 +72,14 @@ class Streams:
         if self._thread is not None and self._thread.ident is None:
             self._thread.start()
         return query
+
+    def waiting(self) -> int:
+        """Return the messages that topics had beyond the last micro-batch that Spark finished.
+
+        Spark finishes a micro-batch after its callback, so this is known with a delay of one.
+        """
+        found = [query._jsq.lastProgress() for query in list(self.queries.values())]
+        return sum(unread(progress.json()) for progress in found if progress is not None)
 
     def _each(self, stage: str, frame: DataFrame, number: int) -> None:
         while True:

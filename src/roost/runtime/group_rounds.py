@@ -53,8 +53,9 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the machines of the synopsis.
-    ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the machines of the synopsis;
+    ``waiting`` the rows that streams had left when the last batch began. ``clock`` returns seconds
+    since 1970.
     """
 
     records = GROUP_ROUNDS
@@ -73,6 +74,8 @@ class GroupRounds:
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
         self.needed: Callable[[], int] = lambda: 0
+        self.waiting: Callable[[], int] = lambda: 0
+        self._streamed = 0  # rows that Spark read in the last batch
         last = last_group_round(store) or {}
         self.number = int(last.get("round", -1)) + 1
         saved = {DEFAULT_GROUP: last, **last.get(GROUPS, {})}
@@ -127,6 +130,7 @@ class GroupRounds:
 
     def _note(self, now: float, done: CommittedBatch) -> None:
         intent, reports = done.intent, done.reports
+        self._streamed = sum(r.rows_in for name in self.streams for r in reports.get(name, ()))
         present = sum(len(group.allocator.executors()) for group in self._groups.values())
         if self._counted is not None:
             self._used_s += present * (now - self._counted)
@@ -137,7 +141,7 @@ class GroupRounds:
         one = self._round
         one.batches += 1
         one.rows += sum(stop - start for start, stop in map(intent.rows_of, self.sources))
-        one.rows += sum(r.rows_in for name in self.streams for r in reports.get(name, ()))
+        one.rows += self._streamed
         for name, mine in reports.items():
             seconds = sum(report.seconds for report in mine)
             one.busy_s[node_of(name)] = one.busy_s.get(node_of(name), 0.0) + seconds
@@ -150,7 +154,9 @@ class GroupRounds:
         stops = {name: intent.rows_of(name)[1] for name in self.sources}
         found = [(stop, self.sources[name].due(stop)) for name, stop in stops.items()]
         waiting = [max(due - stop, 0) for stop, due in found if due is not None]
-        return sum(waiting) if waiting or self.streams else None
+        if self.streams:
+            waiting.append(max(self.waiting() - self._streamed, 0))
+        return sum(waiting) if waiting else None
 
     def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
         """Return the measured round, as if all stages were in the default group."""
