@@ -12,7 +12,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
+from numpy.typing import NDArray
 from pytest import approx
 
 from roost import RunConfig
@@ -27,13 +28,15 @@ from roost.balance import Partition, Plan
 from roost.balance.costs import PER_OBJECT
 from roost.kernel import unpack
 from roost.model.schemas import request_schema
-from roost.model.space import Coordinates, Rect
-from roost.queries.partitions import live_ranges, slots_in
+from roost.model.space import Coordinates, Rect, Space
+from roost.queries.partitions import _part, live_ranges
+from roost.queries.versions import SegmentRef
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
-from roost.stages.contract import Report, Task
+from roost.stages.contract import MapExecutor, Report, Task
 from roost.stages.matching import MatchingTask
-from roost.stages.statistics import TrioTask, TrioValue, load_statistics
+from roost.stages.statistics import TrioTask, TrioValue, copy_resident, load_statistics
+from roost.storage.files import Files
 from roost.workload import MachineStats
 
 SIDE = 80.0
@@ -632,8 +635,9 @@ class InProcessCounted(InProcessExecutor):
         busy: Busy = simulated_seconds,
         seen: list[Seen] | None = None,
         in_job: Callable[[int], None] = lambda number: None,
+        **settings: Any,
     ) -> None:
-        super().__init__(measure=lambda report: counted(busy, self._number, report))
+        super().__init__(measure=lambda report: counted(busy, self._number, report), **settings)
         self._number = 0
         self._seen = seen
         self._in_job = in_job
@@ -644,12 +648,35 @@ class InProcessCounted(InProcessExecutor):
         self._number = tasks["matching"].number  # type: ignore[attr-defined]
         reports = super().run(inputs, chain, tasks, placement)
         if self._seen is not None:
-            self._seen.append(observe(tasks, reports))
+            self._seen.append(observe(tasks, reports, self))
         self._in_job(self._number)
         return reports
 
 
-def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -> Seen:
+def slots_in(
+    files: Files, refs: Sequence[SegmentRef], partition: Partition, space: Space
+) -> dict[str, NDArray[np.int64]]:
+    """Return the slots of each segment in a partition, including terminated ones."""
+    area = replace(partition, machines=(), parents=())
+    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
+
+
+def written_statistics(task: TrioTask, report: Report, executor: MapExecutor) -> MachineStats:
+    """Read the statistics that a task wrote, perhaps to a folder of its executor."""
+    name, path = report.value.file, task.files.path(report.value.file)
+    copied = not path.exists()
+    if copied:
+        call = partial(copy_resident, task.files)
+        assert executor.map(call, [name], [report.executor]) == [True]
+    found = load_statistics(task.files, name)
+    if copied:
+        path.unlink()  # the next task shall find its own
+    return found
+
+
+def observe(
+    tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]], executor: MapExecutor
+) -> Seen:
     task: MatchingTask = tasks["matching"]
     trio = tasks.get("statistics")
     folder, refs = task.folder, task.segments
@@ -683,7 +710,7 @@ def observe(tasks: Mapping[str, Any], reports: Mapping[str, Sequence[Report]]) -
             )
         )
     stats = {
-        machine: load_statistics(trio.files, report.value.file)
+        machine: written_statistics(trio, report, executor)
         for machine, report in noted.items()
         if isinstance(trio, TrioTask)
     }

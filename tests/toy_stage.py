@@ -84,6 +84,7 @@ class KeyTable:
     name: str
     machines: tuple[int, ...]
     factor: int = KeyRouting.factor
+    records: None = None  # in the store
 
     @property
     def epoch(self) -> int:
@@ -93,6 +94,9 @@ class KeyTable:
     def at(self, epoch: int) -> KeyRouting:
         """Return the routing of an epoch."""
         return KeyRouting(epoch, self.machines[epoch], self.factor)
+
+    def size_of(self, machines: int) -> None:
+        """Keep the number of machines in every layout."""
 
 
 # --------------------------------------------------------------------------- partial counts

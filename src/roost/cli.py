@@ -164,6 +164,13 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument(
         "--json", type=Path, metavar="FILE", help="result file; plots are written beside it"
     )
+    bench.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="LIST",
+        help="experiments of synopsis, separated by commas; they are added to the result file",
+    )
 
 
 def _add_query(commands: Any) -> None:
@@ -224,7 +231,7 @@ def _add_snapshot(commands: Any) -> None:
         "--out", type=Path, metavar="FILE", help="write a .parquet, .csv or .jsonl file instead"
     )
     _add_limit(snapshot, "rows")
-    snapshot.add_argument("--user", default="local", help="who asks (default: local)")
+    snapshot.add_argument("--user", default="local", help="user of the query (default: local)")
     snapshot.add_argument("--master", metavar="URL", help=MASTER)
     snapshot.add_argument("--encrypt", action="store_true", help=ENCRYPT)
 
@@ -370,7 +377,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.command == "bench":
         from roost.bench import run_bench
 
-        return run_bench(arguments.name, quick=arguments.quick, json_path=arguments.json)
+        how = {"quick": arguments.quick, "json_path": arguments.json, "only": arguments.only}
+        return run_bench(arguments.name, **how)
     if arguments.command == "compile":
         from roost.commands.compile import compile_all
 

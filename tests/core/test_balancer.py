@@ -7,7 +7,9 @@ the busy time of a machine is computed from its points and checks, so decisions 
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -94,6 +96,7 @@ class Scene:
     busy: Busy = simulated_seconds
     watched: bool = True
     sink: str = "parquet"
+    executors: tuple[str, ...] = ("local",)
     seen: list[Seen] = field(default_factory=list)
 
     @property
@@ -116,6 +119,11 @@ class Scene:
             out={"sink": self.sink, "dir": self.out},
         )
 
+    def executor(self, in_job: Callable[[int], None]) -> InProcessCounted:
+        hosts = self.folder / "hosts" if len(self.executors) > 1 else None
+        seen = self.seen if self.watched else None
+        return InProcessCounted(self.busy, seen, in_job, names=self.executors, hosts=hosts)
+
     def run_driver(
         self,
         on_step: Callable[[str, int], None] = lambda step, batch_id: None,
@@ -133,7 +141,7 @@ class Scene:
             if upto is not None and following >= upto:
                 pipeline.stop()
 
-        executor = InProcessCounted(self.busy, self.seen if self.watched else None, in_job)
+        executor = self.executor(in_job)
         pipeline = InProcessPipeline(
             self.config(), executor=executor, on_batch=after, on_step=on_step
         )
@@ -148,9 +156,13 @@ class Scene:
     @property
     def epochs(self) -> list[int]:
         """Return the epoch of each committed batch."""
+        return self.figures("epoch")
+
+    def figures(self, name: str) -> list[int]:
+        """Return a figure of each committed batch."""
         store = Store(self.state)
         try:
-            return [commit.figures["epoch"] for commit in records.commits(store)]
+            return [commit.figures[name] for commit in records.commits(store)]
         finally:
             store.close()
 
@@ -310,6 +322,61 @@ def test_statistics_of_rounds_of_several_batches(tmp_path: Path, seed: int) -> N
     batches = sorted(ran.ended)
     assert all(b - a == 2 for a, b in pairwise(batches))
     check_statistics(truth, scene.seen, ran.ended)
+
+
+@pytest.mark.sweep([100], 1, 20)
+def test_statistics_that_stay_at_several_executors(tmp_path: Path, seed: int) -> None:
+    """Partitions move between executors, which see only their own folders and the checkpoints."""
+    scenario = jumping(seed, batches=22, rows=250, stay=4, standing=60)
+    executors = ("a", "b", "c")
+    scene = Scene(tmp_path, scenario, Strategy.SWARM, 3, round_batches=1.9, executors=executors)
+    resident: Counter[str] = Counter()
+
+    def on_step(step: str, number: int) -> None:
+        if step == "end":
+            resident.update(n for n in executors if list((tmp_path / "hosts" / n).rglob("*.trio")))
+
+    ran, truth = Ran(scene, scene.run_driver(on_step)), Truth(scenario)
+    scene.check(truth)
+    assert len(check_rounds(scene.state)) >= 2 or seed != 100
+    assert set(resident) == set(executors)
+    check_statistics(truth, scene.seen, ran.ended)
+    assert set(scene.figures("statistics_restarted")) == {0}
+
+
+def test_statistics_of_a_lost_executor_start_from_the_checkpoint(tmp_path: Path) -> None:
+    """Queries are right at once; points and requests since the checkpoint are missing."""
+    scenario = jumping(31, batches=9, rows=300, standing=80)
+    scene = Scene(tmp_path, scenario, Strategy.SWARM, round_batches=50, executors=("a", "b"))
+    lost: list[int] = []
+    started: list[InProcessPipeline] = []
+
+    def on_step(step: str, number: int) -> None:
+        if (step, number) == ("intent", 5):
+            pipeline = started[0]
+            homes = pipeline._loop.placement.homes["space"]
+            lost.extend(machine for machine, home in homes.items() if home == "b")
+            pipeline.executor.names = ("a", "c")
+            shutil.rmtree(tmp_path / "hosts" / "b")
+
+    scene.run_driver(on_step, prepare=started.append)
+    truth = Truth(scenario)
+    scene.check(truth)
+    assert len(lost) == 2
+    whole, interrupted = Reference(truth), Reference(truth)
+    for one in scene.seen:
+        if one.batch_id == 5:
+            # The checkpoint is of the first batch, in which no query counts as received.
+            interrupted.new = truth.cells(0).astype(float)
+            interrupted.received = {}
+        for reference in (whole, interrupted):
+            reference.batch(one.batch_id, one.plan, closes=False)
+        for machine, stats in one.stats.items():
+            stats.close_round()
+            for found in stats.partitions.values():
+                reference = interrupted if machine in lost else whole
+                check_partition(reference, found, {"exact": 0, "bounded": 0, "received": 0})
+    assert scene.figures("statistics_restarted") == [0, 0, 0, 0, 0, 2, 0, 0, 0]
 
 
 def test_two_numbers_of_a_machine_whose_partition_was_just_split(

@@ -16,7 +16,7 @@ import pytest
 from roost.bench import cases, peers
 from roost.bench.cases import Case, CaseSpec, Pickups
 from roost.bench.rivals import duckdb_rival, environment, protocol, strtree
-from roost.bench.rivals.protocol import Job
+from roost.bench.rivals.protocol import RivalJob
 from roost.testing.oracle import brute_force
 
 SPEC = CaseSpec("tiny", "boxes", 300, points=800, write_points=200, warm_points=50)
@@ -110,7 +110,7 @@ def test_the_bundled_sample_replaces_the_full_data(tmp_path: Path) -> None:
 
 
 def strtree_count(case: Case) -> tuple[int, int]:
-    job = Job(case, "count", Path("unused"), Path("unused"))
+    job = RivalJob(case, "count", Path("unused"), Path("unused"))
     strtree.load(job)
     groups = pq.read_metadata(case.points_path).num_row_groups
     counts = [strtree.match_row_group(case.points_path, group, None) for group in range(groups)]
@@ -133,7 +133,7 @@ def test_strtree_equals_brute_force_counted_and_written(tmp_path: Path) -> None:
 def test_duckdb_equals_brute_force_counted_and_written(tmp_path: Path) -> None:
     case = wide(tiny(tmp_path))
     expected = brute(case)
-    job = Job(case, "count", tmp_path / "out", tmp_path / "result.json")
+    job = RivalJob(case, "count", tmp_path / "out", tmp_path / "result.json")
     with duckdb_rival.connect(needs_spatial=False) as connection:
         duckdb_rival.load_boxes(connection, case)
         assert duckdb_rival.one_pass(connection, job, case.points_path, None) == len(expected)
@@ -151,7 +151,7 @@ def test_passes_are_repeated_for_the_timed_seconds(tmp_path: Path) -> None:
         now[0] += 1.5
         return 7
 
-    job = Job(case, "count", tmp_path / "out", tmp_path / "result.json")
+    job = RivalJob(case, "count", tmp_path / "out", tmp_path / "result.json")
     result = protocol.measure(job, "fake", "1", "", one_pass, lambda: now[0])
     assert seen.count(case.warm_points_path) == 4  # 5 s of warm-up at 1.5 s a pass
     assert seen.count(case.points_path) == result["passes"] == 3
@@ -162,7 +162,7 @@ def test_passes_are_repeated_for_the_timed_seconds(tmp_path: Path) -> None:
 def test_passes_with_different_matches_are_refused(tmp_path: Path) -> None:
     case = tiny(tmp_path)
     counts = iter(range(1_000))
-    job = Job(case, "count", tmp_path / "out", tmp_path / "result.json")
+    job = RivalJob(case, "count", tmp_path / "out", tmp_path / "result.json")
     clock = iter(np.arange(0.0, 1_000.0))
     with pytest.raises(AssertionError, match="different matches"):
         protocol.measure(

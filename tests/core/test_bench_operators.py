@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from roost.bench import growth, operators
-from roost.bench.call_contest import UnequalResults, check_equal
+from roost.bench.call_contest import check_equal
 from roost.bench.calls import PAIR, TYPES, CallCase, write_calls
+from roost.bench.common import UnequalResults
 from roost.bench.growth import AFTER, BEFORE, Half, by_executor, row_of, stateful_tasks
 from roost.bench.operator_scaling import COVERED_S, OPERATORS, emulated, scale
 from roost.engine.local_cluster import TaskTime

@@ -14,7 +14,8 @@ import pytest
 from roost import bench
 from roost.bench import snapshot
 from roost.bench.cases import Pickups
-from roost.bench.snapshot import Contender, UnequalResults
+from roost.bench.common import UnequalResults
+from roost.bench.snapshot import Contender
 from roost.cli import build_parser
 from roost.model.records import Box, Circle
 from roost.model.space import haversine_m

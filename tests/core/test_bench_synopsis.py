@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from roost.bench import run_bench
+from roost.bench import synopsis as synopsis_bench
+from roost.bench.common import Measured
 from roost.bench.synopsis import _Results, breaks, check_bounds
 from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, Question, Weather, served
+from roost.bench.synopsis_models import _tested, measure_promises
 from roost.bench.synopsis_scaling import divide_weather, measure_scaling, spread_of
 from roost.bench.synopsis_speed import lookups, opened, rollup_sql, set_queries
+from roost.errors import ConfigError
 from roost.synopsis import Scope, SetSpec, SynopsisResult, SynopsisSpec, build
 
 HOURS, START = 24 * 30, 1_704_067_200_000_000
@@ -65,6 +74,38 @@ def test_a_bound_that_does_not_hold_is_counted(weather: Weather) -> None:
     assert not breaks(result, 3.0) and breaks(result, 3.1) and not breaks(result, None)
     with duckdb.connect() as connection:
         assert Oracle(weather, connection).value("count(*)", Scope()) == HOURS * len(SITES)
+
+
+def test_probable_bounds_hold_as_often_as_they_claim(weather: Weather, spec: SynopsisSpec) -> None:
+    """Of each kind, against the rows; a bound that claims too much is noticed."""
+    synopsis = build(weather.table, spec)
+    with served(synopsis) as reader, opened(weather, synopsis) as oracle:
+        summary, more, _ = measure_promises(reader, weather, oracle, 5, True)
+    kinds = {row["kind"]: row for row in more["promises"]}
+    assert set(kinds) == {"contains", "cardinality", "frequency", "coefficient", "prediction"}
+    assert summary == {"promises_broken": 0}
+    assert all(row["results"] >= 30 and row["claimed"] > 0.9 for row in kinds.values())
+    assert _tested("any", [(0.95, number % 5 > 0) for number in range(100)])["broken"] == 1
+    assert _tested("any", [(0.95, number % 20 > 0) for number in range(100)])["broken"] == 0
+
+
+def test_one_experiment_adds_to_the_result_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(quick: bool, only: Sequence[str]) -> Measured:
+        more = {"seconds": dict.fromkeys(only, 1.0), only[0]: [2]}
+        return Measured([{"row": 1}] if "bounds" in only else [], {only[0]: 3}, {}, more=more)
+
+    monkeypatch.setattr(synopsis_bench, "run", measure)
+    path = tmp_path / "found.json"
+    for name in ("bounds", "sizes"):
+        assert run_bench("synopsis", quick=True, json_path=path, only=[name]) == 0
+    found = json.loads(path.read_text())
+    assert found["summary"] == {"bounds": 3, "sizes": 3} and found["rows"] == [{"row": 1}]
+    assert found["bounds"] == found["sizes"] == [2]
+    assert found["seconds"] == {"bounds": 1.0, "sizes": 1.0}
+    with pytest.raises(ConfigError, match=r"--only: got 'size'.*sizes, speed"):
+        run_bench("synopsis", quick=True, json_path=path, only=["size"])
 
 
 def test_an_experiment_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,8 @@ def test_a_run_writes_its_result_and_plots(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "trio-busy.png").stat().st_size > 0
     assert set(result["summary"]) == {
         "us_per_point",
+        "us_per_point_engine",
+        "busy_share_engine",
         "round_close_us",
         "kendall",
         "bytes_ratio_vs_aqwa",

@@ -196,6 +196,40 @@ def test_a_join_of_aggregates_moves_with_their_shared_bucket_map(seed: int, tmp_
     compare(run, oracle)
 
 
+def test_estimates_of_many_values_are_within_their_documented_error(tmp_path: Path) -> None:
+    """Also if buckets move and drivers restart while windows are open."""
+    flow = Dataflow("estimates")
+    source = flow.source("s", {"k": "int64", "v": "double", "t": "int64"}, time="t")
+    functions = {"d": "distinct(v)", "m": "quantile(v, 0.5)", "q": "quantile(v, 0.9)",
+                 "s": "stddev(v)"}  # fmt: skip
+    source.aggregate(functions, by="k", size=40, advance=10, name="a").sink("out")
+    numbers = np.random.default_rng(7)
+    batches = []
+    for number in range(6):
+        values = np.round(numbers.lognormal(0.0, 2.0, 12_000), 3)
+        times = numbers.integers(20 * number, 20 * number + 20, 12_000)
+        batches.append(pa.table({"k": np.arange(12_000) % 3, "v": values, "t": times}))
+    moves = RandomMoves(random.Random(3), 4)
+    with FlowRun(flow, tmp_path, policies=moves.policies(flow)) as run:
+        for number, rows in enumerate(batches):
+            run.batch({"s": rows}, float(number), ["s"] if number == 5 else [])
+            if number % 2:
+                run.stop()
+    assert moves.covered["moves with open windows"]
+    found, rows = run.results()["out"], pa.concat_tables(batches)
+    assert len(found) == 3 * 15
+    keys, values, times = (rows[name].to_numpy() for name in rows.column_names)
+    for row in found:
+        inside = (keys == row["k"]) & (times >= row["t"]) & (times < row["t"] + 40)
+        mine = np.sort(values[inside])
+        distinct = np.unique(mine).size
+        assert abs(row["d"] - distinct) <= 3 * 0.016 * distinct
+        for name, rank in (("m", 0.5), ("q", 0.9)):
+            low, high = (np.searchsorted(mine, row[name], side) for side in ("left", "right"))
+            assert low / mine.size - 0.007 <= rank <= high / mine.size + 0.007, row
+        assert row["s"] == pytest.approx(mine.std(ddof=1), rel=1e-9)
+
+
 # --------------------------------------------------------------------------- figure 9
 
 

@@ -32,7 +32,7 @@ from roost.elastic import (
     StageLoad,
 )
 from roost.elastic.forecast import Forecast
-from roost.elastic.manager import Measured
+from roost.elastic.manager import MeasuredLoad
 from roost.errors import ConfigError
 from roost.model.choices import ElasticPolicyName
 from roost.runtime.rounds import arbitrate
@@ -447,7 +447,7 @@ def test_the_arbiter_checks_the_limits() -> None:
 
 
 def test_all_that_is_remembered_survives_a_restart() -> None:
-    measured = (Measured(1.0, False, True), Measured(2.0, True, False))
+    measured = (MeasuredLoad(1.0, False, True), MeasuredLoad(2.0, True, False))
     forecast = Forecast().observed(10.0, 1.0, 60.0)
     memory = Memory(measured, {"read": 1e-3}, 7.0, "max", 3, 2, 99.0, forecast)
     blank = Memory()

@@ -140,6 +140,8 @@ def test_a_file_without_the_dataflow_is_refused(tmp_path: Path, text, name, expe
 def test_the_setting_names_a_file_and_a_name(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"dataflow\.flow.*expected FILE\.py:NAME"):
         RunConfig(dataflow={"flow": text})
+    with pytest.raises(ConfigError, match=r"dataflow\.flow.*expected FILE\.py:NAME"):
+        load_flow(text)
 
 
 # -- settings of a run

@@ -9,14 +9,16 @@ import pytest
 
 from roost import Dataflow
 from roost.dataflow.compiler import (
-    CostModel,
     Layout,
+    LayoutCosts,
     fewest_channels,
     layouts,
     split_machines,
     subqueries,
+    window_text,
 )
 from roost.dataflow.compiler import cheapest as cheapest_of
+from roost.dataflow.operators import Window, WindowBy
 from roost.dataflow.schema import FlowGraph, resolve
 from roost.errors import DataflowError
 from roost.model.choices import LayoutName
@@ -94,7 +96,7 @@ def chain(stateful: int, stateless: int) -> FlowGraph:
 @pytest.mark.parametrize(("s", "stateless"), [(1, 1), (2, 3), (3, 1), (3, 6)])
 def test_paths_follow_the_formulas_of_the_cost_model(s: int, stateless: int) -> None:
     l, machines = s + stateless, 360 * 7  # noqa: E741  (the paper's name)
-    model = CostModel(alpha=0.5, beta=0.25, rate=1e4)
+    model = LayoutCosts(alpha=0.5, beta=0.25, rate=1e4)
     found = by_name(layouts(chain(s, stateless), machines, model=model))
     expected = {
         LayoutName.QUERY_CLOUD: (s * machines * (machines - 1), s),
@@ -111,7 +113,7 @@ def test_hops_win_over_channels_at_a_high_rate() -> None:
     """Operator-set has more channels than operator-cloud, and is cheaper from some rate on."""
     graph = graph_of(figure_1())
     for rate, cheapest in ((1.0, LayoutName.OPERATOR_CLOUD), (1e5, LayoutName.OPERATOR_SET)):
-        model = CostModel(0.01, 0.1, rate)
+        model = LayoutCosts(0.01, 0.1, rate)
         found = layouts(graph, 90, model=model)[:3]
         assert min(found, key=lambda layout: layout.cost or 0.0).name is cheapest
         assert cheapest_of(graph, 90, model) is cheapest
@@ -183,6 +185,11 @@ def test_what_each_operator_stores() -> None:
     assert (grid.keys, grid.grid, grid.buckets) == ((), (16, 16), 256)
 
 
+def test_a_window_of_one_tick_more_is_shown_as_such() -> None:
+    assert window_text(Window(WindowBy.TIME, 60.000001)) == "time 60.000001"
+    assert window_text(Window(WindowBy.TIME, 3600.0, 60.0)) == "time 3600 by 60"
+
+
 @pytest.mark.parametrize(
     ("machines", "costs", "expected"),
     [
@@ -217,7 +224,7 @@ def test_the_explanation_prints_subqueries_and_layouts() -> None:
     ):
         assert words in text, text
     assert found.runs.name is LayoutName.AUTO
-    priced = " ".join(str(figure_1().explain(90, model=CostModel(0.5, 0.5, 1e5))).split())
+    priced = " ".join(str(figure_1().explain(90, model=LayoutCosts(0.5, 0.5, 1e5))).split())
     assert "layout hops fan-out channels cost" in priced
     assert "operator_set 2 30 1,800 100900 auto 1 45 2,025 51012.5 runs" in priced
     assert "alpha = 0.5 for a channel, beta = 0.5 for sending a tuple" in priced
@@ -228,7 +235,7 @@ def test_the_explanation_of_another_layout_has_its_exchanges() -> None:
     path = ["calls", "filter", "join", "narrow", "count", "many"]
     assert found.exchanges == tuple(pairwise(path))
     assert "(prefix) calls, map, filter 15+15 join" in " ".join(str(found).split())
-    cheap = figure_1().explain(90, model=CostModel(0.5, 0.5, 1))
+    cheap = figure_1().explain(90, model=LayoutCosts(0.5, 0.5, 1))
     assert cheap.runs.name is LayoutName.OPERATOR_CLOUD
 
 

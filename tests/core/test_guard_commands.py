@@ -40,7 +40,7 @@ from roost.queries.guard_state import (
     send,
 )
 from roost.queries.live import QuerySet
-from roost.queries.log import Kind, SqliteQueryLog, marked
+from roost.queries.log import EntryKind, SqliteQueryLog, marked
 from roost.queries.replay import Replay
 from roost.storage.store import Fact, Store
 
@@ -576,8 +576,8 @@ FORGED = pa.table(
 )
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_forged_counts_are_ignored(directory, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(EntryKind))
+def test_forged_counts_are_ignored(directory, kind: EntryKind) -> None:
     directory.log.append(marked(FORGED, kind))
     directory.replay()
     assert directory.counts() == {"eve": (1, 0)}

@@ -11,7 +11,7 @@ import pytest
 from roost.guard.decisions import Block, NoFinding, Release, Suspect
 from roost.guard.detector import Finding, detect
 from roost.guard.features import Features
-from roost.guard.suspicion import DetectorSettings, ListedCluster, Place
+from roost.guard.suspicion import ClusterPlace, DetectorSettings, ListedCluster
 
 PAPER = DetectorSettings.paper()
 NORMAL, BAD = 60, 8
@@ -245,7 +245,7 @@ def test_a_group_that_was_listed_in_parts_is_blocked_as_one() -> None:
     (block,) = both.decisions
     assert isinstance(block, Block)
     # A user who was listed at the current place, and was not at the first one, has not moved.
-    stayed = (parts[0], replace(parts[1], place=Place(70.0, 20.0, 1.0)))
+    stayed = (parts[0], replace(parts[1], place=ClusterPlace(70.0, 20.0, 1.0)))
     there.raw[-1, 10] = 23.0
     assert {name for _, name in judge(there, stayed, 8).blocked} == bad_names(7)
     # A user who contributes much less than the others may be unrelated.
@@ -340,18 +340,18 @@ def test_evidence_is_json_data() -> None:
 def test_quarters_of_a_square_are_one_place() -> None:
     # A quarter spreads by half a side over the root of six.
     spread = 0.5 / 6**0.5
-    low, high = Place(0.25, 0.25, spread), Place(0.75, 0.75, spread)
+    low, high = ClusterPlace(0.25, 0.25, spread), ClusterPlace(0.75, 0.75, spread)
     assert not low.apart_from(high)
-    assert low.apart_from(Place(1.25, 1.25, spread))
+    assert low.apart_from(ClusterPlace(1.25, 1.25, spread))
 
 
 def test_places_are_apart_beyond_their_spread() -> None:
-    here = Place(0.0, 0.0, 1.0)
-    assert not here.apart_from(Place(3.9, 0.0, 1.0))
-    assert here.apart_from(Place(4.1, 0.0, 1.0))
+    here = ClusterPlace(0.0, 0.0, 1.0)
+    assert not here.apart_from(ClusterPlace(3.9, 0.0, 1.0))
+    assert here.apart_from(ClusterPlace(4.1, 0.0, 1.0))
     assert not here.apart_from(replace(here))
     features = made_up(spread=2.0)
-    place = Place.of(features, np.arange(NORMAL, NORMAL + BAD))
+    place = ClusterPlace.of(features, np.arange(NORMAL, NORMAL + BAD))
     assert place is not None and place.spread == pytest.approx(2.0)
     features.places[:] = 0.0
-    assert Place.of(features, np.arange(3)) is None
+    assert ClusterPlace.of(features, np.arange(3)) is None

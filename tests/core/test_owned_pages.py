@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from balance_checks import slots_in
 from roost.balance import Partition
 from roost.kernel import (
     Index,
@@ -29,7 +30,6 @@ from roost.kernel import (
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
-from roost.queries.partitions import slots_in
 from roost.queries.versions import SegmentRef
 from roost.stages import matching
 from roost.storage.files import Files, map_arrays, write_arrays

@@ -13,6 +13,7 @@ import shapely
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balance_checks import slots_in
 from properties import examples
 from roost.balance import Partition
 from roost.kernel import preload
@@ -21,7 +22,7 @@ from roost.model.space import Coordinates, Rect, Space
 from roost.queries.admission import Rules
 from roost.queries.live import QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
-from roost.queries.partitions import QueryCounts, bounds_of, live_ranges, slots_in
+from roost.queries.partitions import QueryCounts, bounds_of, live_ranges
 from roost.queries.versions import IndexVersion, segment_files
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store

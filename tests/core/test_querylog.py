@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from properties import examples
 from roost.model.columns import stream_bytes
 from roost.queries import log as querylog
-from roost.queries.log import Kind, SqliteQueryLog, kind_of
+from roost.queries.log import EntryKind, SqliteQueryLog, kind_of
 
 
 def block(*names: str) -> pa.Table:
@@ -149,4 +149,4 @@ def test_a_log_without_kinds_is_migrated(tmp_path: Path) -> None:
     with closing(SqliteQueryLog(path)) as log:
         assert log.append(pa.table({"op": ["b"]}), tally=pa.table({"user_id": ["ann"]})) == 3
         kinds = [kind_of(block) for block in log.read(0, log.end())]
-        assert kinds == [Kind.REQUESTS, Kind.COUNTED, Kind.TALLY]
+        assert kinds == [EntryKind.REQUESTS, EntryKind.COUNTED, EntryKind.TALLY]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from trio_model import add_points, cuts
 
 from properties import examples
-from roost.balance.costs import Cost, Product, Work
+from roost.balance.costs import Cost, ProductCost, WorkCost
 from roost.balance.reduction import best_split, best_subset
 from roost.workload.trio import PartitionStats, Trio
 
-PRODUCT = Product()
+PRODUCT = ProductCost()
 
 
 def cost_of(trio: Trio, received: float) -> float:
@@ -99,7 +99,7 @@ def test_four_searches_find_the_best_cut_of_all(seed: int) -> None:
     stats, high, low, received, cost = random_case(rng, stats)
     found, best = (f(stats, high, low, received, cost) for f in (best_split, lowest_cost))
     assert (found.higher if found else high) == best
-    work = Work(float(rng.choice([0.0, 5.0, 50.0])))
+    work = WorkCost(float(rng.choice([0.0, 5.0, 50.0])))
     high = work.of(stats) / received * rng.uniform(1.0, 2.0)
     found, best = (f(stats, high, high * 0.4, received, work) for f in (best_split, lowest_cost))
     assert (found.higher if found else high) == pytest.approx(best)
@@ -239,7 +239,7 @@ def test_work_counts_pairs_and_a_cut_saves_none(seed: int) -> None:
         over &= (ranges[:, 1] <= row) & (row <= ranges[:, 3])
         pairs, points = pairs + count * int(over.sum()), points + count
     stats.close_round()
-    work = Work(50.0)
+    work = WorkCost(50.0)
     assert work.of(stats) == pytest.approx(pairs + 50.0 * points)
     for vertical in (True, False):
         for at in cuts(stats.bounds, vertical):

@@ -26,7 +26,7 @@ from roost.balance.changes import (
     apply_changes,
     arrivals,
 )
-from roost.balance.costs import Product
+from roost.balance.costs import ProductCost
 from roost.balance.decision import Stages
 from roost.balance.rules import MERGE_EVERY, PAPER, SwarmRules
 from roost.balance.swarm import (
@@ -45,7 +45,7 @@ from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
 SIDE = 24
-PRODUCT = SwarmRules(cost=Product())
+PRODUCT = SwarmRules(cost=ProductCost())
 
 
 def stats_of(p: Partition, ranges: np.ndarray) -> PartitionStats:

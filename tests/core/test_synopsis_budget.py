@@ -24,7 +24,7 @@ from roost.synopsis.ageing import (
     next_resolution,
     plan_bands,
 )
-from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
+from roost.synopsis.budget import BandMove, BandPlan, BucketSize, Budget, plan
 from roost.synopsis.coarsening import Resolution
 from synopsis_tables import DAY_US, START_US, Rows, make_spec, make_table
 
@@ -40,54 +40,64 @@ def bucket(level: int, day: int, nbytes: int = 100, days: int = 10) -> BucketSiz
     return BucketSize(level, start, start + days * DAY_US, start + days * DAY_US - 1, nbytes, 10)
 
 
-def decide(buckets: list[BucketSize], memory: int, now: int, **options: Any) -> Plan:
+def decide(buckets: list[BucketSize], memory: int, now: int, **options: Any) -> BandPlan:
     return plan(buckets, 0, Budget(memory), now * DAY_US, LAST_LEVEL, **options)
 
 
 @pytest.mark.parametrize(
     ("buckets", "memory", "now", "expected"),
     [
-        ([bucket(0, 0), bucket(0, 10)], 200, 500, Plan()),
+        ([bucket(0, 0), bucket(0, 10)], 200, 500, BandPlan()),
         # The oldest goes first, and no more than needed: 40 % are expected to be saved.
-        ([bucket(0, 10), bucket(0, 0)], 165, 500, Plan((Move(0, 10 * DAY_US),))),
-        ([bucket(0, 0), bucket(0, 10)], 155, 500, Plan((Move(0, 20 * DAY_US),))),
+        ([bucket(0, 10), bucket(0, 0)], 165, 500, BandPlan((BandMove(0, 10 * DAY_US),))),
+        ([bucket(0, 0), bucket(0, 10)], 155, 500, BandPlan((BandMove(0, 20 * DAY_US),))),
         # The level with the most bytes for its weight goes first; the finest weighs two.
-        ([bucket(0, 20, 190), bucket(1, 0)], 280, 500, Plan((Move(1, 10 * DAY_US),))),
-        ([bucket(0, 20, 210), bucket(1, 0)], 280, 500, Plan((Move(0, 30 * DAY_US),))),
+        ([bucket(0, 20, 190), bucket(1, 0)], 280, 500, BandPlan((BandMove(1, 10 * DAY_US),))),
+        ([bucket(0, 20, 210), bucket(1, 0)], 280, 500, BandPlan((BandMove(0, 30 * DAY_US),))),
         # Buckets younger than 30 days go last.
         (
             [bucket(0, 80, 900), bucket(1, 0)],
             980,
             100,
-            Plan((Move(1, 10 * DAY_US),)),
+            BandPlan((BandMove(1, 10 * DAY_US),)),
         ),
-        ([bucket(0, 80)], 90, 100, Plan((Move(0, 90 * DAY_US),))),
+        ([bucket(0, 80)], 90, 100, BandPlan((BandMove(0, 90 * DAY_US),))),
         # Hours of the day are merged last, after younger buckets.
-        ([bucket(0, 80), bucket(LAST_LEVEL - 1, 0)], 190, 100, Plan((Move(0, 90 * DAY_US),))),
-        ([bucket(LAST_LEVEL - 1, 0)], 90, 100, Plan((Move(LAST_LEVEL - 1, 10 * DAY_US),))),
+        (
+            [bucket(0, 80), bucket(LAST_LEVEL - 1, 0)],
+            190,
+            100,
+            BandPlan((BandMove(0, 90 * DAY_US),)),
+        ),
+        ([bucket(LAST_LEVEL - 1, 0)], 90, 100, BandPlan((BandMove(LAST_LEVEL - 1, 10 * DAY_US),))),
         # Late rows go where the other rows of their time are.
-        ([bucket(0, 0, 1), bucket(0, 90), bucket(2, 0)], 999, 500, Plan((Move(0, 10 * DAY_US),))),
+        (
+            [bucket(0, 0, 1), bucket(0, 90), bucket(2, 0)],
+            999,
+            500,
+            BandPlan((BandMove(0, 10 * DAY_US),)),
+        ),
         # Nothing can become coarser than the last level.
-        ([bucket(LAST_LEVEL, 0)], 90, 500, Plan((), excess=10)),
+        ([bucket(LAST_LEVEL, 0)], 90, 500, BandPlan((), excess=10)),
     ],
     ids=[
         *("fits", "oldest", "both", "older", "recent", "age"),
         *("young", "hours", "only hours", "late", "last"),
     ],
 )
-def test_decisions(buckets: list[BucketSize], memory: int, now: int, expected: Plan) -> None:
+def test_decisions(buckets: list[BucketSize], memory: int, now: int, expected: BandPlan) -> None:
     assert decide(buckets, memory, now) == expected
 
 
 def test_young_buckets_stay_if_machines_can_be_added() -> None:
-    assert decide([bucket(0, 80)], 90, 100, young=False) == Plan((), excess=10)
+    assert decide([bucket(0, 80)], 90, 100, young=False) == BandPlan((), excess=10)
 
 
 def test_the_size_of_a_move_is_predicted_by_the_next_level() -> None:
     buckets = [bucket(0, day) for day in range(0, 50, 10)]
     small = [bucket(1, -10, 10)]
-    assert decide([*buckets, *small], 430, 500).moves == (Move(0, 10 * DAY_US),)
-    assert decide([*buckets, bucket(1, -10, 90)], 575, 500).moves == (Move(0, 20 * DAY_US),)
+    assert decide([*buckets, *small], 430, 500).moves == (BandMove(0, 10 * DAY_US),)
+    assert decide([*buckets, bucket(1, -10, 90)], 575, 500).moves == (BandMove(0, 20 * DAY_US),)
 
 
 def test_a_row_of_the_future_does_not_make_others_late() -> None:
@@ -98,8 +108,8 @@ def test_a_row_of_the_future_does_not_make_others_late() -> None:
 def test_only_a_retention_deletes() -> None:
     buckets = [bucket(0, day) for day in range(0, 400, 10)]
     limited = plan(buckets, 0, Budget(10**6, retention_s=100 * DAY_S), 400 * DAY_US, LAST_LEVEL)
-    assert limited == Plan(expire_us=300 * DAY_US)
-    assert decide(buckets, 10**6, 400) == Plan()
+    assert limited == BandPlan(expire_us=300 * DAY_US)
+    assert decide(buckets, 10**6, 400) == BandPlan()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +228,7 @@ def test_bands_expire() -> None:
     bands = (Band(0, WHOLE),)
     decided = plan_bands(bands, Budget(10 * WHOLE.nbytes, retention_s=100 * DAY_S), now)
     limit = now - 100 * DAY_US
-    assert decided == Plan(expire_us=limit)
+    assert decided == BandPlan(expire_us=limit)
     kept = bands_of(apply_plan(bands, decided))
     ends = (Rows(STREAM).column("event_time") // SPEC.layout.bucket_us + 1) * SPEC.layout.bucket_us
     assert kept.count == (ends > limit).sum() < STREAM.num_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from properties import examples
 from roost.balance.changes import NoChange
-from roost.runtime.prefix_rounds import Scaling
+from roost.runtime.prefix_rounds import NEEDS, Scaling
 from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.scaling import (
+    AddMachines,
     MachineStatus,
-    Provision,
+    Needs,
     ScaleIn,
     ScaleOut,
     Scaler,
@@ -116,17 +117,17 @@ def test_owners_of_siblings_are_preferred_then_machines_in_use() -> None:
     assert moves_of(decide(snapshot(tree, loads, late))) == [("10", 1)]
     # A machine that is behind takes over nothing.
     late = [LATE, LATE, CALM, CALM]
-    assert isinstance(decide(snapshot(tree, loads, late)), Provision)
+    assert isinstance(decide(snapshot(tree, loads, late)), AddMachines)
 
 
 def test_machines_are_requested_only_if_they_would_help() -> None:
     tree = PrefixTree(2, {"": 0, "1": 1})
     late = [LATE, CALM]
     needed = decide(snapshot(tree, {"00": (70.0, 1.0), "01": (70.0, 1.0), "1": (70.0, 1.0)}, late))
-    assert isinstance(needed, Provision) and needed.more == 1
+    assert isinstance(needed, AddMachines) and needed.more == 1
     three = {"000": (70.0, 1.0), "001": (70.0, 1.0), "01": (70.0, 1.0), "1": (70.0, 1.0)}
     needed = decide(snapshot(tree, three, late))
-    assert isinstance(needed, Provision) and needed.more == 2
+    assert isinstance(needed, AddMachines) and needed.more == 2
     alone = decide(snapshot(tree, {"00": (140.0, 1.0), "1": (70.0, 1.0)}, late))
     assert isinstance(alone, NoChange), "no machine can have this prefix"
 
@@ -182,6 +183,49 @@ def test_a_provision_is_recorded_as_not_possible() -> None:
     (verdict,), after = scaling.observe(seen)
     assert verdict.verdict == "refused" and "add machines" in verdict.reason
     assert after.tree == tree and not after.busy
+
+
+def observed(bytes_of: list[float], needs: Needs, machines_max: int = 4) -> tuple[Needs, list[str]]:
+    """Let every machine decide at once; half of its bytes are in each of two prefixes."""
+    n = len(bytes_of)
+    tree = PrefixTree.even(n, 8)
+    listed = {tree.owner(p): p for p in sorted(tree.owners, key=len)}
+    loads = {}
+    for m, nbytes in enumerate(bytes_of):
+        prefix = listed[m] + "0" * (6 - len(listed[m]))
+        assert tree.owner(prefix) == m and tree.owner(prefix + "1") == m
+        loads |= {prefix + "0": (1.0, nbytes / 2), prefix + "1": (1.0, nbytes / 2)}
+    seen = replace(snapshot(tree, loads, [CALM] * n), machines_max=machines_max)
+    scaling = Scaling(replace(RULES, observations=1), n, {NEEDS: asdict(needs)})
+    verdicts, _ = scaling.observe(seen)
+    return scaling.needs, [one.verdict for one in verdicts if "machine has room" in one.reason]
+
+
+def test_machines_for_memory_are_needed_until_a_prefix_is_taken_back() -> None:
+    needs, verdicts = observed([600.0], Needs())
+    assert needs == Needs(memory=2) and verdicts == ["accepted"]
+    assert observed([300.0, 300.0], needs)[0] == Needs(memory=2), "they stay while memory is used"
+    # Both are below 250 and one has room for all: it takes the other's prefixes back.
+    assert observed([100.0, 100.0], needs)[0] == Needs(memory=1)
+    # What is stored needs them even if none asked: 900 bytes are more than 450.
+    assert observed([300.0, 300.0, 300.0], Needs())[0].memory == 2
+
+
+def test_machines_for_a_backlog_are_needed_until_they_are_there() -> None:
+    tree = PrefixTree(1, {"": 0})
+    scaling = Scaling(replace(RULES, observations=1), 1, {})
+    loads = {"00": (60.0, 1.0), "01": (60.0, 1.0), "1": (60.0, 1.0)}
+    scaling.observe(replace(snapshot(tree, loads, [LATE]), machines_max=4))
+    assert scaling.needs.memory == 0 and scaling.needs.backlog > 1
+    grown = Scaling(RULES, 4, scaling.memory)
+    grown.observe(snapshot(PrefixTree.even(4, 8), loads, [CALM] * 4))
+    assert grown.needs == Needs()
+
+
+def test_no_machine_is_added_beyond_the_most() -> None:
+    needs, verdicts = observed([600.0], Needs(), machines_max=1)
+    assert verdicts == ["refused"]
+    assert needs.memory == 2, "the elastic manager reports that it cannot"
 
 
 def test_machines_of_an_operation_stabilise() -> None:
@@ -241,7 +285,7 @@ def test_the_fewest_prefixes_remove_the_excess(seed: int) -> None:
     decision = Scaler(RULES, 0).decide(seen, streak)[0]
     due = by_rate or own.sum(0)[1] > 450.0
     if excess <= 0.0 or not due or best is None:
-        assert isinstance(decision, NoChange | Provision)
+        assert isinstance(decision, NoChange | AddMachines)
         return
     assert isinstance(decision, ScaleOut) and len(decision.moves) == best
     after = seen.after(decision)

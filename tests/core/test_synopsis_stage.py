@@ -20,11 +20,31 @@ from properties import examples
 from roost import Box, Circle, RunConfig
 from roost.errors import ConfigError, StateError
 from roost.runtime.executor import InProcessExecutor
-from roost.stages.synopsis import HEAD_BYTES, fold_items
+from roost.runtime.jobs import JOBS
+from roost.runtime.prefix_rounds import PrefixRounds
+from roost.runtime.records import INTENTS
+from roost.stages.synopsis import (
+    HEAD_BYTES,
+    PREFIXES,
+    TREES,
+    PrefixTable,
+    SynopsisStage,
+    SynopsisTask,
+    SynopsisWork,
+    fold_items,
+)
 from roost.storage.store import Store
 from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
 from roost.synopsis.bands import Sketch
-from roost.synopsis.catalogue import Catalogue, FileKind, SketchFile, SketchPart, read_catalogue
+from roost.synopsis.catalogue import TABLE as TABLE_OF_FILES
+from roost.synopsis.catalogue import (
+    Catalogue,
+    FileKind,
+    SketchFile,
+    SketchPart,
+    read_catalogue,
+    sketch_files,
+)
 from roost.synopsis.reader import SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
@@ -248,16 +268,21 @@ def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:
 
 def test_the_budget_holds_and_so_do_the_bounds(tmp_path: Path, points: Path) -> None:
     """Old points become coarser; no bound is broken, and no point is lost."""
-    memory = 1 << 16
-    settings = config(tmp_path, points, memory=memory, study=3, machines=1, fold_files=3)
+    memory, fold_files = 1 << 16, 3
+    settings = config(tmp_path, points, memory=memory, study=3, machines=1, fold_files=fold_files)
     levels: Counter[int] = Counter()
 
     def check(step: str, number: int) -> None:
         if step == "end":
             with closing(Store(settings.out.state_dir, durable=False)) as store:
-                for file in read_catalogue(store).of_kind(FileKind.BASE):
-                    assert file.nbytes <= memory + HEAD_BYTES
-                    levels.update(part.level for part in file.parts)
+                known, stored = read_catalogue(store), sketch_files(store).names("")
+            for file in known.of_kind(FileKind.BASE):
+                assert file.nbytes <= memory + HEAD_BYTES
+                levels.update(part.level for part in file.parts)
+            # A fold takes the deltas of before it began, so those of two folds may be there.
+            assert len(known.of_kind(FileKind.DELTA)) <= 2 * fold_files + 1
+            # The disk has these files, what a fold writes, and what the last one replaced.
+            assert len(set(stored) - {file.name for file in known.files}) <= 2 * fold_files + 2
 
     run(settings, on_step=check)
     assert len(levels) > 2, "several levels of coarsening"
@@ -373,13 +398,27 @@ def test_a_run_must_have_the_same_synopsis(tmp_path: Path, points: Path) -> None
         run(config(tmp_path / "other", points, features=["tmp"]))
 
 
-def test_a_state_without_a_synopsis_says_so(tmp_path: Path, points: Path) -> None:
+def test_a_run_without_a_synopsis_has_no_part_of_it(
+    tmp_path: Path, points: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stage, task, routing, fact or file; queries on the state say what is missing."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a part of the synopsis in a run without one")
+
+    for part in (SynopsisStage, SynopsisTask, SynopsisWork, PrefixTable, PrefixRounds):
+        monkeypatch.setattr(part, "__init__", refuse)
     settings = RunConfig(
         points={"path": str(points)},
         engine={"available_now": True},
         out={"dir": tmp_path / "out", "sink": "count"},
     )
     run(settings)
+    with closing(Store(settings.out.state_dir)) as store:
+        facts = [*store.items(TABLE_OF_FILES), *store.items(TREES), *store.items(JOBS)]
+        routings = {name for _, row in store.items(INTENTS) for name in row["epochs"]}
+        assert facts == [] and PREFIXES not in routings
+    assert not (settings.out.state_dir / "synopsis").exists()
     with pytest.raises(StateError, match=r"no synopsis; set synopsis\.features"):
         SynopsisReader(settings.out.state_dir)
 

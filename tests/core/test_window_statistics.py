@@ -25,7 +25,7 @@ from roost.runtime.executor import InProcessExecutor
 from roost.stages.contract import Batch, Report, Stage
 from roost.stages.matching import GATHERED, Gathered
 from roost.stages.routing import SPACE, SpatialRouting
-from roost.stages.statistics import TrioStage, load_statistics
+from roost.stages.statistics import Saved, TrioStage, load_statistics
 from roost.stages.window import WindowStage
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
@@ -128,7 +128,7 @@ def test_shedding_sees_the_same_numbers_as_reports(
     add_points(stats, np.zeros(100, np.int64), np.zeros(100, np.int64))
     stats.close_round(1.0)
     files.write("0.trio", MachineStats([stats]).to_arrays())
-    stage.names = {0: "0.trio"}
+    stage.saved = Saved({0: "0.trio"})
     shed: list[MachineStats] = []
     monkeypatch.setattr(
         balancing, "shed", lambda machine_stats, *request: shed.append(machine_stats) or ()
@@ -153,7 +153,7 @@ def _check_all(stage: TrioStage, plan: Plan, batches: list[list[Point]]) -> None
     """A cut knows rows or columns, not cells, and guesses the other axis; the sum it keeps."""
     total = 0.0
     for machine in range(MACHINES):
-        stats = load_statistics(stage.files, stage.names[machine])
+        stats = load_statistics(stage.files, stage.saved.names[machine])
         stats.close_round(1.0)
         total += sum(found.rows.n[-1] for found in stats.partitions.values())
     assert total == pytest.approx(sum(map(len, batches)))
@@ -163,7 +163,7 @@ def _check_each(stage: TrioStage, plan: Plan, batches: list[list[Point]]) -> Non
     counted = counts_of([point for points in batches for point in points]).dense(256)
     table = counted.reshape(16, 16)
     for machine in range(MACHINES):
-        stats = load_statistics(stage.files, stage.names[machine])
+        stats = load_statistics(stage.files, stage.saved.names[machine])
         stats.close_round(1.0)
         mine = plan.of_machine(machine)
         assert set(stats.partitions) == {p.partition_id for p in mine}

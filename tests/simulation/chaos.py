@@ -18,7 +18,7 @@ from roost.balance.changes import (
     apply_changes,
 )
 from roost.balance.plan import Partition, Plan
-from roost.sim.policies import Network, RoundView, StatisticsDriver
+from roost.sim.policies import Network, SimulatedRound, StatisticsDriver
 from roost.sim.scenario import (
     CoordinatorCrash,
     Faults,
@@ -48,7 +48,7 @@ class ChaosDriver(StatisticsDriver):
         super().changed(changes, per_query_s)
         self.kinds.update(type(change).__name__ for change in changes)
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         if self._random.random() < 0.1:
             return Rebalance((self._replan(view.plan),), "chaos")
         changes: list[Change] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import doctest
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,14 @@ from roost.elastic import Balance, Cannot, ElasticRules, Provision, Release
 from roost.elastic.ring import ring_owners
 from roost.model.arrays import Floats
 from roost.model.choices import ElasticPolicyName
+from roost.runtime.prefix_rounds import NEEDS, Scaling, weights
 from roost.sim import executors
 from roost.sim.executor_scenario import ExecutorFaults, ExecutorScenario, ExecutorTrace
 from roost.sim.executors import KEYED_SHARE, simulate_executors
 from roost.sim.load_curves import Curve, day, hourly, ramp, spike, step, swing
+from roost.synopsis.prefix_choice import PrefixLoad
+from roost.synopsis.scaling import MachineStatus, ScalingRules, SketchletSnapshot
+from roost.synopsis.tree import PrefixTree
 
 SEEDS = st.integers(0, 1 << 30)
 EVEN = np.full(BUCKETS, 1.0 / BUCKETS)
@@ -30,7 +35,8 @@ FEW = examples(100 if settings().max_examples >= 1_000 else 40)
 
 
 def scenario(load: Curve, seconds: float = 400.0, high: int = 40, **more: Any) -> ExecutorScenario:
-    rules = {name: more.pop(name) for name in ("min", "spares", "policy") if name in more}
+    names = ("min", "spares", "policy", "forecast")
+    rules = {name: more.pop(name) for name in names if name in more}
     return ExecutorScenario(load, ElasticRules(max=high, **rules), seconds, **more)
 
 
@@ -281,7 +287,7 @@ def chaos(draw: st.DrawFn) -> ExecutorScenario:
         500.0,
         executors=draw(st.integers(least, most)),
         weights=((0.0, EVEN), (150.0, zipf(draw(st.floats(0.0, 1.2)), 1))),
-        required=lambda clock: {"synopsis": needed} if since <= clock < until else {},
+        required=lambda clock, _: {"synopsis": needed} if since <= clock < until else {},
         slots=draw(st.integers(1, 3)),
         noise=draw(st.sampled_from([0.0, 0.05, 0.5])),
         faults=faults,
@@ -323,7 +329,7 @@ def check_load(trace: ExecutorTrace) -> None:
         if not isinstance(row.decision, Provision | Release):
             continue
         n, load = row.group.executors.planned, row.decision.load
-        needed = min(max(s.required(row.clock).values(), default=0), s.rules.max)
+        needed = min(max(row.group.required.values(), default=0), s.rules.max)
         wanted = target(load, s.rules.min, s.rules.max)
         if 0.5 * n <= load <= 0.9 * n and "the backlog grows" not in row.decision.reason:
             wanted = 0  # only another policy needs executors
@@ -332,7 +338,7 @@ def check_load(trace: ExecutorTrace) -> None:
         if not s.rules.forecast:
             assert row.decision.load == pytest.approx(row.load)
         if isinstance(row.decision, Release):
-            assert row.decision.executors >= max(s.required(row.clock).values(), default=0)
+            assert row.decision.executors >= max(row.group.required.values(), default=0)
 
 
 @given(chaos())
@@ -397,7 +403,7 @@ def test_an_executor_for_memory_stays_while_it_is_needed(
         step(load, load, 0.0),
         500.0,
         executors=target(load),
-        required=lambda clock: {"synopsis": needed} if since <= clock < until else {},
+        required=lambda clock, _: {"synopsis": needed} if since <= clock < until else {},
     )
     larger = max(target(load), needed)
     assert all(row.planned == larger for row in trace.rows if since + 40 <= row.clock < until)
@@ -406,6 +412,97 @@ def test_an_executor_for_memory_stays_while_it_is_needed(
         trace.sizes[:3] == [target(load), larger, target(load)][: 3 if back else len(trace.sizes)]
     )
     assert len(trace.sizes) == 1 + (larger > target(load)) + back
+
+
+@dataclass
+class Memory:
+    """A synopsis whose machines hold more and more, and then less; its policy is the real one.
+
+    Bytes follow the prefix tree at once. ``seen`` has the observations: the clock, the executors of
+    the layout, the bytes, and whether a machine asked for others and was refused.
+    """
+
+    bytes_at: Curve
+    slots: int
+    machines_max: int
+    rules: ScalingRules = field(default_factory=lambda: ScalingRules(memory=1.0))
+    tree: PrefixTree = field(default_factory=lambda: PrefixTree(1, {"": 0}))
+    scaling: Scaling | None = None
+    seen: list[tuple[float, int, float, bool]] = field(default_factory=list)
+
+    def __call__(self, clock: float, executors: int) -> dict[str, int]:
+        total = float(self.bytes_at(np.array([clock]))[0])
+        loads = {format(k, "06b"): PrefixLoad(1.0, total / 64) for k in range(64)}
+        machines = executors * self.slots
+        if self.scaling is None or self.tree.machines != machines:
+            saved = {} if self.scaling is None else {NEEDS: self.scaling.memory[NEEDS]}
+            self.tree = self.tree.resized(machines, weights(loads))
+            self.scaling = Scaling(self.rules, machines, saved)
+        refused = False
+        for _ in range(5):  # batches of a round
+            held = Counter[int]()
+            for prefix, load in loads.items():
+                held[self.tree.owner(prefix)] += load.nbytes
+            status = [MachineStatus(0.0, held[m], 1e6) for m in range(machines)]
+            seen = SketchletSnapshot(self.tree, status, loads, machines_max=self.machines_max)
+            verdicts, decided = self.scaling.observe(seen)
+            self.tree = decided.tree
+            refused |= any("cannot add machines" in one.reason for one in verdicts)
+        self.seen.append((clock, executors, total, refused))
+        needed = self.scaling.needs.machines
+        return {"synopsis": -(-needed // self.slots)} if needed else {}
+
+
+@given(st.floats(0.05, 3.0), st.floats(0.1, 6.0), st.integers(1, 2), st.integers(3, 16), SEEDS)
+@FEW
+def test_a_synopsis_gets_executors_and_retains_them(
+    load: float, most: float, slots: int, high: int, seed: int
+) -> None:
+    """Its proposals lead to executors, which stay until it needs less memory."""
+    curve = ramp([(50.0, 0.05), (300.0, most), (500.0, most), (520.0, 0.05)])
+    memory = Memory(curve, slots, high * slots)
+    trace = run(
+        step(load, load, 0.0), 900.0, high, executors=target(load, 1, high), slots=slots,
+        required=memory, seed=seed, forecast=False,
+    )  # fmt: skip
+    check_limits(trace)
+    check_load(trace)
+    upper = memory.rules.memory_upper
+    held = {clock: total for clock, _, total, _ in memory.seen}
+    for row in trace.rows:
+        if isinstance(row.decision, Release):
+            room = row.planned * slots * upper
+            assert held[row.clock] <= room, "executors with memory in use were released"
+    (_, full, total, refused) = next(one for one in memory.seen if one[0] >= 480.0)
+    enough = -(-total // (upper * slots))
+    if enough <= 0.7 * high:  # prefixes cannot be divided evenly
+        assert full >= max(enough, target(load, 1, high)) and not refused
+    elif enough > high:
+        assert full == high and any(one[3] for one in memory.seen)
+        (cannot,) = trace.decisions(Cannot)
+        assert "synopsis needs" in cannot.reason and f"of at most {high}" in cannot.reason
+    # When it has taken its prefixes back, the load alone decides again.
+    last = trace.rows[-1]
+    assert last.planned == trace.scenario.executors or load >= 0.5 * last.planned
+
+
+def test_executors_near_the_end_of_their_hour_leave_first() -> None:
+    """With started hours, releases waste less of what is paid."""
+    curve = ramp([(0.0, 1.0), (3_000.0, 12.0), (6_000.0, 6.0), (9_000.0, 12.0), (14_000.0, 1.0)])
+    given = scenario(curve, 15_000.0, executors=2)
+    newest, ending = (
+        simulate_executors(replace(given, by_started_hour=by_hour)) for by_hour in (False, True)
+    )
+    assert [row.planned for row in newest.rows] == [row.planned for row in ending.rows]
+    assert newest.executor_s == pytest.approx(ending.executor_s)
+    assert ending.executor_hours <= ending.started_hours < newest.started_hours
+
+
+def test_started_hours_are_those_that_executors_began() -> None:
+    trace = run(step(1.2, 6.0, 100.0), 3_700.0, executors=2)
+    assert trace.sizes == [2, 10]
+    assert trace.started_hours == 2 * 2 + 8 * 1
+    assert run(step(1.2, 1.2, 0.0), 3_500.0, executors=2).started_hours == 2
 
 
 def test_a_spare_shortens_the_wait() -> None:

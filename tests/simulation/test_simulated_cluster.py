@@ -12,13 +12,13 @@ import pytest
 from chaos import SMALL_COSTS, random_faults
 from loads import hotspot_loads
 
-from roost.balance.costs import Product
+from roost.balance.costs import ProductCost
 from roost.balance.plan import Plan
 from roost.balance.rules import PAIRS, SwarmRules, variants
 from roost.balance.swarm import Swarm
 from roost.sim import cluster
 from roost.sim.cluster import simulate
-from roost.sim.policies import GlobalDriver, Network, RoundView, SwarmDriver
+from roost.sim.policies import GlobalDriver, Network, SimulatedRound, SwarmDriver
 from roost.sim.scenario import (
     STRATEGIES,
     CoordinatorCrash,
@@ -113,7 +113,7 @@ LONG = hotspot_loads(240)
 def test_swarm_is_no_worse_than_history_after_a_hotspot(name: str) -> None:
     """Plans made by splits settle: the cost of pieces is that of the whole (fault of N * Q * R)."""
     plain = Scenario(rounds=240, load=LONG[name])
-    product = SwarmRules(cost=Product())
+    product = SwarmRules(cost=ProductCost())
     made = (
         replace(plain, strategy="history"),
         replace(plain, strategy="swarm"),
@@ -225,7 +225,7 @@ def test_a_poor_network_still_leads_to_balance(strategy: str) -> None:
 class _Restarted(SwarmDriver):
     """Serialises and restores the policy's state in every round."""
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         super().collect(view)
         self.swarm = Swarm.from_json(json.loads(json.dumps(self.swarm.to_json())))
 

@@ -41,5 +41,5 @@ class CountedExecutor(SparkExecutor):
                 for stage, found in reports.items()
             }
         if self._seen is not None:
-            self._seen.append(observe(tasks, reports))
+            self._seen.append(observe(tasks, reports, self))
         return reports

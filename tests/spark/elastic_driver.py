@@ -1,18 +1,30 @@
 """A driver process whose executors follow its load, on a standalone cluster on the loopback.
 
-``python elastic_driver.py FOLDER MASTER`` runs a paced stream through matching and a dataflow, and
-prints how many executors are left when it has ended.
+``python elastic_driver.py FOLDER MASTER [FAULT...]`` runs a paced stream through matching and a
+dataflow, and prints how many executors are left when it has ended, and which were killed. Faults:
+
+- ``arriving``, ``leaving``: kill an executor while another arrives or leaves
+- ``recorded-KIND``: the driver kills itself when it has recorded a decision of a kind
+- ``done-KIND``: it kills itself when it has carried out the decision, and not recorded that
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
-import time
 from pathlib import Path
+from time import process_time
+from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from roost import Dataflow, Pipeline, RunConfig
+from roost.dataflow.flow import Stream
+from roost.engine.executors import SparkAllocator
+from roost.runtime.group_rounds import GroupRounds
 
 SIDE = 8.0
 WORK_S = 0.002  # of processor time for a point
@@ -24,19 +36,23 @@ QUERIES = [
 
 def work(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Use as much processor time for each row as a costly function would."""
-    until = time.process_time() + WORK_S * rows.num_rows
-    while time.process_time() < until:
+    until = process_time() + WORK_S * rows.num_rows
+    while process_time() < until:
         pass
     return pa.record_batch(
         {"id": rows["id"], "k": pa.array([v % 20 for v in rows["id"].to_pylist()])}
     )
 
 
+def totals(rows: Stream) -> None:
+    schema = pa.schema({"id": pa.int64(), "k": pa.int64()})
+    keyed = rows.map(work, schema=schema, name="work")
+    keyed.aggregate({"n": "count", "s": "sum(id)"}, by="k", size=5, name="totals").sink("sums")
+
+
 def flow() -> Dataflow:
     made = Dataflow("work")
-    schema = pa.schema({"id": pa.int64(), "k": pa.int64()})
-    rows = made.points().map(work, schema=schema, name="work")
-    rows.aggregate({"n": "count", "s": "sum(id)"}, by="k", size=5, name="totals").sink("sums")
+    totals(made.points())
     return made
 
 
@@ -55,19 +71,82 @@ def config(folder: Path, master: str) -> RunConfig:
         queries={"id_type": "int"},
         balance={"round": 2.0},
         dataflow={"round": 2.0},
-        elastic={"max": 3, "round": 4.0},
+        elastic={"max": 3, "round": 2.5},
         out={"dir": folder / "out"},
     )
 
 
+class Faults:
+    """Kills executors, or this process, around a decision."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.killed: list[str] = []
+        self.pipeline: Pipeline | None = None
+        self._released = False
+        self._planned = 0
+        end_round, follow = GroupRounds._end_round, GroupRounds._follow
+        decommission = SparkAllocator.decommission
+
+        def ended(group: GroupRounds, *arguments: Any) -> None:
+            before = group.planned
+            end_round(group, *arguments)
+            self._die("recorded", group.planned - before)
+
+        def followed(group: GroupRounds, now: float, *, moved: bool) -> None:
+            before, self._released = group.layout, False
+            follow(group, now, moved=moved)
+            self._planned = group.planned
+            if group.layout > before:
+                self._die("done", 1)
+            if self._released:
+                self._die("done", -1)
+
+        def released(allocator: SparkAllocator, names: Any) -> None:
+            decommission(allocator, names)
+            allocator._calls.submit(lambda: None).result()  # Spark has the request
+            self._released = True
+
+        GroupRounds._end_round, GroupRounds._follow = ended, followed  # type: ignore[method-assign]
+        SparkAllocator.decommission = released  # type: ignore[method-assign]
+
+    def _die(self, moment: str, more: int) -> None:
+        kind = "Provision" if more > 0 else "Release"
+        if more and f"{moment}-{kind}" in self.names:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_step(self, step: str, number: int) -> None:
+        """Kill an executor that stays while others arrive or leave."""
+        if step != "end" or self.pipeline is None or not {"arriving", "leaving"} & {*self.names}:
+            return
+        executor = self.pipeline.executor
+        stay = list(executor.executors())
+        if "arriving" in self.names and len(stay) < self._planned:
+            self._kill("arriving", stay[0])
+        elif "leaving" in self.names and executor.leaving & {*executor.registered()}:
+            self._kill("leaving", stay[0])
+
+    def _kill(self, fault: str, executor: str) -> None:
+        assert self.pipeline is not None
+        app = self.pipeline.spark.sparkContext.applicationId
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if app in words and words[words.index("--executor-id") + 1 :][:1] == [executor]:
+                process.kill()
+                self.names.remove(fault)
+                self.killed.append(fault)
+                return
+
+
 def main() -> None:
-    folder, master = Path(sys.argv[1]), sys.argv[2]
+    folder, master, faults = Path(sys.argv[1]), sys.argv[2], Faults(sys.argv[3:])
     requests = [{"op": "register", "user_id": "ann", **query} for query in QUERIES]
-    with Pipeline(config(folder, master), flow=flow()) as pipeline:
+    with Pipeline(config(folder, master), flow=flow(), on_step=faults.on_step) as pipeline:
+        faults.pipeline = pipeline
         pipeline.log.append(pa.Table.from_pylist(requests), tag="before")
         pipeline.run()
         left = len(pipeline.executor.executors())
-    print(f"executors {left}")
+    print(json.dumps({"left": left, "killed": faults.killed}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A driver process on a local cluster whose homes change, and which kills one executor.
 
 ``python homes_driver.py SPEC.json`` runs the pipeline of a :class:`crash_driver.Spec`, and prints a
-line of JSON for each batch: the homes that the tasks were asked to run at, where they ran, and the
+line of JSON for each batch: the homes that the tasks prefer, where they ran, and the
 metrics of the commit. The last line has the killed executors and their processes.
 """
 
@@ -90,7 +90,7 @@ def main() -> None:
     ) -> dict[str, list[Report]]:
         found = original(self, inputs, chain, tasks, placement)
         run.ran = {
-            "asked": {
+            "requested": {
                 f"{node.name} {machine}": placement.home(node, machine)
                 for node in chain.nodes
                 if node.routing is not None

@@ -91,11 +91,11 @@ def test_blocked_users_stay_blocked_after_a_crash(
     assert set(blocked_users(before)) == scenario.malicious and done < 14
     # The last run is in this process, which has a session already.
     play(spark, scenario, tmp_path)
-    with closing(QueryService(tmp_path / "out" / "state")) as desk:
-        log = decisions(desk.store)
+    with closing(QueryService(tmp_path / "out" / "state")) as service:
+        log = decisions(service.store)
         assert log[: len(before)] == before
         assert sorted(blocked_users(log)) == sorted(scenario.malicious)
-        kept = load_guard(desk.store)
+        kept = load_guard(service.store)
         assert kept is not None
         rows = sum(block.num_rows for block in scenario.blocks)
         assert kept[0].gate.counted == rows
@@ -107,7 +107,7 @@ def test_blocked_users_stay_blocked_after_a_crash(
                 sent += user in scenario.malicious and first + row > block["position"]
         listing = kept[0].listing()["blocked"]
         assert sum(item["refused"] for item in listing) == sent > 1_000
-        for _, segment, ended in desk.queries().segments:
+        for _, segment, ended in service.queries().segments:
             for slot in range(segment.size):
                 if segment.users[slot].as_py() in scenario.malicious and slot not in ended:
                     assert int(segment.created_position[slot]) <= block["position"]
@@ -202,9 +202,9 @@ def config_of(folder: Path) -> RunConfig:
     )
 
 
-def users_of(keeper: GuardState) -> dict[str, tuple[float, float]]:
+def users_of(guard_state: GuardState) -> dict[str, tuple[float, float]]:
     """Return x1 and x2 of the open round."""
-    users = keeper.guard.users
+    users = guard_state.guard.users
     pairs = users.numbers[: users.used, :2].tolist()
     return {n: (a, b) for n, (a, b) in zip(users.names, pairs, strict=True) if a or b}
 
@@ -247,20 +247,20 @@ def test_spark_checks_and_counts_streamed_requests(
             pipeline.take_requests(frame).awaitTermination()
             pipeline.run()
             assert pipeline._loop is not None
-            keeper = pipeline._loop.guard
-            assert keeper is not None
-            assert users_of(keeper) == {"ann": (50, 30), "bob": (21, 0)}
-            (eve,) = keeper.guard.listing()["blocked"]
+            guard_state = pipeline._loop.guard
+            assert guard_state is not None
+            assert users_of(guard_state) == {"ann": (50, 30), "bob": (21, 0)}
+            (eve,) = guard_state.guard.listing()["blocked"]
             assert (eve["user"], eve["refused"]) == ("eve", 400)
             if number:
                 assert pipeline.log.end() == end
             end = pipeline.log.end()
     # Requests that admission rejected were subtracted; none was counted twice.
     assert sum(by_driver) == 1 + 5
-    with closing(QueryService(config.out.state_dir)) as desk:
+    with closing(QueryService(config.out.state_dir)) as service:
         live = Counter(
             segment.users[slot].as_py()
-            for _, segment, ended in desk.queries().segments
+            for _, segment, ended in service.queries().segments
             for slot in range(segment.size)
             if ended.get(slot, 1) != TIME_MIN
         )

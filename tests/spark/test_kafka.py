@@ -125,13 +125,13 @@ def test_waits_until_brokers_know_a_new_topic(
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient
 
-    answer = getattr(AdminClient, method)
-    asked = []
+    original = getattr(AdminClient, method)
+    requested = []
 
     def unknown_at_first(self: Any, places: Any, **timeout: Any) -> Any:
-        asked.append(places)
-        if len(asked) > 2:
-            return answer(self, places, **timeout)
+        requested.append(places)
+        if len(requested) > 2:
+            return original(self, places, **timeout)
         refused: Future[Any] = Future()
         refused.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
         return defaultdict(lambda: refused)
@@ -139,7 +139,7 @@ def test_waits_until_brokers_know_a_new_topic(
     monkeypatch.setattr(AdminClient, method, unknown_at_first)
     with closing(KafkaQueryLog(broker.bootstrap, topic)) as log:
         assert log.end() == 0
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 def test_accepts_handwritten_json_requests(broker: KafkaBroker, topic: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from roost.bench import growth, operators, recommend
 from roost.bench.call_contest import (
-    UnequalResults,
     check_equal,
     compare,
     results,
@@ -18,6 +17,7 @@ from roost.bench.call_contest import (
     run_spark,
 )
 from roost.bench.calls import CallCase, write_calls
+from roost.bench.common import UnequalResults
 from roost.engine.baselines import streaming
 
 if TYPE_CHECKING:

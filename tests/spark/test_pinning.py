@@ -26,7 +26,7 @@ MACHINES = 5
 
 
 def misplaced(row: dict[str, Any]) -> int:
-    return sum(row["ran"][task] != home for task, home in row["asked"].items())
+    return sum(row["ran"][task] != home for task, home in row["requested"].items())
 
 
 def test_tasks_run_at_their_homes_and_a_killed_executor_loses_them(
@@ -69,25 +69,25 @@ def test_tasks_run_at_their_homes_and_a_killed_executor_loses_them(
     killed = last["killed"][0]
     for row in rows:
         # The dataflow's bucket maps have three machines each.
-        assert len(row["asked"]) == MACHINES + 2 * 3
+        assert len(row["requested"]) == MACHINES + 2 * 3
         assert set(row["ran"].values()) <= {*last["pids"], str(EXECUTORS)}
         assert row["homes"]["misplaced"] == misplaced(row)
-        assert row["homes"]["tasks"] == len(row["asked"])
+        assert row["homes"]["tasks"] == len(row["requested"])
         if row["batch"] != KILLED:
             # A home is a preference, but nothing was in its way.
             assert misplaced(row) == 0, row
-        loads = Counter(row["asked"][f"matching {m}"] for m in range(MACHINES))
+        loads = Counter(row["requested"][f"matching {m}"] for m in range(MACHINES))
         assert sorted(loads.values()) in ([1, 2, 2], [2, 3])
 
     for number in ROTATED:
-        asked, before = rows[number]["asked"], rows[number - 1]["asked"]
-        assert all(asked[task] != before[task] for task in asked)
-    assert killed in rows[KILLED]["asked"].values() and misplaced(rows[KILLED]) > 0
-    lost = {task for task, home in rows[KILLED]["asked"].items() if home == killed}
-    after = rows[KILLED + 1]["asked"]
+        requested, before = rows[number]["requested"], rows[number - 1]["requested"]
+        assert all(requested[task] != before[task] for task in requested)
+    assert killed in rows[KILLED]["requested"].values() and misplaced(rows[KILLED]) > 0
+    lost = {task for task, home in rows[KILLED]["requested"].items() if home == killed}
+    after = rows[KILLED + 1]["requested"]
     assert killed not in after.values()
     assert all(after[task] != killed for task in lost)
-    assert set(rows[JOINED]["asked"].values()) == {*last["pids"], str(EXECUTORS)} - {killed}
-    assert rows[JOINED + 1]["asked"] == rows[JOINED]["asked"]
+    assert set(rows[JOINED]["requested"].values()) == {*last["pids"], str(EXECUTORS)} - {killed}
+    assert rows[JOINED + 1]["requested"] == rows[JOINED]["requested"]
     totals = {key: sum(row["homes"][key] for row in rows) for key in ("tasks", "misplaced")}
     assert last["homes"].items() >= totals.items()

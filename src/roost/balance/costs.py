@@ -46,7 +46,7 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductCost:
     """The papers' cost, before the division by R(S)."""
 
     power = 2.0  # N and R are both proportional to the input
@@ -66,7 +66,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkCost:
     """Work of the last round, in checks of a query; ``per_object`` for each object received."""
 
     per_object: float = PER_OBJECT

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from roost.balance.costs import Cost, Product, Work
+from roost.balance.costs import Cost, ProductCost, WorkCost
 from roost.balance.decision import RISE
 
 # Spread of loads that counts as balanced, relative to the mean.
@@ -64,14 +64,14 @@ class SwarmRules:
     least_higher: bool = True
     merge_every: int = MERGE_EVERY
     sampled_plan: bool = True
-    cost: Cost = Work()  # noqa: RUF009 - immutable
+    cost: Cost = WorkCost()  # noqa: RUF009 - immutable
     rise: float = RISE
     pairs: int = PAIRS
     measured: bool = True
 
 
 PAPER = SwarmRules(
-    0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, Product(), 0.0, 1, False
+    0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1, False
 )
 
 

@@ -1,12 +1,14 @@
 """Benchmarks, one module each, in the frame of :mod:`roost.bench.common`.
 
-A module's ``run(quick)`` measures and returns :class:`roost.bench.common.Measured`.
+A module's ``run(quick)`` measures and returns :class:`roost.bench.common.Measured`. A module with
+``EXPERIMENTS`` can run some of them: ``run(quick, only)``.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,8 +40,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {name: ("matplotlib",) for name in NAMES}
 PACKAGES |= {name: ("duckdb", "matplotlib") for name in ("peers", "snapshot", "synopsis")}
 
 
-def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:
-    """Run a benchmark by name; returns the exit code, 1 if a part of it failed."""
+def run_bench(name: str, *, quick: bool, json_path: Path | None, only: Sequence[str] = ()) -> int:
+    """Run a benchmark by name; returns the exit code, 1 if a part of it failed.
+
+    With ``only``, these experiments alone are measured, and added to the result file.
+    """
     if name not in NAMES:
         raise ConfigError("bench", name, ", ".join(NAMES))
     path = json_path or Path("bench-results") / f"{name}.json"
@@ -47,9 +52,13 @@ def run_bench(name: str, *, quick: bool, json_path: Path | None) -> int:
     check_writable(path.parent, "results", "--json names another place")
     from roost.bench.common import environment, write
 
-    described = environment()
-    measured = import_module(f"roost.bench.{name}").run(quick)
-    write(name, quick, path, described, measured)
+    module, described = import_module(f"roost.bench.{name}"), environment()
+    known = getattr(module, "EXPERIMENTS", ())
+    for own in only:
+        if own not in known:
+            raise ConfigError("--only", own, ", ".join(known) or f"nothing: {name} has no parts")
+    measured = module.run(quick, only) if only else module.run(quick)
+    write(name, quick, path, described, measured, extend=bool(only))
     failed = measured.summary.get("failed", [])
     for reason in failed:
         print(f"roost bench {name}: failed: {reason}", file=sys.stderr)

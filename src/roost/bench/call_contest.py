@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.calls import OUT, CallCase, calls_flow, write_calls
-from roost.bench.common import CORES, Row
+from roost.bench.common import CORES, Row, UnequalResults
 from roost.bench.streams import BatchTimes
 from roost.engine.baselines import streaming
 from roost.engine.pipeline import Pipeline
@@ -33,10 +33,6 @@ DRIVER_MEMORY = "6g"  # Spark's state is in the JVM's memory
 # Spark adds up doubles in the order of arrival, and computes sines differently.
 TOLERANCE = 1e-9
 TOLERANCE_M = 1e-3
-
-
-class UnequalResults(RoostError):
-    """Two systems returned different results for the same query."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from roost.errors import RoostError
+
 CORES = 2  # of each measured system
 PACKAGES = ("roost", "pyspark", "numpy", "numba", "pyarrow", "shapely", "duckdb")
 
@@ -75,6 +77,10 @@ class Plot:
         figure.savefig(path, dpi=120)
 
 
+class UnequalResults(RoostError):
+    """Two systems returned different results for the same query."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a benchmark returns.
@@ -91,8 +97,19 @@ class Measured:
     environment: Row = field(default_factory=dict)  # further keys of its environment
 
 
-def write(name: str, quick: bool, path: Path, described: Row, measured: Measured) -> None:
-    """Write the result of a benchmark as JSON, its plots beside it, and print its table."""
+def write(
+    name: str,
+    quick: bool,
+    path: Path,
+    described: Row,
+    measured: Measured,
+    *,
+    extend: bool = False,
+) -> None:
+    """Write the result of a benchmark as JSON, its plots beside it, and print its table.
+
+    With ``extend``, what the file has from other experiments remains.
+    """
     result = {
         "bench": name,
         "quick": quick,
@@ -101,6 +118,8 @@ def write(name: str, quick: bool, path: Path, described: Row, measured: Measured
         "summary": measured.summary,
         **measured.more,
     }
+    if extend and path.is_file():
+        result = _extended(json.loads(path.read_text()), result)
     path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     for suffix, plot in measured.plots.items():
         plot.save(path.with_name(f"{path.stem}{suffix}.png"))
@@ -109,6 +128,12 @@ def write(name: str, quick: bool, path: Path, described: Row, measured: Measured
         for row in measured.rows if measured.table_rows is None else measured.table_rows:
             table.add_row(*(_cell(row.get(key), form) for key, form in measured.table.values()))
         Console(stderr=True).print(table)
+
+
+def _extended(known: Row, new: Row) -> Row:
+    """Return both results; the new one has priority, except where it has nothing."""
+    both = {key: known[key] | new[key] for key in ("summary", "seconds") if key in known}
+    return known | {key: value for key, value in new.items() if value != []} | both
 
 
 def _cell(value: Any, form: str) -> str:

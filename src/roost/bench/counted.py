@@ -37,7 +37,7 @@ from roost.bench.moving import (
 )
 from roost.model.choices import Strategy
 from roost.model.space import Rect, Space
-from roost.sim.policies import Network, RoundView, strategy_driver
+from roost.sim.policies import Network, SimulatedRound, strategy_driver
 from roost.sim.scenario import STATIC, Faults, Scenario
 from roost.sim.slots import PlanSlots
 from roost.sim.workloads import QueryTable
@@ -251,7 +251,7 @@ class CountedCluster:
         seen_s = busy_s * np.exp(NOISE * random.standard_normal(self._machines))
         rate = step.points.points / float(seen_s.max())
         points = self._slots.distribute(step.points, step.number)
-        view = RoundView(self.plan, points, self._slots.held, seen_s, rate)
+        view = SimulatedRound(self.plan, points, self._slots.held, seen_s, rate)
         self._driver.collect(view)
         return self._driver.decide(view)
 

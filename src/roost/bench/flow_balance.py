@@ -154,7 +154,7 @@ class EmulatedFlow:
         self._folder, self.number, self._read = folder, 0, 0
         stages = flow_stages(config, self.store, executor, flow, {}, lambda: float(self.number))
         rounds = flow_rounds(config, self.store, stages, policies)
-        self._loop = BatchLoop(self.store, None, None, stages, executor, folder, flow_rounds=rounds)
+        self._loop = BatchLoop(self.store, None, None, stages, executor, folder, rounds=rounds)
 
     def close(self) -> None:
         """Close the state."""

@@ -68,7 +68,7 @@ class EmulatedPipeline(BasePipeline):
 
 
 @dataclass(frozen=True)
-class Operator:
+class ScaledOperator:
     """One operator of figure 16."""
 
     name: str
@@ -124,21 +124,23 @@ def _product(flow: Dataflow, calls: Any) -> None:
 
 NUMBERS = ("src", "dst", "start", "end")
 OPERATORS = (
-    Operator("map", ("src", "start", "end"), _map),
-    Operator("aggregate", ("district", "start", "end"), _aggregate),
-    Operator("join", ("src", "start", "lat", "lon"), _join),
-    Operator("product", NUMBERS, _product, product=True),
+    ScaledOperator("map", ("src", "start", "end"), _map),
+    ScaledOperator("aggregate", ("district", "start", "end"), _aggregate),
+    ScaledOperator("join", ("src", "start", "lat", "lon"), _join),
+    ScaledOperator("product", NUMBERS, _product, product=True),
 )
 
 
-def files_of(operator: Operator, rows: int, parts: int, folder: Path) -> tuple[CallCase, Path]:
+def files_of(
+    operator: ScaledOperator, rows: int, parts: int, folder: Path
+) -> tuple[CallCase, Path]:
     """Write the batches of an operator, with a row group for each reader."""
     calls = f"rate={rows / COVERED_S},callers={max(rows, 2)},districts=100,skew=uniform"
     case = CallCase(operator.name, operator.name, calls, BATCHES * rows, rows)
     return case, write_calls(case, folder, groups=parts)
 
 
-def emulated(operator: Operator, machines: int, rows: int) -> float:
+def emulated(operator: ScaledOperator, machines: int, rows: int) -> float:
     """Return the seconds of a batch on emulated machines."""
     with tempfile.TemporaryDirectory(prefix="roost-operators-") as name:
         case, calls = files_of(operator, rows, machines, Path(name))
@@ -162,7 +164,7 @@ def emulated(operator: Operator, machines: int, rows: int) -> float:
 
 
 def scale(
-    operator: Operator, share: int, counts: Sequence[int], loads: Sequence[float]
+    operator: ScaledOperator, share: int, counts: Sequence[int], loads: Sequence[float]
 ) -> list[Row]:
     """Measure an operator on emulated machines; ``share`` is the tuples of one machine."""
     emulated(operator, 1, min(share, 2_000))  # compiles
@@ -191,7 +193,7 @@ def best(rows: Sequence[Row], operator: str, machines: int) -> float | None:
     return max(found, default=None)
 
 
-def on_cores(operator: Operator, cores: int, spark: Any, share: int) -> Row:
+def on_cores(operator: ScaledOperator, cores: int, spark: Any, share: int) -> Row:
     """Measure an operator on Spark, on real cores."""
     rows = operator.rows(share, cores, 1.0)
     with tempfile.TemporaryDirectory(prefix="roost-operators-") as name:

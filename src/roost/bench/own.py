@@ -21,7 +21,7 @@ from roost import __version__
 from roost.bench.common import CORES, Row
 from roost.bench.rivals.protocol import (
     PASSES_MAX,
-    Job,
+    RivalJob,
     job_of,
     measure,
     parser,
@@ -41,7 +41,7 @@ from roost.stages.reading import ROWS_PER_BLOCK
 ENDLESS = 1 << 20  # passes; stopped by the clock
 
 
-def run_roost(job: Job, strategy: Strategy) -> Row:
+def run_roost(job: RivalJob, strategy: Strategy) -> Row:
     """Measure the pipeline."""
     case = job.case
     settings = {
@@ -101,7 +101,7 @@ def _stream(
     return pipeline, times
 
 
-def run_kernel(job: Job) -> Row:
+def run_kernel(job: RivalJob) -> Row:
     """Measure the kernel; reading the points is not timed."""
     space = Space(Rect(*job.case.bounds))
     with tempfile.TemporaryDirectory() as folder:

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.applications import application
-from roost.bench.call_contest import UnequalResults, start_session
-from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.call_contest import start_session
+from roost.bench.common import CORES, Measured, Plot, Row, UnequalResults
 from roost.bench.flow_cluster import EmulatedFlow, Sampler
 from roost.bench.streams import BatchTimes
 from roost.engine.baselines.recommendations import recommend

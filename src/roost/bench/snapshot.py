@@ -33,11 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cases import Bounds, Floats, Pickups, data_dir, load_pickups, point_table
-from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.common import CORES, Measured, Plot, Row, UnequalResults
 from roost.bench.streams import pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.engine.snapshot import Snapshots
-from roost.errors import RoostError
 from roost.model.choices import WindowKind
 from roost.model.records import Box, Circle
 from roost.model.space import EARTH_RADIUS_M
@@ -56,10 +55,6 @@ WARM, WARM_QUICK = 10, 2
 SEED = 20140401
 # Engines compute sines differently: a distance may differ in its last digits.
 DISTANCE_TOLERANCE_M = 1e-6
-
-
-class UnequalResults(RoostError):
-    """Two contenders returned different results for the same query."""
 
 
 @dataclass(frozen=True, slots=True)

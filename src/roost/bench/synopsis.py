@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -27,6 +27,7 @@ from roost.bench.synopsis_ageing import measure_ageing
 from roost.bench.synopsis_cases import (
     FEATURES,
     Draw,
+    Oracle,
     Question,
     Weather,
     batches,
@@ -36,16 +37,18 @@ from roost.bench.synopsis_cases import (
 )
 from roost.bench.synopsis_engine import measure_engine
 from roost.bench.synopsis_forest import measure_forests
-from roost.bench.synopsis_models import measure_forecasts
+from roost.bench.synopsis_models import measure_forecasts, measure_promises
 from roost.bench.synopsis_scaling import divide_weather, measure_scaling, spread_of
 from roost.bench.synopsis_speed import (
     SITE,
     measure_clients,
+    measure_country,
     measure_pictures,
     measure_speed,
     measure_table_2,
     opened,
 )
+from roost.errors import ConfigError
 from roost.synopsis import (
     BinRule,
     SetSpec,
@@ -67,8 +70,23 @@ DELTA_ROWS = 100_000
 #: Bytes per row: the budget of 2.1 million rows is 15.7 MB.
 BUDGET_PER_ROW = 7.5
 BUDGETS = (0.6, 0.8, 1.0)  # of the budget, for the trade-off
+BUCKET_DAYS = (5, 10, 20)  # for another one
 QUERIES, QUERIES_QUICK = 500, 100
 BIN_COUNTS = (16, 29, 48, 96, 192)
+EXPERIMENTS = (
+    *(
+        "sizes",
+        "speed",
+        "table-2",
+        "bounds",
+        "buckets",
+        "promises",
+        "pictures",
+        "forecasts",
+        "clients",
+    ),
+    *("sketchlets", "bins", "years", "engine", "forests"),
+)
 TARGETS = {
     "nrmse_p80": 0.005,
     "bytes_ratio": 8,
@@ -100,10 +118,13 @@ class _Results:
     plots: dict[str, Plot] = field(default_factory=dict)
     more: Row = field(default_factory=lambda: {"targets": TARGETS, "seconds": {}})
     failed: list[str] = field(default_factory=list)
+    only: Sequence[str] = ()
 
     def add(self, name: str, measure: Callable[[], Part]) -> None:
-        """Run an experiment and add its keys of the summary, tables and plots."""
-        started = time.perf_counter()
+        """Run an experiment, if it is wanted, and add its keys of the summary, tables and plots."""
+        if self.only and name not in self.only:
+            return
+        started, summary = time.perf_counter(), Row()
         try:
             summary, more, plots = measure()
         except Exception as error:
@@ -115,11 +136,11 @@ class _Results:
             self.plots |= plots
         seconds = time.perf_counter() - started
         self.more["seconds"][name] = seconds
-        print(f"roost bench synopsis: {name}: {seconds:.0f} s", file=sys.stderr)
+        print(f"roost bench synopsis: {name}: {seconds:.0f} s {summary}", file=sys.stderr)
 
 
-def run(quick: bool) -> Measured:
-    """Measure all experiments, each on the same sketch."""
+def run(quick: bool, only: Sequence[str] = ()) -> Measured:
+    """Measure all experiments, or some of them, each on the same sketch."""
     weather = load_weather(ROWS_QUICK if quick else None)
     table, schema = weather.table, weather.table.schema
     sites = SetSpec.of(schema, SITE, period_days=30, members=1_000, counters=1_000)
@@ -128,7 +149,7 @@ def run(quick: bool) -> Measured:
     memory = int(BUDGET_PER_ROW * table.num_rows)
     fitted = fit_memory(full, memory)
     synopsis, rate = measure_rate(table, spec, fitted.bins)
-    results, rows = _Results(), list[Row]()
+    results, rows = _Results(only=only), list[Row]()
     results.add("sizes", lambda: _sizes(weather, synopsis, rate))
     with served(synopsis) as reader, opened(weather, synopsis) as oracle:
 
@@ -140,18 +161,29 @@ def run(quick: bool) -> Measured:
             return summary, {"table_2": times}, {}
 
         def bounds() -> Part:
-            random = Draw(weather, SEED)
-            questions = [random.any() for _ in range(QUERIES_QUICK if quick else QUERIES)]
-            truths = [oracle.value(question.sql, question.scope) for question in questions]
+            questions, truths = _drawn(weather, oracle, QUERIES_QUICK if quick else QUERIES)
             asked = [question.ask(reader) for question in questions]
             broken, widths, by_kind = check_bounds(questions, asked, truths)
             for share in BUDGETS:
-                rows.append(trade_off(full, share, memory, questions, truths, table.nbytes))
-            return {"bounds_broken": broken, **widths}, {"bounds_by_kind": by_kind}, {}
+                fitted = fit_memory(full, int(share * memory))
+                found = trade_off(fitted, questions, truths, table.nbytes)
+                rows.append({"budget": share, **found})
+            line = [(row["mb"], row["bound_width"]) for row in rows]
+            plot = Plot("median width of a count's bounds, by MB", {"": {"width": line}})
+            return {"bounds_broken": broken, **widths}, {"bounds_by_kind": by_kind}, {"": plot}
+
+        def buckets() -> Part:
+            found = trade_off_buckets(weather, oracle, synopsis, memory)
+            return {}, {"buckets": found}, {}
 
         results.add("speed", speed)
-        results.add("table 2", table_2)
+        results.add("table-2", table_2)
         results.add("bounds", bounds)
+        results.add("buckets", buckets)
+        results.add(
+            "promises",
+            lambda: measure_promises(reader, weather, oracle, SEED + 7, quick),
+        )
         results.add(
             "pictures",
             lambda: ({}, {"figures_11_12": measure_pictures(reader, weather, quick)}, {}),
@@ -173,7 +205,7 @@ def run(quick: bool) -> Measured:
 
     def bins() -> Part:
         figure = errors_by_bins(table, spec)
-        return {}, {"figure_2": figure}, plots_of(rows, figure)
+        return {}, {"figure_2": figure}, {"-bins": plot_of_bins(figure)}
 
     def engine() -> Part:
         summary, seconds = measure_engine(table, quick)
@@ -186,7 +218,7 @@ def run(quick: bool) -> Measured:
     results.add("clients", clients)
     results.add("sketchlets", sketchlets)
     results.add("bins", bins)
-    results.add("five years", lambda: measure_ageing(weather, synopsis, memory, quick))
+    results.add("years", lambda: measure_ageing(weather, synopsis, memory, quick))
     results.add("engine", engine)
     results.add("forests", forests)
     if results.failed:
@@ -289,20 +321,22 @@ def breaks(result: SynopsisResult, truth: float | None) -> bool:
     return not result.low - slack <= truth <= result.high + slack
 
 
+def _drawn(
+    weather: Weather, oracle: Oracle, number: int
+) -> tuple[list[Question], list[float | None]]:
+    """Draw random queries, and run them over the rows."""
+    random = Draw(weather, SEED)
+    questions = [random.any() for _ in range(number)]
+    return questions, [oracle.value(question.sql, question.scope) for question in questions]
+
+
 def trade_off(
-    full: Synopsis,
-    share: float,
-    memory: int,
-    questions: list[Question],
-    truths: list[float | None],
-    arrow: int,
+    fitted: Synopsis, questions: list[Question], truths: list[float | None], arrow: int
 ) -> Row:
-    """Measure the width of bounds at a share of the budget."""
-    fitted = fit_memory(full, int(share * memory))
+    """Measure the size of a synopsis, and the width of its bounds."""
     results = [question.run(fitted) for question in questions]
     broken, widths, _ = check_bounds(questions, results, truths)
     return {
-        "budget": share,
         "mb": fitted.nbytes / 1e6,
         "bytes_ratio": arrow / fitted.nbytes,
         "leaves": fitted.leaf_count,
@@ -310,6 +344,30 @@ def trade_off(
         **widths,
         "bounds_broken": broken,
     }
+
+
+def trade_off_buckets(
+    weather: Weather, oracle: Oracle, synopsis: Synopsis, memory: int
+) -> list[Row]:
+    """Measure bounds and country-wide correlations by the length of buckets, at one budget.
+
+    Short buckets leave less to scan where a time range cuts them, and take more bytes, so that
+    planes have fewer bins.
+    """
+    table, rows = weather.table, list[Row]()
+    questions, truths = _drawn(weather, oracle, QUERIES_QUICK)
+    for days in BUCKET_DAYS:
+        try:
+            own = replace(synopsis.spec, bucket_days=days)
+            fitted = fit_memory(build(table, own), memory)
+        except ConfigError as error:
+            rows.append({"bucket_days": days, "refused": str(error)})
+            continue
+        found = trade_off(fitted, questions, truths, table.nbytes)
+        with served(fitted) as reader:
+            times = measure_country(reader, synopsis, weather, oracle, quick=True)
+        rows.append({"bucket_days": days, **found, **times})
+    return rows
 
 
 def graph_sizes(table: pa.Table, synopsis: Synopsis) -> Row:
@@ -378,9 +436,8 @@ def parquet_bytes(table: pa.Table) -> int:
     return int(sink.getvalue().size)
 
 
-def plots_of(rows: list[Row], figure: list[Row]) -> dict[str, Plot]:
-    """Draw the trade-off, and the errors by bins."""
-    line = [(row["mb"], row["bound_width"]) for row in rows]
+def plot_of_bins(figure: list[Row]) -> Plot:
+    """Draw the errors by rule and number of bins."""
     lines = {
         rule.value: [
             (bins, max(r["nrmse_p80"] for r in figure if (r["rule"], r["bins"]) == (rule, bins)))
@@ -388,7 +445,4 @@ def plots_of(rows: list[Row], figure: list[Row]) -> dict[str, Plot]:
         ]
         for rule in BinRule
     }
-    return {
-        "": Plot("median width of a count's bounds, by MB of the synopsis", {"": {"width": line}}),
-        "-bins": Plot("error of 80 % of the values, worst feature, by bins", {"": lines}, log=True),
-    }
+    return Plot("error of 80 % of the values, worst feature, by bins", {"": lines}, log=True)

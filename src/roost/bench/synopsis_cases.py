@@ -244,7 +244,7 @@ class Draw:
         return Question("correlation", self.features(2), scope)
 
     def local(self, low_km: float = 5.0, high_km: float = 100.0) -> Scope:
-        """Draw a region, small unless told, and a range of time."""
+        """Draw a region, small by default, and a range of time."""
         since, until = self.times()
         return Scope(self.circle(low_km, high_km), since, until, self.slot())
 

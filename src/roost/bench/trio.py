@@ -1,10 +1,11 @@
 """``roost bench trio``: cost, size and accuracy of TrioStat's statistics.
 
-Each group of rows measures one property. *points*: microseconds per point that statistics add to a
-batch, and time to close a round. *storage* and *bytes*: numbers stored, and sent each round,
-compared with AQWA, over partitions, grid sides and machines (the dissertation's figures 6.2 to
-6.4). *busy*: the kernel matches each machine's points, by hours of the day, and the ranks of the
-measured times are compared with those that each model predicts, by Kendall's tau.
+Each group of rows measures one property. *points*: microseconds per point that counting adds to a
+batch, and time to close a round. *engine*: microseconds per point in the engine as it runs.
+*storage* and *bytes*: numbers stored, and sent each round, compared with AQWA, over partitions,
+grid sides and machines (the dissertation's figures 6.2 to 6.4). *busy*: the kernel matches each
+machine's points, by hours of the day, and the ranks of the measured times are compared with those
+that each model predicts, by Kendall's tau.
 
 TrioStat stores ten numbers for each row and column of every partition: fewest if partitions are
 squares, most if they are strips one cell wide. It stores them as float64, AQWA most of its own as
@@ -33,6 +34,7 @@ from roost.balance.strategies import initial_plan, sampled_costs
 from roost.bench.cases import SEED, Floats, Pickups, box_requests, boxes_of, data_dir, load_pickups
 from roost.bench.common import Measured, Plot, Row
 from roost.bench.streams import admit
+from roost.bench.trio_engine import engine_row
 from roost.kernel import Index
 from roost.kernel.cells import locate_cells
 from roost.model.choices import Strategy
@@ -117,6 +119,10 @@ def run(quick: bool) -> Measured:
     pickups = load_pickups(data_dir())
     load = Load(pickups, sizes.queries[0])
     points = point_row(load, sizes)
+    engine = [
+        engine_row(pickups, queries, MACHINES, sizes.batch, sizes.batches)
+        for queries in sizes.queries
+    ]
     closing = close_row(load, sizes)
     storage = [_storage_row(GRID_SIDE, 10**k, "partitions") for k in range(7)]  # figure 6.3
     storage += [_storage_row(100 * 2**k, 1000, "side") for k in range(7)]  # figure 6.4
@@ -132,6 +138,8 @@ def run(quick: bool) -> Measured:
     judged = [row["kendall"] for row in busy if row["system"] == TRIO]
     summary = {
         "us_per_point": points["us_per_point"],
+        "us_per_point_engine": max(row["us_per_point"] for row in engine),
+        "busy_share_engine": max(row["busy_share"] for row in engine),
         "round_close_us": closing["all_machines_us"],
         "kendall": float(np.mean(judged)),
         "bytes_ratio_vs_aqwa": next(r["ratio"] for r in sent if r["machines"] == MACHINES),
@@ -139,7 +147,7 @@ def run(quick: bool) -> Measured:
     title = "busy time (ms) of each machine in the last round, by rank"
     lines = {name: list(enumerate(values.tolist())) for name, values in busy_ms.items()}
     return Measured(
-        [points, closing, *storage, *sent, *busy],
+        [points, *engine, closing, *storage, *sent, *busy],
         summary,
         {"": _sizes_plot(storage, sent), "-busy": Plot("", {title: lines})},
         more={"data": pickups.source},

@@ -70,7 +70,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class CostModel:
+class LayoutCosts:
     """Weights of a layout's cost, and the rate of the input, in tuples per batch.
 
     With weights in processor seconds, so is the cost of a batch.
@@ -141,10 +141,10 @@ def _stateful(node: Node, operators: tuple[str, ...], inputs: tuple[str, ...]) -
 def window_text(window: Window) -> str:
     """Return a window as text, in the units in which it was written."""
     if window.by is WindowBy.FOREVER:
-        return f"forever, every {window.advance:g}"
+        return f"forever, every {window.advance:.15g}"
     assert window.size is not None
-    text = f"{window.by} {window.size:g}"
-    return text if window.advance in (None, window.size) else f"{text} by {window.advance:g}"
+    text = f"{window.by} {window.size:.15g}"
+    return text if window.advance in (None, window.size) else f"{text} by {window.advance:.15g}"
 
 
 def _state(node: Node) -> str:
@@ -165,7 +165,7 @@ def layouts(
     graph: FlowGraph,
     machines: int,
     costs: Mapping[str, float] | None = None,
-    model: CostModel | None = None,
+    model: LayoutCosts | None = None,
 ) -> tuple[Layout, ...]:
     """Compare the layouts of a dataflow on some machines.
 
@@ -180,7 +180,7 @@ def layouts(
     )
 
 
-def cheapest(graph: FlowGraph, machines: int, model: CostModel) -> LayoutName:
+def cheapest(graph: FlowGraph, machines: int, model: LayoutCosts) -> LayoutName:
     """Return the layout by which ``auto`` divides a dataflow.
 
     ``query_cloud`` has the hops of ``operator_set`` and more channels, so the choice is between
@@ -193,7 +193,7 @@ def cheapest(graph: FlowGraph, machines: int, model: CostModel) -> LayoutName:
 
 def fewest_channels(graph: FlowGraph, machines: int) -> LayoutName:
     """Return the layout that :func:`cheapest` returns if sending a tuple costs nothing."""
-    return cheapest(graph, machines, CostModel(1.0, 0.0))
+    return cheapest(graph, machines, LayoutCosts(1.0, 0.0))
 
 
 def split_machines(
@@ -244,7 +244,7 @@ def busiest_share(machines: int, parts: int) -> float:
     return 1.0 / machines if parts == 0 else -(-parts // machines) / parts
 
 
-def _query_cloud(graph: FlowGraph, machines: int, model: CostModel | None) -> Layout:
+def _query_cloud(graph: FlowGraph, machines: int, model: LayoutCosts | None) -> Layout:
     stateful = [node.name for node in graph.nodes if node.operator.stateful]
     edges = {(name, node.name) for node in graph.nodes for name, _ in node.operator.inputs}
     hops = _longest([n.name for n in graph.nodes], edges, set(stateful))
@@ -257,7 +257,7 @@ def _query_cloud(graph: FlowGraph, machines: int, model: CostModel | None) -> La
 
 
 def _operator_cloud(
-    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: CostModel | None
+    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: LayoutCosts | None
 ) -> Layout:
     starts = separate(graph)
     home: dict[str, str] = {}  # the unit of each operator
@@ -279,7 +279,7 @@ def _operator_cloud(
 
 
 def _operator_set(
-    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: CostModel | None
+    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: LayoutCosts | None
 ) -> Layout:
     found = subqueries(graph)
     split = split_machines(machines, [_cost(sub.operators, costs) for sub in found])
@@ -289,7 +289,7 @@ def _operator_set(
 
 
 def _auto(
-    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: CostModel | None
+    graph: FlowGraph, machines: int, costs: Mapping[str, float] | None, model: LayoutCosts | None
 ) -> Layout:
     shared = together(graph)
     found = subqueries(graph)
@@ -315,7 +315,7 @@ def _divided(
     name: LayoutName,
     units: Mapping[str, Unit],
     edges: Iterable[tuple[str, str]],
-    model: CostModel | None,
+    model: LayoutCosts | None,
 ) -> Layout:
     """Return a layout whose units have machines of their own, connected along the edges."""
     edges = sorted(edges)
@@ -352,7 +352,7 @@ def _layout(
     hops: int,
     fan_out: int,
     channels: int,
-    model: CostModel | None,
+    model: LayoutCosts | None,
     exchanges: tuple[tuple[str, str], ...],
 ) -> Layout:
     cost = None if model is None else model.cost(channels, hops)

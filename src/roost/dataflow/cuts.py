@@ -2,7 +2,7 @@
 
 A window of tuples uses up the oldest tuples of its key. Their files remain as they are until they
 are merged, so the batch also stores a *cut* of the key: a copy of the last tuple used up, with the
-number of tuples used up that are equal to it in tuple order, of which only content tells rows apart
+number of tuples used up that are equal to it in tuple order, whose rows differ in content only
 that have no numbers. All tuples before the newest cut, and so many that equal it, are used up.
 
 A merge leaves out used tuples before the cut. Equal ones remain with their cut, because others may

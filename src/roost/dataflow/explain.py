@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roost.dataflow.colocation import divide
 from roost.dataflow.compiler import (
-    CostModel,
     Layout,
+    LayoutCosts,
     Subquery,
     cheapest,
     layouts,
@@ -29,7 +29,7 @@ class Explanation:
     layout: LayoutName  # that runs
     shared: Mapping[str, str]  # of auto: operators without an exchange, and whose buckets they use
     early: tuple[str, ...]  # of auto: operators whose tuples are aggregated before an exchange
-    model: CostModel | None = None
+    model: LayoutCosts | None = None
 
     @property
     def runs(self) -> Layout:
@@ -112,7 +112,7 @@ def explain(
     graph: FlowGraph,
     machines: int,
     costs: Mapping[str, float] | None = None,
-    model: CostModel | None = None,
+    model: LayoutCosts | None = None,
     layout: LayoutName = LayoutName.AUTO,
 ) -> Explanation:
     """Explain a valid dataflow on some machines; see :func:`roost.dataflow.compiler.layouts`."""

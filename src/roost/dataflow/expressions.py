@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -41,7 +42,10 @@ def expression_schema(
         try:
             found = project(schema.empty_table(), {name: expression})
         except (pa.ArrowException, ValueError, TypeError) as error:
-            problem = f"{expression} does not fit {', '.join(schema.names)}: {error}"
+            reason = str(error).partition("\n")[0]
+            if unknown := re.match(r"No match for FieldRef\.Name\((.*?)\)", reason):
+                reason = f"unknown column {unknown[1]!r} (known: {', '.join(schema.names)})"
+            problem = f"expression {expression}: {reason}"
             raise DataflowError(operator, problem, name) from None
         fields.append(found.schema.field(name))
     return pa.schema(fields)

@@ -29,7 +29,7 @@ from roost.errors import DataflowError
 from roost.model.choices import LayoutName
 
 if TYPE_CHECKING:
-    from roost.dataflow.compiler import CostModel
+    from roost.dataflow.compiler import LayoutCosts
     from roost.dataflow.explain import Explanation
     from roost.dataflow.schema import StreamSchema
 
@@ -108,7 +108,7 @@ class Dataflow:
         machines: int | None = None,
         *,
         costs: Mapping[str, float] | None = None,
-        model: CostModel | None = None,
+        model: LayoutCosts | None = None,
         own: Mapping[SourceKind, StreamSchema] | None = None,
         layout: LayoutName = LayoutName.AUTO,
     ) -> Explanation:

@@ -19,6 +19,7 @@ import cloudpickle
 
 from roost.dataflow.flow import Dataflow
 from roost.errors import ConfigError
+from roost.model.settings import DataflowSettings
 
 KEY = "dataflow.flow"
 
@@ -28,7 +29,7 @@ def load_flow(text: str) -> Dataflow:
 
     Raises :class:`ConfigError` if there is no such file or name, or the file raises an exception.
     """
-    file, _, name = text.rpartition(":")
+    file, _, name = str(DataflowSettings(flow=text).flow).rpartition(":")
     path = Path(file).absolute()
     try:
         code = compile(path.read_bytes(), str(path), "exec")

@@ -239,9 +239,11 @@ def _resolved(
         case Union():
             for other in inputs[1:]:
                 # Columns are read by name, so their order does not matter.
-                if set(other.columns) != set(inputs[0].columns) or other.time != inputs[0].time:
+                different = set(other.columns) ^ set(inputs[0].columns)
+                if different or other.time != inputs[0].time:
                     problem = f"streams of different schemas: {_text(inputs[0])} and {_text(other)}"
-                    raise DataflowError(operator.name, problem)
+                    column = min((field.name for field in different), default=other.time)
+                    raise DataflowError(operator.name, problem, column)
             return Node(operator, number, inputs, inputs[0])
         case Aggregate():
             return _aggregate(operator, number, inputs)
@@ -302,12 +304,12 @@ def _timed(operator: str, time: pa.Field, columns: Sequence[pa.Field] | pa.Schem
     return StreamSchema(pa.schema(fields), time.name)
 
 
-def _check_pickles(operator: str, function: Any) -> None:
+def _check_pickles(operator: str, function: Any, column: str | None = None) -> None:
     try:
         cloudpickle.dumps(function)
     except Exception as error:
         problem = f"{function!r} does not pickle ({error}); workers need a copy of it"
-        raise DataflowError(operator, problem) from None
+        raise DataflowError(operator, problem, column) from None
 
 
 def _check_predicate(operator: str, text: str, columns: pa.Schema) -> None:
@@ -353,7 +355,7 @@ def _aggregate(operator: Aggregate, number: int, inputs: tuple[StreamSchema, ...
         raise DataflowError(name, "expected at least one function")
     for function in functions:
         if function.user is not None:
-            _check_pickles(name, function.user)
+            _check_pickles(name, function.user, function.name)
         if function.kind == "whole" and operator.window.by is WindowBy.FOREVER:
             problem = "whole needs all rows of a window, which without end has no bound"
             raise DataflowError(name, problem, function.name)
@@ -422,11 +424,16 @@ def _join_keys(
     name: str, condition: PairPredicate, left: StreamSchema, right: StreamSchema
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     usable = []
-    for a, b in condition.equalities():
+    found = condition.equalities()
+    for a, b in found:
         types = [_key_type(left.columns.field(a).type), _key_type(right.columns.field(b).type)]
         if types[0] is not None and types[0] == types[1]:  # others are further conditions
             usable.append((a, b))
     if not usable:
         problem = "a Join needs an equality such as left.a = right.b; without one use a Product"
-        raise DataflowError(name, problem)
+        if found:
+            a, b = found[0]
+            types = [left.columns.field(a).type, right.columns.field(b).type]
+            problem += f"; {types[0]} = {types[1]} is no equality of keys"
+        raise DataflowError(name, problem, found[0][0] if found else None)
     return tuple(a for a, _ in usable), tuple(b for _, b in usable)

@@ -37,7 +37,7 @@ FAILURES_MAX = 6  # after which the time between attempts stays the same
 _ROUNDING = 1e-9
 
 
-class Measured(NamedTuple):
+class MeasuredLoad(NamedTuple):
     """A round: the load to size for, in executors, and whether the backlog grew."""
 
     load: float
@@ -53,7 +53,7 @@ class Memory:
     present at the last one. The layout does not grow before ``retry``.
     """
 
-    measured: tuple[Measured, ...] = ()  # since the last change was in force
+    measured: tuple[MeasuredLoad, ...] = ()  # since the last change was in force
     costs: Mapping[str, float] = field(default_factory=dict)  # seconds for a row, by stage
     backlog: float = 0.0
     reported: str = ""  # what cannot be done, so that it is reported once
@@ -71,7 +71,7 @@ class Memory:
     @classmethod
     def from_json(cls, data: Any) -> Memory:
         """Invert :meth:`to_json`."""
-        measured = tuple(Measured(*one) for one in data["measured"])
+        measured = tuple(MeasuredLoad(*one) for one in data["measured"])
         forecast = Forecast.from_json(data["forecast"])
         return cls(**{**data, "measured": measured, "forecast": forecast})
 
@@ -114,7 +114,7 @@ class Manager:
             return NoChange(text), replace(memory, measured=())
         if memory.failures and have.planned > memory.failed_at:
             memory = replace(memory, failures=0)
-        newest = Measured(max(load, foreseen), grew, foreseen > load)
+        newest = MeasuredLoad(max(load, foreseen), grew, foreseen > load)
         measured = (*memory.measured, newest)[-ROUNDS:]
         memory = replace(memory, measured=measured)
         if len(measured) < ROUNDS:

@@ -64,11 +64,6 @@ def ring_owners(machines: int, buckets: int) -> Ints:
     return np.asarray(numbers[ring.owner_of(bucket_hashes(buckets))], np.int64)
 
 
-def modulo_owners(machines: int, buckets: int) -> Ints:
-    """Return the machine of each bucket by modulo, for comparison."""
-    return (bucket_hashes(buckets) % np.uint64(machines)).astype(np.int64)
-
-
 def proposed(load: SubqueryLoad) -> Ints:
     """Return owners for another number of machines, which differ only where they must.
 

@@ -129,13 +129,14 @@ class SparkExecutor:
         found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
         return found.split()
 
-    def warm(self, name: str, tasks: int) -> bool:
-        """Run empty tasks on an executor; returns whether one of them ran there."""
+    def warm(
+        self, name: str, tasks: int, calls: Sequence[Callable[[WorkerCache], None]] = ()
+    ) -> bool:
+        """Run calls in tasks of an executor; returns whether one of them ran there."""
         items = self._context.parallelize(range(tasks), tasks)
-        pinned = self._pinned(items._jrdd.rdd(), [name] * tasks)
-        rdd: RDD[Any] = RDD(pinned, self._context, items._jrdd_deserializer)
+        rdd = self._placed(items, [name] * tasks)
         with self._cancelled_on_exit():
-            return name in rdd.mapPartitions(worker.named).collect()
+            return name in rdd.mapPartitions(partial(worker.prepare, calls)).collect()
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
@@ -239,11 +240,24 @@ class SparkExecutor:
             self._singles[number][0] = number
         return self._singles[number]
 
-    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
+    def map(
+        self,
+        call: Callable[[Any, WorkerCache], Value],
+        items: Sequence[Any],
+        places: Sequence[str | None] = (),
+    ) -> list[Value]:
         """Run a function on every item, each in a task of its own."""
         run = partial(worker.run_call, call)
         with self._cancelled_on_exit():
-            return self._context.parallelize(items, len(items)).mapPartitions(run).collect()
+            rdd: RDD[Any] = self._context.parallelize(items, len(items))
+            if self._cluster and any(places):
+                rdd = self._placed(rdd, places)
+            return rdd.mapPartitions(run).collect()
+
+    def _placed(self, items: RDD[Any], places: Sequence[str | None]) -> RDD[Any]:
+        """Return an RDD whose partitions prefer to run at executors."""
+        pinned = self._pinned(items._jrdd.rdd(), places)
+        return RDD(pinned, self._context, items._jrdd_deserializer)
 
     def submit(
         self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]

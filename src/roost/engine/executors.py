@@ -8,7 +8,7 @@ the cluster run in a thread of their own, in their order.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 from roost.engine.executor import SparkExecutor
 from roost.errors import RoostError
 from roost.model.elastic import ElasticRules
+from roost.storage.cache import WorkerCache
 
 DEFAULT_PROFILE = 0  # of all executors, as long as there is one group
 NEVER = "1000000s"
 RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
 KILL_S = 60.0  # until an executor that was decommissioned is killed
-FIRST_S = 120.0  # to wait for the first executor, which tells how many cores each has
+FIRST_S = 120.0  # to wait for the first executor, which shows how many cores each has
 POLL_S = 0.1
 
 
@@ -50,6 +51,7 @@ class SparkAllocator:
     """Executors of a Spark context whose master can start some."""
 
     def __init__(self, executor: SparkExecutor) -> None:
+        self.preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]] = lambda: ()
         self._executor = executor
         self._context = executor.context
         self._spark: Any = self._context._jsc.sc()
@@ -83,7 +85,7 @@ class SparkAllocator:
     def executors(self) -> Mapping[str, bool]:
         """Return the registered executors that stay, and whether each is warm.
 
-        A new executor runs a task first: its daemon loads the code of all tasks.
+        A new executor runs tasks first: its daemon loads the code, and its workers map segments.
         """
         registered = self._executor.registered()
         self._check_leaving(registered)
@@ -91,8 +93,16 @@ class SparkAllocator:
         for name in stay:
             job = self._jobs.get(name)
             if job is None or (job.done() and not self._warm(job)):
-                self._jobs[name] = self._warming.submit(self._executor.warm, name, self.slots)
+                calls = self.preparations()
+                self._jobs[name] = self._warming.submit(
+                    self._executor.warm, name, self.slots, calls
+                )
         return {name: self._warm(self._jobs[name]) for name in stay}
+
+    def is_warm(self, name: str) -> bool:
+        """Return whether an executor is known to be warm; threads may call it."""
+        job = self._jobs.get(name)
+        return job is not None and self._warm(job)
 
     @staticmethod
     def _warm(job: Future[bool]) -> bool:

@@ -45,7 +45,7 @@ class StandaloneCluster:
 
     def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
         self._hosts = hosts
-        self._folder = folder
+        self.folder = folder
         self._port, self._web_port = _free_port(), _free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -57,7 +57,7 @@ class StandaloneCluster:
     def __enter__(self) -> Self:
         """Start the cluster; returns when all workers have registered."""
         check_java()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         ports = ("--port", str(self._port), "--webui-port", str(self._web_port))
         try:
             self._start("master", MASTER, "--host", ADDRESS, *ports)
@@ -100,7 +100,7 @@ class StandaloneCluster:
         while self.workers() < count:
             ended = [process for process in self._processes if process.poll() is not None]
             if ended or time.monotonic() > deadline:
-                raise RoostError(f"the cluster did not start; its logs are in {self._folder}")
+                raise RoostError(f"the cluster did not start; its logs are in {self.folder}")
             time.sleep(POLL_S)
 
     def _start(self, name: str, class_name: str, *words: str, prefix: Sequence[str] = ()) -> None:
@@ -109,11 +109,11 @@ class StandaloneCluster:
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": ADDRESS,
-            "SPARK_WORKER_DIR": str(self._folder / name),
+            "SPARK_WORKER_DIR": str(self.folder / name),
             "SPARK_DAEMON_MEMORY": "256m",
         }
         command = [*prefix, str(home / "bin" / "spark-class"), class_name, *words]
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("wb") as log:
             started = subprocess.Popen(
                 command, env=environ, stdout=log, stderr=log, start_new_session=True
             )

@@ -28,7 +28,6 @@ from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import Task
 from roost.storage.cache import WorkerCache
 
-CACHE = WorkerCache()
 ROUTED = "part long, item binary"
 
 
@@ -49,11 +48,25 @@ def find_executor() -> str:
     return ""
 
 
-def named(items: Iterable[Any]) -> Iterator[str]:
-    """Return the name of the executor."""
+def local_folder() -> Path | None:
+    """Return a folder of the executor, which Spark deletes with it; a local master has none."""
+    if not find_executor():
+        return None
+    return Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
+
+
+CACHE = WorkerCache(local_folder)
+
+
+def prepare(calls: Sequence[Callable[[WorkerCache], None]], items: Iterable[Any]) -> Iterator[str]:
+    """Prepare the worker for its first task; returns the name of its executor."""
     for _ in items:
         pass
-    yield find_executor()
+    for call in calls:
+        # What is mapped here may have been deleted meanwhile; the batch opens what it needs.
+        with contextlib.suppress(OSError):
+            call(CACHE)
+    yield CACHE.get("executor", os.getpid(), find_executor)
 
 
 def _run(

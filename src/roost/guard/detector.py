@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from roost.guard.decisions import Block, Evidence, GuardDecision, NoFinding, Release, Suspect
 from roost.guard.features import X3, X6, X11, X12, X14, Features, normalise
-from roost.guard.suspicion import DetectorSettings, ListedCluster, Place, Rows
+from roost.guard.suspicion import ClusterPlace, DetectorSettings, ListedCluster, Rows
 
 # A user with this share of the cluster's ALQR is similar to it; to be added, a user also needs this
 # share of its median contribution. Attackers that share work evenly rarely have less than half.
@@ -185,7 +185,7 @@ def _alqr_without(raw: NDArray[np.float64], rows: Rows, joining: Rows) -> float:
 def _alike(features: Features, rows: Rows, part: float = ALIKE) -> Rows:
     """Return all users similar to a cluster, with at least a share of its ALQR."""
     raw = features.raw
-    place = Place.of(features, rows)
+    place = ClusterPlace.of(features, rows)
     if place is None:
         return rows
     rate = part * _alqr(raw, rows)
@@ -309,12 +309,12 @@ class _Case:
         """Return whether users that are found again must be blocked."""
         if self.settings.published:
             return True
-        now = Place.of(self.features, self._rows_of(common))
+        now = ClusterPlace.of(self.features, self._rows_of(common))
         return now is not None and entry.place is not None and now.apart_from(entry.place)
 
     def _suspect(self, keys: list[int], kept: list[ListedCluster]) -> Suspect:
         until = self._removal()
-        place = Place.of(self.features, self._rows_of(keys))
+        place = ClusterPlace.of(self.features, self._rows_of(keys))
         proof = self._proof(keys, ())
         kept.append(ListedCluster(self._users(keys), self.number, until, place, False, proof))
         return Suspect(self._names(keys), self.number, until, "found for the first time", proof)
@@ -322,7 +322,7 @@ class _Case:
     def _proof(self, keys: list[int], listed: Iterable[ListedCluster]) -> Evidence:
         """Return the evidence as JSON data."""
         rows = self._rows_of(keys)
-        place = Place.of(self.features, rows)
+        place = ClusterPlace.of(self.features, rows)
         means = [float(column.mean()) for column in self.features.raw[rows].T]
         earlier = [e for e in listed if any(key in keys for key, _ in e.users)]
         return self.evidence | {

@@ -40,7 +40,7 @@ class DetectorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterPlace:
     """Centre and spread of a cluster's recent queries in hotspots."""
 
     x: float
@@ -48,7 +48,7 @@ class Place:
     spread: float
 
     @classmethod
-    def of(cls, features: Features, rows: Rows) -> Place | None:
+    def of(cls, features: Features, rows: Rows) -> ClusterPlace | None:
         """Return the place of users' queries; None if none is recent."""
         weight, *sums = features.places[rows].sum(axis=0).tolist()
         if weight <= 0.0:
@@ -56,7 +56,7 @@ class Place:
         x, y, square = (value / weight for value in sums)
         return cls(x, y, max(square - x * x - y * y, 0.0) ** 0.5)
 
-    def apart_from(self, other: Place) -> bool:
+    def apart_from(self, other: ClusterPlace) -> bool:
         """Return whether two places are clearly farther apart than their spread."""
         away: float = ((self.x - other.x) ** 2 + (self.y - other.y) ** 2) ** 0.5
         return away > APART * (self.spread + other.spread)
@@ -72,7 +72,7 @@ class ListedCluster:
     users: tuple[tuple[int, str], ...]
     found: int
     until: int
-    place: Place | None = None
+    place: ClusterPlace | None = None
     stays: bool = False
     evidence: Evidence = field(default_factory=dict)
 
@@ -84,5 +84,5 @@ class ListedCluster:
     def from_json(cls, data: dict[str, Any]) -> ListedCluster:
         """Invert :func:`dataclasses.asdict`."""
         users = tuple((key, name) for key, name in data["users"])
-        place = Place(**data["place"]) if data["place"] else None
+        place = ClusterPlace(**data["place"]) if data["place"] else None
         return cls(**{**data, "users": users, "place": place})

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from roost.predicate.ast import INT64_MAX, Comparison, Constant, Kind, Literal, Operation, Term
 from roost.predicate.axis import Array, unit_of
-from roost.predicate.columns import Block, Index, Mask
+from roost.predicate.columns import Index, Mask, RowBlock
 from roost.predicate.conditions import Combination, Compiled, pick
 from roost.predicate.kinds import kind_of
 
@@ -79,7 +79,7 @@ class Compare:
     negated: bool
     attributes: frozenset[str]
 
-    def evaluate(self, block: Block, rows: Any, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Any, positions: Index) -> Mask:
         """Return the certain results: negated if requested, and never true for unknown values.
 
         ``rows`` is an index, or a function from the name of an attribute to an index.
@@ -93,7 +93,7 @@ class Compare:
         valid = _both(left.valid, right.valid)
         return mask if valid is None else mask & valid
 
-    def has_few_strings(self, block: Block, rows: int) -> bool:
+    def has_few_strings(self, block: RowBlock, rows: int) -> bool:
         """Return whether it compares strings of much fewer rows than a block has."""
         strings = _Resolver(block).has_kind(self.terms[0], Kind.STRING)
         return strings and _FEW * rows < min(map(block.length, self.attributes))
@@ -146,7 +146,7 @@ class _Seconds(NamedTuple):
 class _Resolver(NamedTuple):
     """Replaces attributes in terms by the columns of a block."""
 
-    block: Block
+    block: RowBlock
 
     def has_kind(self, term: Term, kind: Kind) -> bool:
         return isinstance(term, str) and kind_of(self.block.type_of(term)) is kind

@@ -87,7 +87,7 @@ def _split(text: str) -> list[str]:
     return [word.casefold() for word in WORD.findall(text)]
 
 
-class Block:
+class RowBlock:
     """The columns of one block of points, converted on first use.
 
     A column of another type than in the schema is cast. If only a few ``rows`` will be read, other
@@ -149,10 +149,10 @@ class Block:
         codes[self._rows], dictionary = _encode(_take_strings(column, self._rows))
         return StringColumn(codes, dictionary)
 
-    def take_strings(self, rows: Mapping[str, Index]) -> Block:
+    def take_strings(self, rows: Mapping[str, Index]) -> RowBlock:
         """Return a block of columns of strings, each with some of its rows."""
         columns = {name: _take_strings(self._columns[name], index) for name, index in rows.items()}
-        return Block(columns, self._schema)
+        return RowBlock(columns, self._schema)
 
 
 def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:

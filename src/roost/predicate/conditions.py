@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from roost.predicate.ast import is_word
 from roost.predicate.axis import Array
-from roost.predicate.columns import Block, Index, Lists, Mask, WordIndex
+from roost.predicate.columns import Index, Lists, Mask, RowBlock, WordIndex
 
 #: (Pair, word) combinations looked up at a time; bounds memory.
 _WORDS_AT_ONCE = 1 << 22
@@ -32,7 +32,7 @@ _WORDS_AT_ONCE = 1 << 22
 class Compiled(Protocol):
     """A compiled expression."""
 
-    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         """Return a mask of the pairs for which the expression is certainly true."""
 
 
@@ -43,7 +43,7 @@ class Combination:
     nodes: tuple[Compiled, ...]
     combine: np.ufunc
 
-    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         """Return where all nodes, or at least one, are true."""
         mask = self.nodes[0].evaluate(block, rows, positions)
         for node in self.nodes[1:]:
@@ -60,7 +60,7 @@ class Null:
     attribute: str
     negated: bool
 
-    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         """Return where the row is null, or is not null."""
         valid = block.valid(self.attribute)
         if valid is None:
@@ -75,7 +75,7 @@ class _CompiledCondition:
     attribute: str
     negated: bool
 
-    def evaluate(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         """Return the certain results: negated if requested, and never true for null rows."""
         mask = self._holds(block, rows, positions)
         if self.negated:
@@ -83,7 +83,7 @@ class _CompiledCondition:
         valid = block.valid(self.attribute)
         return mask if valid is None else mask & valid[rows]
 
-    def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def _holds(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class _CompiledComparison(_CompiledCondition):
         """Return the index of the constant that equals each string; -1 if none does."""
         return np.asarray(pc.index_in(strings, self.constants).fill_null(-1)).astype(np.int64)
 
-    def _values(self, block: Block, rows: Index) -> Array:
+    def _values(self, block: RowBlock, rows: Index) -> Array:
         """Return the value of each pair; encodes distinct strings once."""
         if self.constants is None:
             return np.asarray(block.numbers(self.attribute)[rows])
@@ -122,7 +122,7 @@ class Within(_CompiledComparison):
     low: Array | None
     high: Array | None
 
-    def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def _holds(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         values = self._values(block, rows)
         if self.low is not None and self.low is self.high:
             return np.asarray(values == pick(self.low, positions))
@@ -154,7 +154,7 @@ class Member(_CompiledComparison):
 
     lists: Lists
 
-    def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def _holds(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         return self.lists.contain(positions, self._values(block, rows))
 
 
@@ -177,7 +177,7 @@ class Words(_CompiledCondition):
         folded = [[word.casefold() for word in words] for words in lists]
         return cls(attribute, negated, every, *Lists.numbered(folded))
 
-    def _holds(self, block: Block, rows: Index, positions: Index) -> Mask:
+    def _holds(self, block: RowBlock, rows: Index, positions: Index) -> Mask:
         index = block.words(self.attribute)
         codes = block.strings(self.attribute).codes[rows]
         words = block.cached(self, lambda: self._number_words(index))

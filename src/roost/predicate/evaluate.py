@@ -32,7 +32,7 @@ from roost.predicate.ast import (
     members_of,
 )
 from roost.predicate.axis import Array, Axis, axis_of, rank_axis
-from roost.predicate.columns import Block, Index, Lists
+from roost.predicate.columns import Index, Lists, RowBlock
 from roost.predicate.conditions import Combination, Compiled, Member, Null, Within, Words
 from roost.predicate.kinds import check, check_kinds, kind_of
 from roost.predicate.lexer import Key, check_text, lists_fit, scan
@@ -102,13 +102,13 @@ class PredicateSet:
             return results
         if min(predicate_ids.min(), rows.min()) < 0:
             raise IndexError("predicate ids and rows start at 0")
-        block = Block(columns, self._schema, rows)
+        block = RowBlock(columns, self._schema, rows)
         for begin in range(0, len(rows), _PAIRS_AT_ONCE):
             part = slice(begin, begin + _PAIRS_AT_ONCE)
             results[part] = self._evaluate_part(block, predicate_ids[part], rows[part])
         return results
 
-    def _evaluate_part(self, block: Block, ids: Index, rows: Index) -> npt.NDArray[np.bool_]:
+    def _evaluate_part(self, block: RowBlock, ids: Index, rows: Index) -> npt.NDArray[np.bool_]:
         positions = self._position_of[ids]
         if len(self._nodes) == 1:
             return self._nodes[0].evaluate(block, rows, positions)

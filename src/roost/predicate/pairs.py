@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from roost.predicate.arithmetic import Compare
 from roost.predicate.ast import Comparison, Connective, Expression
-from roost.predicate.columns import Block, Index, Mask
+from roost.predicate.columns import Index, Mask, RowBlock
 from roost.predicate.conditions import Combination, Compiled
 from roost.predicate.evaluate import compile_expression
 from roost.predicate.kinds import check
@@ -103,7 +103,7 @@ class PairPredicate:
         """Return the condition on two tables, whose columns are converted once."""
         tables = (left, right)
         columns = {x: tables[_is_right(x)].column(_column(x)) for x in self.attributes}
-        return PairBlock(self._node, Block(columns, self._schema))
+        return PairBlock(self._node, RowBlock(columns, self._schema))
 
     def product(self, left: pa.Table, right: pa.Table) -> Mask:
         """Return a mask of all pairs: one row for each left row, one column for each right row."""
@@ -123,7 +123,7 @@ class PairBlock:
     """A condition on the rows of two tables."""
 
     node: Compiled
-    block: Block
+    block: RowBlock
 
     def evaluate(self, left_rows: Index, right_rows: Index) -> Mask:
         """Return for each pair of row numbers whether the condition is true."""
@@ -163,7 +163,7 @@ class PairBlock:
             top = bottom
 
 
-def _evaluate(node: Compiled, block: Block, left: Any, right: Any) -> Mask:
+def _evaluate(node: Compiled, block: RowBlock, left: Any, right: Any) -> Mask:
     def rows(name: str) -> Any:
         return right if _is_right(name) else left
 
@@ -171,7 +171,7 @@ def _evaluate(node: Compiled, block: Block, left: Any, right: Any) -> Mask:
     return node.evaluate(block, rows, np.zeros(0, dtype=np.intp))  # type: ignore[arg-type]
 
 
-def _narrowed(node: Compiled, block: Block, left: Index, right: Index) -> Mask:
+def _narrowed(node: Compiled, block: RowBlock, left: Index, right: Index) -> Mask:
     """Evaluate pairs; conditions are skipped for those that earlier ones decide."""
     if not isinstance(node, Combination):
         if isinstance(node, Compare) and node.has_few_strings(block, left.size):
@@ -199,12 +199,12 @@ class _OneSide:
     node: Compiled
     attribute: str  # one of them
 
-    def evaluate(self, block: Block, rows: Any, positions: Index) -> Mask:
+    def evaluate(self, block: RowBlock, rows: Any, positions: Index) -> Mask:
         """Return the results of the rows of this side."""
         mask = block.cached(self, lambda: self._evaluate_all(block))
         return np.array(mask[rows(self.attribute)])  # a copy, because the caller may change it
 
-    def _evaluate_all(self, block: Block) -> Mask:
+    def _evaluate_all(self, block: RowBlock) -> Mask:
         count = block.length(self.attribute)
         return self.node.evaluate(block, np.arange(count), np.zeros(count, dtype=np.intp))
 

@@ -23,21 +23,21 @@ ENTRY_ROWS_MAX = 1 << 17
 _KIND = b"roost.kind"
 
 
-class Kind(IntEnum):
-    """Kind of an entry: requests, requests that Spark has counted, or these counts."""
+class EntryKind(IntEnum):
+    """The kind of an entry: requests, requests that Spark has counted, or these counts."""
 
     REQUESTS = 0
     COUNTED = 1
     TALLY = 2
 
 
-def kind_of(block: pa.Table) -> Kind:
+def kind_of(block: pa.Table) -> EntryKind:
     """Return the kind of an entry, by the mark that only a log sets."""
     mark = (block.schema.metadata or {}).get(_KIND)
-    return Kind.REQUESTS if mark is None else Kind(int(mark))
+    return EntryKind.REQUESTS if mark is None else EntryKind(int(mark))
 
 
-def marked(block: pa.Table, kind: Kind = Kind.REQUESTS) -> pa.Table:
+def marked(block: pa.Table, kind: EntryKind = EntryKind.REQUESTS) -> pa.Table:
     """Mark an entry; an earlier mark is removed."""
     return block.replace_schema_metadata({_KIND: b"%d" % kind} if kind else None)
 
@@ -100,9 +100,9 @@ class SqliteQueryLog:
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
         """Append requests, unless the tag was used before; returns the end."""
-        tables = [(block, Kind.REQUESTS)]
+        tables = [(block, EntryKind.REQUESTS)]
         if tally is not None:
-            tables = [(block, Kind.COUNTED), (tally, Kind.TALLY)]
+            tables = [(block, EntryKind.COUNTED), (tally, EntryKind.TALLY)]
         entries = (
             (stream_bytes(marked(table).slice(start, ENTRY_ROWS_MAX)), int(kind))
             for table, kind in tables
@@ -126,7 +126,7 @@ class SqliteQueryLog:
         )
         while rows := self.database.rows(statement, after, upto):
             after, entry, kind = rows[0]
-            yield marked(pa.ipc.open_stream(entry).read_all(), Kind(kind))
+            yield marked(pa.ipc.open_stream(entry).read_all(), EntryKind(kind))
 
     def close(self) -> None:
         """Close the file."""

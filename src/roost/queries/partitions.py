@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class _Shapes(NamedTuple):
     ranges: NDArray[np.int32]
     live_until: NDArray[np.int64] | None
     created: NDArray[np.int64] | None  # log positions; None if they are not stored
+    by_end: NDArray[np.int64] | None = None  # rows in the order of ``live_until``
 
 
 @lru_cache(maxsize=SEGMENTS_CACHED)
@@ -62,20 +63,14 @@ def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shape
     # The edges of a cell decide which cell a coordinate is in, so this is exact.
     across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
     rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
+    rows = rows[np.argsort(owners[rows], kind="stable")]  # circles came last
     owners = owners[rows]
     until, created = (
         None if column is None else column[owners]
         for column in (segment.live_until, segment.created_position)
     )
-    return _Shapes(owners, query_ranges(space.grid, bounds[rows]), until, created)
-
-
-def slots_in(
-    files: Files, refs: tuple[SegmentRef, ...], partition: Partition, space: Space
-) -> dict[str, NDArray[np.int64]]:
-    """Return the slots of each segment in a partition, including terminated ones."""
-    area = replace(partition, machines=(), parents=())
-    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
+    by_end = None if until is None else np.argsort(until, kind="stable")
+    return _Shapes(owners, query_ranges(space.grid, bounds[rows]), until, created, by_end)
 
 
 class LiveRanges(NamedTuple):
@@ -116,6 +111,107 @@ def live_ranges(
         found.append(ranges)
         received.append(new)
     return LiveRanges(np.concatenate(found), np.concatenate(received))
+
+
+class Counted(NamedTuple):
+    """The live queries that some statistics count."""
+
+    refs: tuple[SegmentRef, ...]
+    now: int  # event time
+
+
+class LiveChanges(NamedTuple):
+    """Cells of queries by which two versions differ; one that changed its file left and came."""
+
+    left: NDArray[np.int32]
+    came: NDArray[np.int32]
+    received: NDArray[np.bool_]  # those that came and were registered since a position
+
+
+def live_changes(
+    files: Files,
+    before: Counted,
+    after: Counted,
+    partition: Partition,
+    space: Space,
+    since: int,
+) -> LiveChanges:
+    """Return how the queries of :func:`live_ranges` differ between two versions.
+
+    The time depends on the changed segments and on what terminated in the others.
+    """
+    area = replace(partition, machines=(), parents=())
+    old, new = ({ref.file: ref for ref in refs} for refs in (before.refs, after.refs))
+    left, came = [np.empty((0, 4), np.int32)], [np.empty((0, 4), np.int32)]
+    received = [np.empty(0, np.bool_)]
+    for file in old.keys() | new.keys():
+        part = _part(files, file, area, space)
+        rows = None  # all of them
+        if file in old and file in new:
+            rows = _doubtful(files, old[file], new[file], part, before.now, after.now)
+            if not rows.size:
+                continue
+        was = _live(files, old.get(file), part, rows, before.now)
+        now = _live(files, new.get(file), part, rows, after.now)
+        ranges = part.ranges if rows is None else part.ranges[rows]
+        left.append(ranges[was & ~now])
+        came.append(ranges[now & ~was])
+        recent = np.zeros(now.size, np.bool_)
+        if rows is None and part.created is not None:
+            recent = part.created >= since
+        received.append(recent[now & ~was])
+    return LiveChanges(np.concatenate(left), np.concatenate(came), np.concatenate(received))
+
+
+def _ended(files: Files, ref: SegmentRef, part: _Shapes) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rows of terminated queries, ascending, and the event times of termination."""
+    slots, until = load_ended(files, ref)
+    order = np.argsort(slots)
+    slots, until = slots[order], until[order]
+    first = np.searchsorted(part.owners, slots, side="left")
+    counts = np.searchsorted(part.owners, slots, side="right") - first
+    before = np.cumsum(counts) - counts
+    rows = np.repeat(first - before, counts) + np.arange(counts.sum())
+    return rows, np.repeat(until, counts)
+
+
+def _doubtful(
+    files: Files, old: SegmentRef, new: SegmentRef, part: _Shapes, then: int, now: int
+) -> NDArray[np.int64]:
+    """Return the rows of a segment that may have become live, or have ceased to be."""
+    first, last = min(then, now), max(then, now)
+    found = []
+    if new.ended is not None:
+        rows, until = _ended(files, new, part)
+        if old.ended == new.ended:
+            rows = rows[(until > first) & (until <= last)]
+        found.append(rows)
+    if part.by_end is not None and first < last:
+        assert part.live_until is not None
+        ends = np.searchsorted(part.live_until, [first, last], side="right", sorter=part.by_end)
+        found.append(part.by_end[ends[0] : ends[1]])
+    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+
+def _live(
+    files: Files,
+    ref: SegmentRef | None,
+    part: _Shapes,
+    rows: NDArray[np.int64] | None,
+    now: int,
+) -> NDArray[np.bool_]:
+    """Return which rows are live at an event time; none if a version lacks the segment."""
+    size = part.owners.size if rows is None else rows.size
+    if ref is None:
+        return np.zeros(size, np.bool_)
+    live = np.ones(size, np.bool_)
+    if part.live_until is not None:
+        live &= (part.live_until if rows is None else part.live_until[rows]) > now
+    if ref.ended is not None:
+        gone, until = _ended(files, ref, part)
+        gone = gone[until <= now]
+        live[gone if rows is None else np.isin(rows, gone)] = False
+    return live
 
 
 class QueryCounts:

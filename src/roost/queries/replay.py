@@ -28,7 +28,7 @@ from roost.guard.users import shown
 from roost.model.columns import convert, record_at
 from roost.model.records import TIME_MIN, DeadLetter, Reason
 from roost.queries.admission import Admission
-from roost.queries.log import Kind, kind_of
+from roost.queries.log import EntryKind, kind_of
 
 # Operation of an entry that terminates a user's queries, and the column with the user.
 EVICT, EVICTED = "evict", "evicted"
@@ -92,11 +92,11 @@ class Replay:
         for block in blocks:
             first, self.rows = self.rows, self.rows + block.num_rows
             kind = kind_of(block)
-            if kind is Kind.TALLY:
+            if kind is EntryKind.TALLY:
                 self._add_tally(Tally.from_table(block), first)
             elif block.num_rows:
                 positions = first + np.arange(block.num_rows)
-                part = Passed(block, positions, kind is Kind.COUNTED)
+                part = Passed(block, positions, kind is EntryKind.COUNTED)
                 yield from [part] if self._guard is None else self._judged(part, self._guard)
 
     def _judged(self, part: Passed, guard: Guard) -> Iterator[Passed | Eviction]:

@@ -43,12 +43,13 @@ from roost.runtime.balancing import (
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
-from roost.runtime.flow_rounds import FlowPolicy
+from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
+from roost.runtime.prefix_rounds import PrefixRounds
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
-from roost.runtime.rounds import HiddenQueries, Policy, Proposer, Resizing, Rounds
+from roost.runtime.rounds import HiddenQueries, PlanRounds, Policy, Proposer, Resizing, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
 from roost.runtime.synopsis import (
     prefix_rounds,
@@ -141,7 +142,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
+        hooks = replace(hooks, resize=Resizing(_wanted(group)))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -167,8 +168,12 @@ def assemble(
         config.out.dir.absolute(),
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
-        flow_rounds=flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize),
-        group_rounds=group,
+        rounds=_with_group(
+            flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
+            [],
+            [],
+            group,
+        ),
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -188,6 +193,29 @@ def _group_rounds(
         return None
     settings = config.elastic
     return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
+
+
+def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
+    """Return what says how many machines layouts should have at once; None if that is fixed."""
+    return None if group is None else lambda: group.machines
+
+
+def _with_group(
+    flow: Sequence[FlowRounds],
+    prefixes: Sequence[PrefixRounds],
+    plan: Sequence[Rounds],
+    group: GroupRounds | None,
+) -> list[Rounds]:
+    """Return the rounds of the executors, which see loads and needs, and of all layouts.
+
+    Executors come first, so that the next batch uses those that have arrived.
+    """
+    layouts = [*flow, *prefixes, *plan]
+    if group is None:
+        return layouts
+    group.loads = lambda: [load for found in flow for load in found.loads]
+    group.needed = lambda: max((found.needed for found in prefixes), default=0)
+    return [group, *layouts]
 
 
 def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
@@ -315,7 +343,7 @@ class _Assembly:
         machines = config.engine.machines or self.executor.slots
         if self.group is not None:
             machines = self.group.machines
-        policies = hooks.flow_policies, hooks.resize
+        policies = hooks.flow_policies, hooks.resize, _wanted(self.group)
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
         stages: list[Stage] = [
@@ -350,12 +378,19 @@ class _Assembly:
             self.out,
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
-            rounds=self._rounds(strategy, statistics),
-            flow_rounds=flow_rounds(config, self.store, stages, *policies),
-            prefix_rounds=prefix_rounds(
-                self.store, stages, config.synopsis, hooks.clock, hooks.resize
+            rounds=_with_group(
+                flow_rounds(config, self.store, stages, *policies),
+                prefix_rounds(
+                    self.store,
+                    stages,
+                    config.synopsis,
+                    hooks.clock,
+                    hooks.resize,
+                    0 if self.group is None else self.group.machines_max,
+                ),
+                self._plan_rounds(strategy, statistics, table),
+                self.group,
             ),
-            group_rounds=self.group,
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -437,8 +472,10 @@ class _Assembly:
             found.append(JoinStage(self.join, files, staging(self.out, "pairs"), *types))
         return found
 
-    def _rounds(self, strategy: Strategy, stage: CellStage | TrioStage | None) -> Rounds | None:
-        """Build the policies; they continue from the last round.
+    def _plan_rounds(
+        self, strategy: Strategy, stage: CellStage | TrioStage | None, table: SpatialTable
+    ) -> list[PlanRounds]:
+        """Build the policies of the plan; they continue from the last round.
 
         A balancer finds the hotspots, so a guard without one only refuses blocked users.
         """
@@ -448,7 +485,7 @@ class _Assembly:
             warnings.warn(text, stacklevel=4)
         resize = self.hooks.resize
         if stage is None and resize is None:
-            return None
+            return []
         saved = last_round(self.store) or {}
         number = int(saved.get("round", -1)) + 1
         if saved.get("strategy") != strategy.value:
@@ -472,8 +509,9 @@ class _Assembly:
                 quarantine=config.guard.quarantine,
             )
             policies.append(guard)
-        return Rounds(
+        rounds = PlanRounds(
             self.store,
+            table,
             strategy.value,
             policies,
             int(config.balance.round * self.unit),
@@ -481,4 +519,6 @@ class _Assembly:
             number,
             (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
+            _wanted(self.group),
         )
+        return [rounds]

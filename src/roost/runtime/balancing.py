@@ -28,7 +28,7 @@ from roost.balance.swarm import (
     shed,
 )
 from roost.runtime.rounds import BALANCE, BatchNotes, HiddenQueries, Policy, Proposal, RoundSnapshot
-from roost.stages.statistics import CellStage, TrioStage, TrioValue, load_statistics
+from roost.stages.statistics import CellStage, TrioStage, TrioValue
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
 
 ROUNDS_SEEN = 3
@@ -83,6 +83,8 @@ class SwarmPolicy:
             for m, value in sorted(values.items())
         }
         hidden = snapshot.hidden if len(snapshot.hidden) else None
+        if hidden is not None:
+            self._stage.statistics(values)  # one job copies all that the executors have
         reports = [
             # Neither the reports nor the machine that sheds load may know of the hidden queries.
             LoadReport(m, scale * values[m].cost, values[m].received)
@@ -108,7 +110,7 @@ class SwarmPolicy:
 
     def hottest(self, plan: Plan, machine: int) -> Partition | None:
         """Return the most expensive partition of a machine, by its statistics."""
-        if machine not in self._stage.names:
+        if machine not in self._stage.saved.names:
             return None
         stats = self._statistics(machine)
         costs = {n: self._rules.cost.of(s) for n, s in stats.partitions.items()}
@@ -131,13 +133,17 @@ class SwarmPolicy:
         return shed(stats, machine, request, self._rules, scales[machine])
 
     def _statistics(self, machine: int, hidden: HiddenQueries | None = None) -> MachineStats:
-        """Read a machine's statistics as of the end of the round, without some queries."""
-        stats = load_statistics(self._stage.files, self._stage.names[machine])
+        """Read a machine's statistics as of the end of the round, without some queries.
+
+        A copy stays in the state directory until the next batch, so a partition that moves takes
+        its statistics along.
+        """
+        stats = self._stage.statistics([machine])[machine]
         stats.close_round(self._stage.fade)
         if hidden is not None:
             received = np.zeros(len(hidden), np.bool_)
-            if self._stage.began is not None:
-                received = hidden.positions >= self._stage.began
+            if self._stage.saved.began is not None:
+                received = hidden.positions >= self._stage.saved.began
             stats.hide_queries(hidden.cells, received)
         return stats
 

@@ -27,7 +27,7 @@ class Placement:
     groups: Mapping[str, str] = field(default_factory=dict)
     homes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
-    def home(self, node: Node, machine: int) -> str | None:
+    def home(self, node: StageNode, machine: int) -> str | None:
         """Return the executor on which a machine of a stage prefers to run, if there is any."""
         homes = {} if node.routing is None else self.homes.get(node.routing, {})
         return homes.get(machine)
@@ -38,7 +38,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Node:
+class StageNode:
     """A stage in a chain."""
 
     name: str
@@ -55,7 +55,7 @@ class Node:
 class Chain:
     """Nodes in order, with the routings that their inputs need; pickled into tasks."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[StageNode, ...]
     routings: Mapping[str, Routing]
 
     @classmethod
@@ -70,8 +70,8 @@ class Chain:
         Each stage comes after those that produce its inputs; ``readers`` has the machines of each
         stage that reads a source.
         """
-        producers: dict[str, Node] = {}
-        nodes: list[Node] = []
+        producers: dict[str, StageNode] = {}
+        nodes: list[StageNode] = []
         for stage in stages:
             sources = [producers[port] for port in stage.inputs]
             marked = [node.level for node in nodes if node.name in stage.marks]
@@ -93,7 +93,7 @@ class Chain:
                 place = (routing, root, level, tuple(range(routings[routing].machines)))
                 if any(node.name == root and node.level != level for node in nodes):
                     raise ValueError(f"{stage.name} is not on the level of {root}")
-            node = Node(stage.name, stage.inputs, stage.outputs, stage.marks, *place)
+            node = StageNode(stage.name, stage.inputs, stage.outputs, stage.marks, *place)
             if any(level >= node.level for level in marked):
                 raise ValueError(f"{stage.name} reads marks of its own level {node.level}")
             nodes.append(node)
@@ -121,7 +121,7 @@ class Chain:
         return {part: number for parts in self.parts for number, part in enumerate(parts)}
 
     @cached_property
-    def by_name(self) -> dict[str, Node]:
+    def by_name(self) -> dict[str, StageNode]:
         """The node of each stage."""
         return {node.name: node for node in self.nodes}
 

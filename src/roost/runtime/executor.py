@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from roost.runtime.chain import Chain, Placement
@@ -64,6 +65,9 @@ class SliceInputs:
 
 class Allocator(Protocol):
     """Requests and releases executors; no call waits for the cluster."""
+
+    # Return what each worker of a new executor does before it counts as warm.
+    preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]]
 
     @property
     def slots(self) -> int:
@@ -124,8 +128,9 @@ class InProcessExecutor:
 
     ``slots`` is the number of readers of a partitioned plan. ``measure`` replaces the measured
     times of a report, so that decisions repeat. ``names`` are those of its executors, each with a
-    cache of its own; a caller may change them between two batches. ``pickling`` has the processor
-    seconds that the parts of the last batch spent on pickling blocks, by stage and machine.
+    cache of its own and, below ``hosts``, a folder of its own; a caller may change them between two
+    batches. ``pickling`` has the processor seconds that the parts of the last batch spent on
+    pickling blocks, by stage and machine.
     """
 
     rows_per_task = 1
@@ -136,11 +141,13 @@ class InProcessExecutor:
         slots: int = 2,
         measure: Callable[[Report], Report] = lambda report: report,
         names: Sequence[str] = ("local",),
+        hosts: Path | None = None,
     ) -> None:
         self.slots = slots
         self.measure = measure
         self.names = names
-        self._caches: dict[str, WorkerCache] = defaultdict(WorkerCache)
+        self._hosts = hosts
+        self._caches: dict[str, WorkerCache] = {}
         self._placement = Placement()
         self.pickling: dict[tuple[str, int], float] = defaultdict(float)
 
@@ -153,6 +160,13 @@ class InProcessExecutor:
         return (
             home if home is not None and home in self.names else self.names[part % len(self.names)]
         )
+
+    def cache(self, name: str) -> WorkerCache:
+        """Return the cache of an executor."""
+        hosts = self._hosts
+        if name not in self._caches:
+            self._caches[name] = WorkerCache(lambda: None if hosts is None else hosts / name)
+        return self._caches[name]
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
@@ -179,7 +193,7 @@ class InProcessExecutor:
         homes = self._placement.homes_of(chain, level)
         for part, mine in enumerate(items):
             name = self.place(part, homes[part])
-            cache = self._caches[name]
+            cache = self.cache(name)
             for target, item in run_part(chain, tasks, level, part, mine, cache, name):
                 started = time.process_time()
                 data = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
@@ -190,10 +204,19 @@ class InProcessExecutor:
                     self.pickling[item.stage, item.machine] += time.process_time() - sent
         return following
 
-    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
+    def map(
+        self,
+        call: Callable[[Any, WorkerCache], Value],
+        items: Sequence[Any],
+        places: Sequence[str | None] = (),
+    ) -> list[Value]:
         """Run a function on every item."""
-        call, cache = pickle.loads(pickle.dumps(call)), self._caches[self.names[0]]
-        return [pickle.loads(pickle.dumps(call(item, cache))) for item in items]
+        call = pickle.loads(pickle.dumps(call))
+        names = [self.place(0, place) for place in places or [None] * len(items)]
+        return [
+            pickle.loads(pickle.dumps(call(item, self.cache(name))))
+            for item, name in zip(items, names, strict=True)
+        ]
 
     def submit(
         self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]

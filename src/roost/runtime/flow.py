@@ -103,10 +103,12 @@ def flow_rounds(
     stages: Sequence[Stage],
     more: Sequence[FlowPolicy],
     resize: FlowPolicy | None = None,
-) -> FlowRounds | None:
-    """Build the rounds of a dataflow; None without a policy.
+    wanted: Callable[[], int] | None = None,
+) -> list[FlowRounds]:
+    """Build the rounds of a dataflow; none without a policy.
 
-    ``resize`` proposes the number of machines. Balancing is the last policy, so that it is refused
+    ``resize`` proposes the number of machines, and a round ends when it is not that of ``wanted``.
+    Balancing is the last policy, so that it is refused
     if another one changes a map.
     """
     subqueries = [stage for stage in stages if isinstance(stage, SubqueryStage)]
@@ -116,9 +118,10 @@ def flow_rounds(
     balancing = balancing_policies(config.dataflow, nodes, resizable=resize is not None)
     policies = [*first, *more, *balancing]
     if not policies or not (subqueries or (first and even)):
-        return None
+        return []
     measure = partial(cold_read_speed, store.files("flow"))
-    return FlowRounds(store, subqueries, even, policies, config.dataflow.round, measure)
+    length = config.dataflow.round
+    return [FlowRounds(store, subqueries, even, policies, length, measure, wanted)]
 
 
 def describe(operator: Operator) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from roost.dataflow.buckets import BUCKETS, BucketMap
 from roost.dataflow.colocation import divide, divisions
 from roost.dataflow.compiler import (
-    CostModel,
+    LayoutCosts,
     busiest_share,
     cheapest,
     fewest_channels,
@@ -162,7 +162,7 @@ def lay_out(
     machines: int,
     slots: int,
     sample: Callable[[Division], Sample | None] = lambda division: None,
-    model: Callable[[FlowGraph], CostModel] | None = None,
+    model: Callable[[FlowGraph], LayoutCosts] | None = None,
     rate: float = SAMPLED,
     buckets: int = BUCKETS,
 ) -> FlowLayout:
@@ -236,7 +236,9 @@ def _is_product(node: Node) -> bool:
     return isinstance(node.operator, Product)
 
 
-def _apart(graph: FlowGraph, machines: int, model: Callable[[FlowGraph], CostModel] | None) -> bool:
+def _apart(
+    graph: FlowGraph, machines: int, model: Callable[[FlowGraph], LayoutCosts] | None
+) -> bool:
     """Return whether a stage for each operator is the cheapest layout.
 
     Measuring takes some tenths of a second, and is only needed where few hops cost channels.

@@ -28,7 +28,7 @@ from roost.dataflow.moves import (
     window_times,
 )
 from roost.dataflow.schema import Node
-from roost.runtime.rounds import AnyDecision, Proposer, arbitrate
+from roost.runtime.rounds import AnyDecision, CommittedBatch, Proposer, arbitrate
 from roost.stages.contract import Batch
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
 from roost.stages.flow_stateless import StatelessStage
@@ -180,6 +180,9 @@ class FlowRounds:
     policies: Sequence[FlowPolicy]  # in the order in which they propose
     length: float  # in seconds of the batches' clock
     read_speed: Callable[[], float]  # measures bytes per second that are not in memory
+    # Machines that layouts should have from the next batch on, without waiting for a round's end.
+    wanted: Callable[[], int] | None = None
+    records: str = FLOW_ROUNDS
 
     def __post_init__(self) -> None:
         last = last_flow_round(self.store) or {}
@@ -193,8 +196,9 @@ class FlowRounds:
         self._opened: float | None = None
         self._times: dict[str, tuple[float, int]] = {}  # clock and newest time, first known
 
-    def after_batch(self, batch: Batch) -> None:
+    def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch; end the round if it is long enough."""
+        batch = done.batch
         clock = float(batch.choices[FLOW]["clock"])
         for stage, table in self._tables:
             name, routing = stage.node.name, batch.routings[stage.name]
@@ -205,7 +209,8 @@ class FlowRounds:
                 self._times.setdefault(name, (clock, stage.seen))
         if self._opened is None:
             self._opened = clock
-        if clock - self._opened >= self.length:
+        resized = self.wanted is not None and self.machines != self.sizes(self.wanted())
+        if clock - self._opened >= self.length or resized:
             self._end_round(batch, clock)
 
     @property

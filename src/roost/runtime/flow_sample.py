@@ -49,7 +49,7 @@ def sample_flow(
     """Run a dataflow over some rows of each source, by stage; None if that is not possible.
 
     Every stage of the division, by default every operator, has some machines, in this process, so
-    that blocks are divided, packed and pickled as on a cluster. A run with more machines tells what
+    that blocks are divided, packed and pickled as on a cluster. A run with more machines shows what
     each of them costs, whatever the number of tuples. The last of some batches counts: it reads and
     writes state, and sources end in it, so that windows close. Points and matches of a run cannot
     be sampled.

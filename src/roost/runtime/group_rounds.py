@@ -1,7 +1,7 @@
 """Rounds of the executors of a run: the elastic policy decides, and this module carries it out.
 
 *Planned* executors are those of the last decision, recorded with its round; *observed* ones are
-present and warm; *requested* ones are asked for and not there. All three are compared after every
+present and warm; *requested* ones have not arrived yet. All three are compared after every
 batch, so a driver that dies neither loses nor retains an executor.
 
 New executors count in the layout when all that were planned are warm. Executors that leave are
@@ -20,9 +20,8 @@ from roost.elastic.group import Executors, GroupSnapshot, StageLoad
 from roost.model.elastic import ElasticRules
 from roost.runtime.executor import Allocator
 from roost.runtime.records import Intent
-from roost.runtime.rounds import arbitrate
+from roost.runtime.rounds import CommittedBatch, arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, size_policy
-from roost.stages.contract import Reports
 from roost.stages.flow_routing import node_of
 from roost.stages.sources import Source
 from roost.storage.store import Fact, Store, View
@@ -30,6 +29,7 @@ from roost.storage.totals import TOTALS
 
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
 EXECUTORS = "executors"  # key of the totals
+SYNOPSIS = "synopsis"  # policy that needs executors
 
 
 @dataclass
@@ -49,8 +49,11 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the
+    machines of the synopsis. ``clock`` returns seconds since 1970.
     """
+
+    records = GROUP_ROUNDS
 
     def __init__(
         self,
@@ -64,8 +67,10 @@ class GroupRounds:
         self._length_s, self._clock = length_s, clock
         self.sources: Mapping[str, Source] = {}
         self.streams: Sequence[str] = ()
+        self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
+        self.needed: Callable[[], int] = lambda: 0
         last = last_group_round(store) or {}
-        self._number = int(last.get("round", -1)) + 1
+        self.number = int(last.get("round", -1)) + 1
         self._policy = ElasticPolicy(size_policy(rules), last)
         self.planned = min(max(int(last.get("planned", rules.min)), rules.min), rules.max)
         self.layout = int(last.get("layout", self.planned))
@@ -77,34 +82,28 @@ class GroupRounds:
         self._follow(clock(), moved=False)
 
     @property
+    def machines_max(self) -> int:
+        """Machines of the largest layout."""
+        return self._rules.max * self._allocator.slots
+
+    @property
     def machines(self) -> int:
         """Machines that layouts should have: one for each slot of their executors."""
         return self.layout * self._allocator.slots
 
-    def after_batch(
-        self,
-        intent: Intent,
-        reports: Reports,
-        loads: Sequence[SubqueryLoad],
-        sized: Callable[[int], bool],
-    ) -> None:
-        """Note a batch; end the round if it is long enough, and follow the decisions.
-
-        ``loads`` are those of subqueries; ``sized`` returns whether all layouts have so many
-        machines from the next batch on.
-        """
+    def after_batch(self, done: CommittedBatch) -> None:
+        """Note a batch; end the round if it is long enough, and follow the decisions."""
         now = self._clock()
-        self._note(now, intent, reports, sized)
+        self._note(now, done)
         one = self._round
         if one is not None and one.batches and now - one.clock >= self._length_s:
-            self._end_round(one, now, intent, loads)
-        self._follow(now, moved=sized(self.machines))
+            self._end_round(one, now, done.intent)
+        self._follow(now, moved=done.has_size(self.machines))
 
     # ------------------------------------------------------------------ measured
 
-    def _note(
-        self, now: float, intent: Intent, reports: Reports, sized: Callable[[int], bool]
-    ) -> None:
+    def _note(self, now: float, done: CommittedBatch) -> None:
+        intent, reports = done.intent, done.reports
         present = self._allocator.executors()
         if self._counted is not None:
             self._used_s += len(present) * (now - self._counted)
@@ -121,7 +120,7 @@ class GroupRounds:
             one.busy_s[node_of(name)] = one.busy_s.get(node_of(name), 0.0) + seconds
         one.tasks = max([one.tasks, *(len(mine) for mine in reports.values())])
         enough = sum(present.values()) >= self.planned
-        one.settled &= enough and self.layout == self.planned and sized(self.machines)
+        one.settled &= enough and self.layout == self.planned and done.has_size(self.machines)
 
     def _backlog(self, intent: Intent) -> int | None:
         """Return the rows that have arrived and were not read; None without any pace."""
@@ -130,10 +129,9 @@ class GroupRounds:
         waiting = [max(due - stop, 0) for stop, due in found if due is not None]
         return sum(waiting) if waiting or self.streams else None
 
-    def _snapshot(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
-    ) -> GroupSnapshot:
+    def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
         present, backlog = self._allocator.executors(), self._backlog(intent)
+        needed = -(-self.needed() // self._allocator.slots)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
         waited = 0.0 if self._waiting_since is None else now - self._waiting_since
         missing = max(self._target - len(present), 0)
@@ -148,23 +146,22 @@ class GroupRounds:
             backlog or 0,
             interval_s=(now - one.clock) / max(one.batches, 1),
             paced=backlog is not None,
-            routings=tuple(loads),
+            routings=tuple(self.loads()),
+            required={SYNOPSIS: needed} if needed else {},
             provision_s=self._provision_s,
             tasks=one.tasks,
         )
 
     # ------------------------------------------------------------------ decided
 
-    def _end_round(
-        self, one: _Round, now: float, intent: Intent, loads: Sequence[SubqueryLoad]
-    ) -> None:
-        seen = self._snapshot(one, now, intent, loads)
+    def _end_round(self, one: _Round, now: float, intent: Intent) -> None:
+        seen = self._snapshot(one, now, intent)
         verdicts, decided = arbitrate(GroupRound(seen, self._rules), [self._policy])
         (verdict,) = verdicts
         memory = verdict.proposal.memory
         costs = memory.get(ELASTIC, {}).get("costs", {})
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": intent.batch_id,
             "clock": now,
             "seconds": seen.seconds,
@@ -176,6 +173,7 @@ class GroupRounds:
             "rows": one.rows,
             "backlog": seen.backlog,
             "planned": decided.planned,
+            "required": dict(seen.required),
             "requested": seen.executors.requested,
             "observed": seen.executors.observed,
             "layout": self.layout,
@@ -186,9 +184,9 @@ class GroupRounds:
         counts = Counter(totals["decisions"])
         counts[row["decision"]] += 1
         totals = {"hours": totals["hours"] + self._used_s / 3600.0, "decisions": dict(counts)}
-        self._store.record(Fact(GROUP_ROUNDS, self._number, row), Fact(TOTALS, EXECUTORS, totals))
+        self._store.record(Fact(GROUP_ROUNDS, self.number, row), Fact(TOTALS, EXECUTORS, totals))
         self.planned, self._used_s = decided.planned, 0.0
-        self._number += 1
+        self.number += 1
         self._round = _Round(now, int(seen.backlog))
 
     @property

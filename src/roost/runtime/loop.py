@@ -33,15 +33,11 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import drop_versions
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
-from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds
-from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.homes import home_metrics, placed
 from roost.runtime.jobs import Jobs
-from roost.runtime.prefix_rounds import PREFIX_ROUNDS, PrefixRounds
 from roost.runtime.records import (
     COMMITS,
     INTENTS,
-    ROUNDS,
     Commit,
     Intent,
     begin,
@@ -53,18 +49,15 @@ from roost.runtime.records import (
     median_reached,
     reached,
 )
-from roost.runtime.rounds import Rounds
+from roost.runtime.rounds import CommittedBatch, Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
-from roost.stages.flow_routing import BucketTable, maps_of
-from roost.stages.flow_stateless import EvenTable
-from roost.stages.routing import PLANS, SPACE, SpatialTable
-from roost.stages.synopsis import PREFIXES, TREES, PrefixTable
+from roost.stages.routing import SPACE
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, DATAFLOW, SUMMED, TOTALS, add_batch, add_nested
 
 STAGING = "_staging"
-SIZED = (SpatialTable, BucketTable, EvenTable, PrefixTable)  # whose machines follow executors
 CLEANUP_BATCHES = 64
 """Batches between two deletions of old rows: at most so many rows exceed the history."""
 
@@ -104,10 +97,7 @@ class BatchLoop:
     out: Path
     sinks: Sequence[Sink] = ()
     only_delivered: frozenset[str] = frozenset()
-    rounds: Rounds | None = None  # if anything adapts
-    flow_rounds: FlowRounds | None = None  # if bucket maps of a dataflow may change
-    prefix_rounds: PrefixRounds | None = None  # if the prefix tree of a synopsis may change
-    group_rounds: GroupRounds | None = None  # if the number of executors may change
+    rounds: Sequence[Rounds] = ()  # of all that adapts; executors follow the layouts
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None
@@ -129,6 +119,8 @@ class BatchLoop:
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
+        if self.executor.allocator is not None:
+            self.executor.allocator.preparations = self._preparations
         self._reached, self._median = reached(self.store), median_reached(self.store)
         self._position = -1
         self._levelled: list[int] = []  # numbers of the rounds when homes were last levelled
@@ -223,7 +215,7 @@ class BatchLoop:
 
     def _placed(self, chain: Chain) -> Placement:
         """Assign homes; executors that join get machines after a round, if the run has rounds."""
-        rounds = [found.number for found in (self.rounds, self.flow_rounds) if found is not None]
+        rounds = [found.number for found in self.rounds]
         level = not rounds or rounds != self._levelled
         self._levelled = rounds
         return placed(self.placement, chain, self.executor.executors(), level=level)
@@ -319,47 +311,27 @@ class BatchLoop:
 
     def _delete_old_rows(self, batch_id: int) -> None:
         """Delete rows of batches, rounds and epochs that no step after a batch can request."""
-        newest = {
-            table: self.store.last(table)
-            for table in (ROUNDS, FLOW_ROUNDS, PREFIX_ROUNDS, GROUP_ROUNDS, GUARD_LOG)
-        }
+        tables = [*(found.records for found in self.rounds), GUARD_LOG]
+        newest = {table: self.store.last(table) for table in tables}
         limits = {table: row[0] - self.history for table, row in newest.items() if row}
         limits[COMMITS] = limits[INTENTS] = batch_id - max(self.history, 2)
         done = intent(self.store, batch_id)
         for name, found in self.tables.items():
-            if isinstance(found, BucketTable | EvenTable):
+            if found.records is not None:
+                # The next batch compares its routing with that of this one.
                 used = found.epoch if done is None else done.epochs.get(name, found.epoch)
-                limits[maps_of(found.node.name)] = min(found.epoch - self.history, used - 1)
-        if PREFIXES in self.tables:
-            epoch = self.tables[PREFIXES].epoch
-            used = epoch if done is None else done.epochs.get(PREFIXES, epoch)
-            limits[TREES] = min(epoch - self.history, used - 1)
-        if SPACE in self.tables:
-            limits[PLANS] = self.tables[SPACE].epoch - self.history
-            if done is not None:  # the next batch compares its plan with that of this one
-                limits[PLANS] = min(limits[PLANS], done.epochs[SPACE] - 1)
+                limits[found.records] = min(found.epoch - self.history, used - 1)
         old = [
             (t, key) for t, limit in limits.items() for key, _ in self.store.items(t, upto=limit)
         ]
         self.store.record(*(Fact(table, key, None) for table, key in old))
 
     def _end_round(self, intent: Intent, batch: Batch, reports: Reports) -> None:
-        if self.flow_rounds is not None:
-            self.flow_rounds.after_batch(batch)
-        if self.prefix_rounds is not None:
-            self.prefix_rounds.after_batch(batch, reports)
-        table = self.tables.get(SPACE)
-        # Policies see only batches of the current plan.
-        if self.rounds is not None and table and intent.epochs[SPACE] == table.epoch:
-            assert isinstance(table, SpatialTable)
-            after = self.rounds.after_batch(batch, reports)
-            if after is not None:
-                table.epoch = after.epoch
-        if self.group_rounds is not None:
-            loads = () if self.flow_rounds is None else self.flow_rounds.loads
-            self.group_rounds.after_batch(intent, reports, loads, self._has_size)
+        done = CommittedBatch(intent, batch, reports, self.tables)
+        for rounds in self.rounds:
+            rounds.after_batch(done)
 
-    def _has_size(self, machines: int) -> bool:
-        """Return whether the layouts of the batches to come have so many machines."""
-        sized = (t for t in self.tables.values() if isinstance(t, SIZED))
-        return all(t.at(t.epoch).machines == t.size_of(machines) for t in sized)
+    def _preparations(self) -> list[Callable[[WorkerCache], None]]:
+        """Return what a worker of a new executor should do before its first task."""
+        found = (stage.preparation() for stage in self.stages)
+        return [one for one in found if one is not None]

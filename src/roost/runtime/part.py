@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from roost.runtime.chain import Chain, Node
+from roost.runtime.chain import Chain, StageNode
 from roost.stages.contract import Output, Report, Task, Work
 from roost.storage.cache import WorkerCache
 
@@ -51,13 +51,13 @@ END = object()
 class _Running:
     """A stage in this part: its work, where its outputs go, and its measurements."""
 
-    def __init__(self, node: Node, clock: Callable[[], float]) -> None:
+    def __init__(self, node: StageNode, clock: Callable[[], float]) -> None:
         self.node = node
         self.work: Work
         self.rows_in = self.rows_out = self.bytes_out = 0
         self.seconds = self.sending = 0.0
         self.local: dict[str, list[_Running]] = {}
-        self.remote: dict[str, list[Node]] = {}
+        self.remote: dict[str, list[StageNode]] = {}
         self._clock = clock
 
     def timed(self, call: Callable[[], Value]) -> Value:
@@ -174,7 +174,7 @@ def _finish(work: Work, task: Task, marks: Mapping[str, Sequence[Any]]) -> Itera
     return work.finish(task.merge(marks))
 
 
-def _mark_values(chain: Chain, node: Node, marks: Sequence[Mark]) -> dict[str, list[Any]]:
+def _mark_values(chain: Chain, node: StageNode, marks: Sequence[Mark]) -> dict[str, list[Any]]:
     """Return the marks by stage, in the order of machines; each machine must have sent one."""
     values: dict[str, list[Any]] = {}
     for source in node.marks:

@@ -29,6 +29,7 @@ from roost.runtime.executor import Executor
 from roost.runtime.feed import Feed
 from roost.runtime.flow import sinks_of
 from roost.runtime.flow_layout import Sample
+from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.loop import BatchLoop, Sink, kind_of
 from roost.runtime.records import Commit
 from roost.runtime.report import build_report
@@ -326,8 +327,9 @@ class BasePipeline(ABC):
         self, sources: Mapping[str, Source], loop: BatchLoop, streams: Sequence[str] = ()
     ) -> Feed:
         engine = self.config.engine
-        if loop.group_rounds is not None:
-            loop.group_rounds.sources, loop.group_rounds.streams = sources, streams
+        for rounds in loop.rounds:
+            if isinstance(rounds, GroupRounds):
+                rounds.sources, rounds.streams = sources, streams
         final = self.flow is not None and not engine.available_now
         return Feed(loop, sources, streams, engine.batch_rows, final, self._on_batch)
 

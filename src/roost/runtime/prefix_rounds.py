@@ -14,7 +14,15 @@ import numpy as np
 
 from roost.balance.changes import Resize
 from roost.model.arrays import Floats, Ints
-from roost.runtime.rounds import AnyDecision, Proposal, Proposer, Verdict, arbitrate
+from roost.runtime.rounds import (
+    REFUSED,
+    AnyDecision,
+    CommittedBatch,
+    Proposal,
+    Proposer,
+    Verdict,
+    arbitrate,
+)
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.synopsis import TREES, SynopsisStage, owner_bytes
 from roost.storage.store import Fact, Store
@@ -22,19 +30,23 @@ from roost.synopsis.catalogue import FileKind
 from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.prefix_loads import add_loads, divide_rows, stored_bytes, transfers
 from roost.synopsis.scaling import (
+    AddMachines,
     MachineStatus,
+    Needs,
     Scaler,
     ScalingDecision,
     ScalingRules,
     SketchletSnapshot,
     Streak,
+    Trigger,
 )
 
 PREFIX_ROUNDS = "prefix rounds"  # table of the rounds
 QUIET = "quiet"  # key of the machines that were part of an operation
+NEEDS = "needs"  # key of the machines that the tree should have
 PARTS = 64  # prefixes for each machine whose load policies see, about
 KEPT = 0.5  # share of older rows and seconds that is kept with each batch
-FORGOTTEN = 0.1  # rows below which a prefix is not remembered
+ROWS_MIN = 0.1  # a prefix with fewer recent rows is dropped
 BEHIND_MAX = 10.0  # batches
 
 
@@ -88,6 +100,7 @@ class Scaling:
         self._policies = [PrefixPolicy(Scaler(rules, m), saved) for m in range(machines)]
         # For how many observations each machine begins no operation.
         self._quiet = {int(m): int(left) for m, left in saved.get(QUIET, {}).items()}
+        self.needs = Needs(**saved.get(NEEDS, {}))
         self.memory: Mapping[str, Any] = saved
 
     def observe(self, seen: SketchletSnapshot) -> tuple[Sequence[Verdict], SketchletSnapshot]:
@@ -99,15 +112,20 @@ class Scaling:
         new = dict.fromkeys(sorted(decided.seen.busy - busy), self._rules.stabilisation)
         self._quiet = left | new
         own = {key: value for v in verdicts for key, value in v.proposal.memory.items()}
-        self.memory = own | {QUIET: {str(m): left for m, left in self._quiet.items()}}
+        self.needs = self.needs.observed(seen, decided.seen, self._rules)
+        quiet = {str(m): left for m, left in self._quiet.items()}
+        self.memory = own | {QUIET: quiet, NEEDS: asdict(self.needs)}
         return verdicts, decided.seen
 
 
 class PrefixRounds:
     """Measures the load of prefixes, and ends a round with every batch.
 
-    Without ``rules`` machines do not scale; ``resize`` proposes how many there are.
+    Without ``rules`` machines do not scale; ``resize`` proposes how many there are, and there can
+    be ``machines_max``.
     """
+
+    records = PREFIX_ROUNDS
 
     def __init__(
         self,
@@ -116,14 +134,18 @@ class PrefixRounds:
         rules: ScalingRules | None,
         clock: Callable[[], float],
         resize: Proposer[PrefixRound] | None = None,
+        machines_max: int = 0,
     ) -> None:
+        self._machines_max = machines_max
         self._store, self._stage, self._rules, self._clock = store, stage, rules, clock
         self._resize = [] if resize is None else [resize]
         found = store.last(PREFIX_ROUNDS)
         last = {} if found is None else found[1]
-        self._number = int(last.get("round", -1)) + 1
+        self.number = int(last.get("round", -1)) + 1
         machines = stage.table.at(stage.table.epoch).machines
-        saved = last.get("memory", {}) if last.get("machines") == machines else {}
+        saved = last.get("memory", {})
+        if last.get("machines") != machines:
+            saved = {key: value for key, value in saved.items() if key == NEEDS}
         self._scaling = None if rules is None else Scaling(rules, machines, saved)
         self._opened: float | None = None
         self._places: Ints = np.empty(0, np.int64)
@@ -132,18 +154,24 @@ class PrefixRounds:
         self._worked = np.zeros((2, machines))  # rows and seconds
         self._behind = np.zeros(machines)
 
-    def after_batch(self, batch: Batch, reports: Reports) -> None:
+    @property
+    def needed(self) -> int:
+        """Machines that the tree should have at least; zero if any number suffices."""
+        return 0 if self._scaling is None else self._scaling.needs.machines
+
+    def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch, and decide."""
         opened, self._opened = self._opened, self._clock()
         table = self._stage.table
         if opened is None:
             return  # after a restart, also of a batch that repeats with an older tree
-        self._note(batch, reports, max(self._opened - opened, 1e-9))
+        batch = done.batch
+        self._note(batch, done.reports, max(self._opened - opened, 1e-9))
         seen = self._seen()
         verdicts, decided = self._decided(seen)
         changed = decided.tree != seen.tree
         row = {
-            "round": self._number,
+            "round": self.number,
             "batch_id": batch.number,
             "machines": seen.tree.machines,
             "next_epoch": table.epoch + 1 if changed else None,
@@ -151,17 +179,25 @@ class PrefixRounds:
             "memory": {} if self._scaling is None else self._scaling.memory,
         }
         tree = [Fact(TREES, table.epoch + 1, decided.tree.to_json())] if changed else []
-        self._store.record(Fact(PREFIX_ROUNDS, self._number, row), *tree)
-        self._number += 1
+        self._store.record(Fact(PREFIX_ROUNDS, self.number, row), *tree)
+        self.number += 1
         table.epoch += changed
         self._set_machines(decided.tree.machines)
 
     def _decided(self, seen: SketchletSnapshot) -> tuple[list[Verdict], SketchletSnapshot]:
         """Decide on the number of machines; if that stays, machines pass prefixes on."""
         verdicts, resized = arbitrate(PrefixRound(seen), self._resize)
-        if self._scaling is None or resized.seen.tree.machines != seen.tree.machines:
+        if self._rules is None or self._scaling is None:
+            return verdicts, resized.seen
+        if resized.seen.tree.machines != seen.tree.machines:
             return verdicts, resized.seen
         more, decided = self._scaling.observe(seen)
+        for verdict in more:
+            proposed = verdict.proposal.decision
+            if not isinstance(proposed, AddMachines) or verdict.verdict != REFUSED:
+                continue
+            if proposed.trigger is Trigger.MEMORY:
+                self._stage.coarsen_early(self._rules.limit(0.0).nbytes)
         return [*verdicts, *more], decided
 
     def _set_machines(self, machines: int) -> None:
@@ -182,7 +218,7 @@ class PrefixRounds:
         rows = np.concatenate([self._rows * KEPT, *(rows for _, rows in cells)])
         found, at = np.unique(places, return_inverse=True)
         sums = np.bincount(at, rows, found.size).astype(np.float64)
-        recent = sums >= FORGOTTEN
+        recent = sums >= ROWS_MIN
         self._places, self._rows = found[recent], sums[recent]
         self._seconds = self._seconds * KEPT + seconds
         if self._rules is None:
@@ -220,4 +256,5 @@ class PrefixRounds:
         found = divide_rows(tree, self._places, self._rows, bits, PARTS * tree.machines)
         rates = {prefix: rows / self._seconds for prefix, rows in found.items()}
         loads = add_loads(rates, stored_bytes(now, tree))
-        return SketchletSnapshot(tree, status, loads, transfers(now, tree))
+        moving = transfers(now, tree)
+        return SketchletSnapshot(tree, status, loads, moving, machines_max=self._machines_max)

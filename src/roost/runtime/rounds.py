@@ -23,10 +23,11 @@ from roost.balance.planner import imbalance
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
-from roost.stages.contract import Batch, Outcome, Reports, task_seconds
+from roost.runtime.records import Intent
+from roost.stages.contract import Batch, Outcome, Reports, RoutingTable, task_seconds
 from roost.stages.matching import MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
-from roost.stages.routing import PLANS, SpatialRouting, spatial
+from roost.stages.routing import PLANS, SPACE, SpatialRouting, SpatialTable, spatial
 from roost.stages.statistics import STATISTICS
 from roost.storage.store import Fact, Store
 from roost.storage.totals import ROUNDS, TOTALS, add_round
@@ -191,11 +192,42 @@ def arbitrate(snapshot: Seen, policies: Sequence[Proposer[Seen]]) -> tuple[list[
     return verdicts, snapshot
 
 
+@dataclass(frozen=True)
+class CommittedBatch:
+    """A committed batch as rounds see it."""
+
+    intent: Intent
+    batch: Batch
+    reports: Reports
+    tables: Mapping[str, RoutingTable]  # by name
+
+    def has_size(self, machines: int) -> bool:
+        """Return whether the next batches' layouts have so many machines."""
+        sizes = ((table, table.size_of(machines)) for table in self.tables.values())
+        return all(size in (None, table.at(table.epoch).machines) for table, size in sizes)
+
+
+class Rounds(Protocol):
+    """Collects what batches report, and ends rounds of its own."""
+
+    @property
+    def records(self) -> str:
+        """Table of the store that has a row for each round."""
+
+    @property
+    def number(self) -> int:
+        """Number of the next round."""
+
+    def after_batch(self, done: CommittedBatch) -> None:
+        """Note a batch; end the round if it is long enough."""
+
+
 @dataclass
-class Rounds:
-    """Collects what batches report, and ends rounds."""
+class PlanRounds:
+    """Rounds of the spatial plan."""
 
     store: Store
+    table: SpatialTable
     strategy: str
     policies: Sequence[Policy]  # in the order in which they propose
     round_length: int  # in event time
@@ -203,6 +235,9 @@ class Rounds:
     number: int  # of the next round
     hidden: Callable[[int], HiddenQueries]  # at an event time
     clock: Callable[[], float]  # seconds, to time decisions
+    # Machines that the plan should have from the next batch on, without waiting for a round's end.
+    wanted: Callable[[], int] | None = None
+    records: str = ROUNDS
 
     def __post_init__(self) -> None:
         self._start_round(None)
@@ -213,8 +248,11 @@ class Rounds:
         self._checks: dict[int, float] = defaultdict(float)
         self._notes: list[BatchNotes] = []
 
-    def after_batch(self, batch: Batch, reports: Reports) -> SpatialRouting | None:
-        """Note a batch that ran under the current routings; returns the next routing, if any."""
+    def after_batch(self, done: CommittedBatch) -> None:
+        """Note a batch of the current plan; end the round if it is long enough."""
+        batch, reports = done.batch, done.reports
+        if done.intent.epochs[SPACE] != self.table.epoch:
+            return
         load_s = float(batch.outcomes[MatchingStage.name].metrics["load_s"])
         statistics = batch.outcomes.get(STATISTICS, Outcome())  # a static plan has none
         loaded = int(statistics.metrics.get("loaded_queries", 0))
@@ -226,17 +264,18 @@ class Rounds:
             self._checks[report.machine] += report.counts["checks"]
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
         if times.oldest is None or times.median is None or times.newest is None:
-            return None
+            return
         self.now = max(self.now, times.median)
         if self._opened is None:
             # A first batch that is as long as a round ends it: twice the time to its median.
             length = min(times.newest, 2 * times.median - times.oldest + 1) - times.oldest
             self._opened = times.median - length
-        if self.now - self._opened < self.round_length:
-            return None
-        return self._end_round(batch)
+        machines = spatial(batch.routings).machines
+        resized = self.wanted is not None and self.wanted() != machines
+        if self.now - self._opened >= self.round_length or resized:
+            self._end_round(batch)
 
-    def _end_round(self, batch: Batch) -> SpatialRouting | None:
+    def _end_round(self, batch: Batch) -> None:
         started = self.clock()
         routing = spatial(batch.routings)
         busy_s, checks = (
@@ -274,6 +313,7 @@ class Rounds:
             body = {**after.plan.to_json(), "strategy": self.strategy}
             facts.append(Fact(PLANS, after.epoch, body))
         self.store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
+        if after is not None:
+            self.table.epoch = after.epoch
         self.number += 1
         self._start_round(self.now)
-        return after

@@ -89,12 +89,13 @@ def prefix_rounds(
     settings: SynopsisSettings,
     clock: Callable[[], float],
     resize: Proposer[PrefixRound] | None = None,
-) -> PrefixRounds | None:
-    """Return what changes the prefix tree; None if it stays as it is."""
+    machines_max: int = 0,
+) -> list[PrefixRounds]:
+    """Build the rounds of the prefix tree; none if it stays as it is."""
     if settings.features is None or not (settings.scaling or resize is not None):
-        return None
+        return []
     (stage,) = (stage for stage in stages if isinstance(stage, SynopsisStage))
     names = (item.name for item in fields(ScalingRules))
     given = {name: getattr(settings, f"scaling_{name}") for name in names if name != "memory"}
     rules = ScalingRules(memory=settings.memory, **given) if settings.scaling else None
-    return PrefixRounds(store, stage, rules, clock, resize)
+    return [PrefixRounds(store, stage, rules, clock, resize, machines_max)]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Merge, Move, Replan, Split, arrivals
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
-from roost.sim.policies import Driver, RoundView, StatisticsDriver
+from roost.sim.policies import Driver, SimulatedRound, StatisticsDriver
 from roost.sim.workloads import Ids, QueryTable, Rect, overlap
 from roost.window import Lineage
 from roost.workload.trio import PartitionStats, Trio
@@ -82,7 +82,7 @@ class Checker:
                     held.add(query) if query in registered else held.discard(query)
         self._check_queries()
 
-    def before_close(self, number: int, view: RoundView, driver: Driver) -> None:
+    def before_close(self, number: int, view: SimulatedRound, driver: Driver) -> None:
         """Check the points of a round, distributed and not yet counted."""
         self._step = f"round {number}, points"
         points, plan = view.points, view.plan
@@ -96,7 +96,7 @@ class Checker:
             key: [trio.n for _, trio in _sides(stats)] for key, stats in _statistics(driver)
         }
 
-    def after_close(self, number: int, view: RoundView, driver: Driver) -> None:
+    def after_close(self, number: int, view: SimulatedRound, driver: Driver) -> None:
         """Check the statistics of a closed round, and record where its data is stored."""
         self._step = f"round {number}, statistics"
         plan, points = view.plan, view.points

@@ -26,7 +26,7 @@ from roost.balance.strategies import initial_plan
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
 from roost.sim.checks import Checker
-from roost.sim.policies import Driver, Network, RoundView, strategy_driver
+from roost.sim.policies import Driver, Network, SimulatedRound, strategy_driver
 from roost.sim.scenario import STATIC, STRATEGIES, Moment, Row, Scenario, Trace
 from roost.sim.slots import PlanSlots
 from roost.sim.workloads import Floats, LoadSource, QueryTable
@@ -175,7 +175,7 @@ class _Cluster:
         self._backlog = waiting - admitted
         return admitted
 
-    def _work(self, number: int, admitted: int) -> tuple[RoundView, Floats]:
+    def _work(self, number: int, admitted: int) -> tuple[SimulatedRound, Floats]:
         """Distribute the points and do the work; return observations and true seconds."""
         s = self._scenario
         points = self._slots.distribute(
@@ -190,9 +190,9 @@ class _Cluster:
         self._queue_s = np.maximum(self._queue_s + busy_s - s.round_s, 0.0)
         slowest_s = float(busy_s.max())
         rate = admitted / slowest_s if slowest_s else 0.0
-        return RoundView(self.plan, points, self._slots.held, busy_s, rate), true_s
+        return SimulatedRound(self.plan, points, self._slots.held, busy_s, rate), true_s
 
-    def _decide(self, number: int, view: RoundView) -> tuple[float, int, str]:
+    def _decide(self, number: int, view: SimulatedRound) -> tuple[float, int, str]:
         """Decide and change the plan, with a crash of the coordinator if the scenario has one."""
         lost = self._scenario.faults.coordinator_lost(number)
         if lost is Moment.BEFORE_DECISION:

@@ -46,11 +46,14 @@ class ExecutorScenario:
     keys
         Heavy keys that the engine would report.
     required
-        Executors that other policies need, by policy, at a clock time.
+        Executors that other policies need, by policy, at a clock time, with a layout of so many.
     tasks
         Tasks of a batch if their number is fixed, as Spark's; otherwise one for each slot.
     paced
         Whether policies may count arrivals.
+    by_started_hour
+        Whether every hour that an executor has begun costs as much as a whole one: then executors
+        near the end of theirs are released first.
     noise
         Standard deviation of the logarithm of the load of an interval.
     """
@@ -61,7 +64,7 @@ class ExecutorScenario:
     executors: int = 1
     weights: tuple[tuple[float, Floats], ...] = field(default=EVEN, repr=False)
     keys: tuple[HeavyKey, ...] = ()
-    required: Callable[[float], Mapping[str, int]] = lambda clock: {}
+    required: Callable[[float, int], Mapping[str, int]] = lambda clock, executors: {}
     batch_s: float = 2.0
     round_s: float = 10.0
     provision_s: float = 3.0
@@ -69,6 +72,7 @@ class ExecutorScenario:
     slots: int = 1
     tasks: int | None = None
     paced: bool = True
+    by_started_hour: bool = False
     noise: float = 0.0
     faults: ExecutorFaults = field(default_factory=ExecutorFaults)
     seed: int = 0
@@ -97,6 +101,7 @@ class ExecutorTrace:
     delays: Floats
     executor_s: float
     unplanned: int  # executors that arrived when they were not needed any more, and were released
+    started_hours: int  # of all executors, each from its registration on
 
     def decisions(self, *kinds: type) -> list[ElasticDecision]:
         """Return the decisions of some kinds, in order."""

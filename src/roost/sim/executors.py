@@ -29,6 +29,7 @@ from roost.elastic.ring import ring_owners
 from roost.runtime.rounds import arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, size_policy
 from roost.sim.executor_scenario import ExecutorFaults, ExecutorRow, ExecutorScenario, ExecutorTrace
+from roost.sim.load_curves import HOUR_S
 
 READ, KEYED = "read", "aggregate"
 # Seconds of a slot for a row: Aggregate by itself (emulated), and on Spark with reading and the
@@ -71,7 +72,7 @@ def arrival_s(faults: ExecutorFaults, provision_s: float, random: np.random.Gene
 class _Request:
     """An executor that was requested, and when it arrives."""
 
-    asked: float
+    requested: float
     arrives: float
 
 
@@ -92,7 +93,9 @@ class _Cluster:
         self._done = 0  # intervals
         self._delays = [0.0] * self._ticks
         self._free_at = 0.0
-        self._planned = self._present = s.executors
+        self._planned = s.executors
+        self._registered = [0.0] * s.executors  # when each present executor was
+        self._started_hours = 0
         self._requests: list[_Request] = []
         self._given_up: list[_Request] = []
         self._deaths = sorted(s.faults.deaths)
@@ -127,8 +130,11 @@ class _Cluster:
                 self._arrivals(self._free_at)
                 self._end_round(self._free_at)
         self._count(self._free_at)
+        for registered in self._registered:
+            self._bill(registered, self._free_at)
         rows, delays = tuple(self._rows), np.array(self._delays)
-        return ExecutorTrace(s, rows, delays, self._executor_s, self._unplanned)
+        hours = self._started_hours
+        return ExecutorTrace(s, rows, delays, self._executor_s, self._unplanned, hours)
 
     def _batch(self, start: float) -> float:
         """Process complete intervals; returns the end."""
@@ -144,7 +150,7 @@ class _Cluster:
             self._deaths.pop(0)
             if self._present > 1:
                 self._count(end)
-                self._present -= 1
+                self._bill(self._registered.pop(), end)
                 self._changed = True
                 self._relayout()
                 end += RECOVERY_S
@@ -170,6 +176,21 @@ class _Cluster:
 
     # ------------------------------------------------------------------ executors
 
+    @property
+    def _present(self) -> int:
+        return len(self._registered)
+
+    def _bill(self, registered: float, gone: float) -> None:
+        self._started_hours += max(math.ceil((gone - registered) / HOUR_S), 1)
+
+    def _release(self, count: int, clock: float) -> None:
+        """Let executors leave: the newest, or those near the end of an hour that is paid."""
+        if self._s.by_started_hour:
+            self._registered.sort(key=lambda at: (clock + RELEASE_S - at) % HOUR_S)
+        for _ in range(count):
+            self._bill(self._registered.pop(), clock + RELEASE_S)
+        self._registered.sort()
+
     def _count(self, clock: float) -> None:
         self._executor_s += self._present * (clock - self._counted_to)
         self._counted_to = clock
@@ -193,7 +214,7 @@ class _Cluster:
 
     def _join(self, request: _Request) -> None:
         self._count(max(request.arrives, self._counted_to))
-        self._present += 1
+        self._registered.append(self._counted_to)
         self._changed = True
         self._relayout()
 
@@ -206,7 +227,7 @@ class _Cluster:
         if self._present > wanted:
             self._count(clock)
             self._executor_s += (self._present - wanted) * RELEASE_S
-            self._present = wanted
+            self._release(self._present - wanted, clock)
             self._relayout()
         while self._present + len(self._requests) < wanted:
             self._requests.append(_Request(clock, clock + self._delay()))
@@ -288,7 +309,7 @@ class _Cluster:
             keys=s.keys,
         )
         self._loads = (*self._loads, loads)[-ROUNDS_SEEN:]
-        oldest = min((one.asked for one in self._requests), default=clock)
+        oldest = min((one.requested for one in self._requests), default=clock)
         have = Executors(self._planned, len(self._requests), self._present, clock - oldest)
         return GroupSnapshot(
             clock,
@@ -302,7 +323,7 @@ class _Cluster:
             s.batch_s,
             s.paced,
             (self._routing(),) if s.tasks is None else (),
-            s.required(clock),
+            s.required(clock, self._map.machines // s.slots),
             s.provision_s,
             s.tasks or self._map.machines,
             self._waited_s,

@@ -28,7 +28,7 @@ from roost.guard import Block, DetectorSettings, Guard, GuardDecision, LiveQueri
 from roost.guard.sensor import relieved_machines
 from roost.sim.attack import Party, Requests, World
 from roost.sim.cluster import simulate
-from roost.sim.policies import Driver, Network, RoundView, SwarmDriver, strategy_driver
+from roost.sim.policies import Driver, Network, SimulatedRound, SwarmDriver, strategy_driver
 from roost.sim.scenario import Scenario, Trace
 from roost.sim.workloads import Floats, Ids, LoadSource, QueryTable
 
@@ -316,11 +316,11 @@ class _GuardedDriver(Driver):
         self.registered = registered
         self.inner.requests(registered, np.concatenate([terminated, evicted]))
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Delegate to the strategy."""
         self.inner.collect(view)
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         """Delegate; report hotspots to the guard, and close its round when due."""
         hidden = self.users.since(self.guard.quarantine if self.defence.quarantine else {})
         decision = self._decide_without(hidden, view)
@@ -333,7 +333,7 @@ class _GuardedDriver(Driver):
                 self._detect()
         return decision
 
-    def _decide_without(self, hidden: Ids, view: RoundView) -> Decision:
+    def _decide_without(self, hidden: Ids, view: SimulatedRound) -> Decision:
         """Decide whether to rebalance without hidden queries, but plan for all queries."""
         if not len(hidden):
             return self.inner.decide(view)
@@ -345,7 +345,7 @@ class _GuardedDriver(Driver):
         self.inner.requests(hidden, none)
         return self.inner.decide(view) if isinstance(decision, Rebalance) else decision
 
-    def _report_hotspot(self, view: RoundView, machine: int) -> None:
+    def _report_hotspot(self, view: SimulatedRound, machine: int) -> None:
         """Report the costliest partition of a machine to the guard."""
         points, query_table = view.points, self.users.query_table
         costs = points.by_slot(points.counts * query_table.over.reshape(-1)[points.cells])

@@ -69,7 +69,7 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class RoundView:
+class SimulatedRound:
     """Observations of a round.
 
     ``partitions`` and ``busy_s`` are the number of partitions and the measured busy seconds of each
@@ -99,10 +99,10 @@ class Driver:
     def requests(self, registered: Ids, terminated: Ids) -> None:
         """Add registered and terminated queries, before the points of the round."""
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Count the points of the round on their machines."""
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         """Decide about the next plan."""
         return NoChange("static")
 
@@ -128,7 +128,7 @@ class StatisticsDriver(Driver):
         """Restart its statistics."""
         self.statistics.lose(machine)
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Count points on each machine and close the round."""
         self.statistics.collect(view.plan, view.points)
 
@@ -151,7 +151,7 @@ class SwarmDriver(StatisticsDriver):
 
     def decide(
         self,
-        view: RoundView,
+        view: SimulatedRound,
         hidden: Ids | None = None,
         received: NDArray[np.bool_] | None = None,
     ) -> Decision:
@@ -173,13 +173,13 @@ class SwarmDriver(StatisticsDriver):
         self.bytes_sent = self.swarm.bytes_sent
         return decision
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Count points, and the queries that each machine checked."""
         super().collect(view)
         over = self._query_table.over.reshape(-1)[view.points.cells]
         self._checks = view.points.by_machine(view.points.counts * over, view.plan.machines)
 
-    def _scale(self, view: RoundView, machine: int) -> float:
+    def _scale(self, view: SimulatedRound, machine: int) -> float:
         stats = self.statistics.machines[machine]
         estimate = machine_cost(stats, self._rules)
         return scale_of(estimate, stats.received(), float(self._checks[machine]), self._rules)
@@ -232,7 +232,7 @@ class GlobalDriver(Driver):
         self._histogram.add(self._query_table.ranges[registered])
         self._histogram.add(self._query_table.ranges[terminated], -1)
 
-    def collect(self, view: RoundView) -> None:
+    def collect(self, view: SimulatedRound) -> None:
         """Send the counts; calibrate the model with those that arrive."""
         machines, entries = view.plan.machines, view.points
         arrived = np.zeros(machines, np.bool_)
@@ -258,7 +258,7 @@ class GlobalDriver(Driver):
         if self._reported.all():
             self._rounds = [*self._rounds, self._latest][-ROUNDS_RETAINED:]
 
-    def decide(self, view: RoundView) -> Decision:
+    def decide(self, view: SimulatedRound) -> Decision:
         """Run the planner."""
         if not self._rounds:
             return NoChange("too few reports")

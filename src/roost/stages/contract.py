@@ -105,8 +105,15 @@ class RoutingTable(Protocol):
     def epoch(self) -> int:
         """Epoch of the batches to come."""
 
+    @property
+    def records(self) -> str | None:
+        """Table of the store that has a row for each epoch; None without one."""
+
     def at(self, epoch: int) -> Routing:
         """Return the routing of an epoch."""
+
+    def size_of(self, machines: int) -> int | None:
+        """Return the machines it has in a layout of so many; None if their number is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +176,16 @@ class MapExecutor(Protocol):
     def slots(self) -> int:
         """Number of tasks that run at the same time."""
 
-    def map(self, call: Callable[[Any, WorkerCache], Value], items: Sequence[Any]) -> list[Value]:
-        """Run a function on every item, each in a task of its own; results in their order."""
+    def map(
+        self,
+        call: Callable[[Any, WorkerCache], Value],
+        items: Sequence[Any],
+        places: Sequence[str | None] = (),
+    ) -> list[Value]:
+        """Run a function on every item, each in a task of its own; results in their order.
+
+        ``places`` are the executors on which the tasks prefer to run.
+        """
 
 
 Reports = Mapping[str, Sequence[Report]]
@@ -206,6 +221,10 @@ class Stage:
 
     def intend(self) -> Any:
         """Return what a replay of the batch must repeat, as JSON; None if nothing."""
+        return None
+
+    def preparation(self) -> Callable[[WorkerCache], None] | None:
+        """Return what makes the first task of a new worker as fast as later ones; pickled."""
         return None
 
     def due(self) -> bool:

@@ -37,7 +37,7 @@ class PointSchema:
     attributes: pa.Schema  # all columns, in the types that they are decoded to
 
 
-class Faults:
+class RowFaults:
     """First fault of each row."""
 
     def __init__(self, size: int) -> None:
@@ -60,14 +60,14 @@ def nulls(column: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
 
 
-def malformed(table: pa.Table, faults: Faults) -> None:
+def malformed(table: pa.Table, faults: RowFaults) -> None:
     """Mark the rows that could not be parsed."""
     if MALFORMED in table.column_names:
         unread = ~nulls(convert(table[MALFORMED], pa.string())[0])
         faults.mark(unread, Reason.MALFORMED, "not a record")
 
 
-def typed_column(table: pa.Table, name: str, to: pa.DataType, faults: Faults) -> pa.Array:
+def typed_column(table: pa.Table, name: str, to: pa.DataType, faults: RowFaults) -> pa.Array:
     """Return a column in a type; values that do not fit, and a missing column, are faults."""
     if name not in table.column_names:
         faults.mark(np.ones(table.num_rows, bool), Reason.MISSING_FIELD, f"{name} is missing")
@@ -78,7 +78,7 @@ def typed_column(table: pa.Table, name: str, to: pa.DataType, faults: Faults) ->
 
 
 def _coordinates(
-    table: pa.Table, schema: PointSchema, space: Space, faults: Faults
+    table: pa.Table, schema: PointSchema, space: Space, faults: RowFaults
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     both = []
     for name in (schema.x, schema.y):
@@ -108,7 +108,7 @@ def _mark_coordinates(
     y: NDArray[np.float64],
     schema: PointSchema,
     space: Space,
-    faults: Faults,
+    faults: RowFaults,
 ) -> None:
     for name, values in ((schema.x, x), (schema.y, y)):
         faults.mark(~np.isfinite(values), Reason.NOT_FINITE, f"{name} is not a finite number")
@@ -137,7 +137,7 @@ def decode(
     the block must have; others are neither converted nor checked. Rows with an event time before
     ``late_before`` are rejected.
     """
-    faults = Faults(table.num_rows)
+    faults = RowFaults(table.num_rows)
     malformed(table, faults)
     x, y = _coordinates(table, schema, space, faults)
     times = typed_column(table, schema.time, schema.time_type, faults)
@@ -190,7 +190,7 @@ def _readable(table: pa.Table) -> pa.Table:
     return table
 
 
-def rejected(table: pa.Table, faults: Faults) -> list[DeadLetter]:
+def rejected(table: pa.Table, faults: RowFaults) -> list[DeadLetter]:
     """Return the rows that have a fault."""
     rows = sorted(faults.reasons)
     records = _readable(table.take(pa.array(rows, pa.int64()))).to_pylist()

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from roost.dataflow.blocks import TIME
 from roost.dataflow.buckets import BucketMap
-from roost.dataflow.compiler import CostModel
+from roost.dataflow.compiler import LayoutCosts
 from roost.dataflow.operators import Source
 from roost.dataflow.schema import FlowGraph
 from roost.model.arrays import as_arrow
@@ -29,7 +29,7 @@ PASSES = 5
 
 def measure_exchange(
     graph: FlowGraph, rate: float, clock: Callable[[], float] = time.process_time
-) -> CostModel:
+) -> LayoutCosts:
     """Measure the weights of a layout's cost with tuples of a dataflow's first source.
 
     ``rate`` is the number of tuples in a batch, so that costs are processor seconds per batch.
@@ -43,7 +43,7 @@ def measure_exchange(
         return min(_seconds(routing, block, clock) for _ in range(PASSES))
 
     one, many, wide = least(blocks[0], 1), least(blocks[1], 1), least(blocks[0], MACHINES)
-    return CostModel(
+    return LayoutCosts(
         alpha=max(wide - one, 0.0) / (MACHINES - 1),
         beta=max(many - one, 0.0) / (MANY - FEW),
         rate=rate,

@@ -253,10 +253,7 @@ def routing_of(graph: FlowGraph, node: Node, buckets: BucketMap, grid: Any) -> K
 
 @dataclass
 class BucketTable:
-    """The bucket maps of an operator, by epoch.
-
-    ``size_of`` returns how many machines it should have in a layout of so many machines.
-    """
+    """The bucket maps of an operator, by epoch."""
 
     name: str
     graph: FlowGraph
@@ -266,9 +263,14 @@ class BucketTable:
     grid: tuple[int, int] | None
     size_of: Callable[[int], int] = lambda machines: machines
 
+    @property
+    def records(self) -> str:
+        """Table of the maps."""
+        return maps_of(self.node.name)
+
     def map_at(self, epoch: int) -> BucketMap:
         """Return the bucket map of an epoch."""
-        body = self.view.get(maps_of(self.node.name), epoch)
+        body = self.view.get(self.records, epoch)
         if body is None:
             raise StateError(f"the state has no bucket map of {self.node.name!r}, epoch {epoch}")
         return BucketMap.from_json(epoch, body)
@@ -285,7 +287,7 @@ class BucketTable:
     def fact(self, new: BucketMap) -> Fact:
         """Return the row of a new map."""
         new.check_invariants()
-        return Fact(maps_of(self.node.name), new.epoch, new.to_json())
+        return Fact(self.records, new.epoch, new.to_json())
 
 
 def maps_of(node: str) -> str:

@@ -31,8 +31,8 @@ from roost.stages.contract import (
 from roost.stages.decode import (
     MALFORMED,
     ROW,
-    Faults,
     PointSchema,
+    RowFaults,
     malformed,
     nulls,
     rejected,
@@ -140,7 +140,7 @@ class SourceWork(Work):
         """Divide rows into tuples and rejected rows."""
         task, stream, operator = self._task, self._node.output, self._node.operator
         assert stream is not None and isinstance(operator, Source)
-        faults = Faults(table.num_rows)
+        faults = RowFaults(table.num_rows)
         malformed(table, faults)
         columns: dict[str, pa.Array] = {}
         for field in stream.columns:

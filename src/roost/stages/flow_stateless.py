@@ -77,10 +77,7 @@ def _hashed(schema: pa.Schema) -> list[str]:
 
 @dataclass
 class EvenTable:
-    """How many machines a stateless stage has, by epoch.
-
-    ``size_of`` returns how many it should have in a layout of so many machines.
-    """
+    """How many machines a stateless stage has, by epoch."""
 
     name: str
     node: Node
@@ -88,16 +85,21 @@ class EvenTable:
     epoch: int
     size_of: Callable[[int], int] = lambda machines: machines
 
+    @property
+    def records(self) -> str:
+        """Table of the numbers."""
+        return maps_of(self.node.name)
+
     def at(self, epoch: int) -> EvenRouting:
         """Return the routing of an epoch."""
-        body = self.view.get(maps_of(self.node.name), epoch)
+        body = self.view.get(self.records, epoch)
         if body is None:
             raise StateError(f"the state has no machines of {self.node.name!r}, epoch {epoch}")
         return EvenRouting(epoch, body["machines"])
 
     def fact(self, epoch: int, machines: int) -> Fact:
         """Return the row of an epoch."""
-        return Fact(maps_of(self.node.name), epoch, {"machines": machines})
+        return Fact(self.records, epoch, {"machines": machines})
 
 
 @dataclass(frozen=True)

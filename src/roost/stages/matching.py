@@ -103,12 +103,30 @@ class MatchingTask(Task):
     def index(self, cache: WorkerCache) -> Index:
         """Open the queries of the batch; a worker retains them from task to task."""
         parts = (self.folder, self.segments, self.space)
-        sparse = not self.plan.fully_replicated
+        return cached_index(*parts, not self.plan.fully_replicated, cache)
 
-        def build() -> Index:
-            return open_index(*parts, cache, sparse=sparse)
 
-        return cache.get("index", (parts, sparse), build)
+def cached_index(
+    folder: Files, segments: tuple[SegmentRef, ...], space: Space, sparse: bool, cache: WorkerCache
+) -> Index:
+    """Map the segments of a version, unless the worker has done it before."""
+    parts = (folder, segments, space)
+    build = partial(open_index, *parts, cache, sparse=sparse)
+    return cache.get("index", (parts, sparse), build)
+
+
+@dataclass(frozen=True)
+class MapSegments:
+    """Maps the live queries in a worker of a new executor."""
+
+    folder: Files
+    segments: tuple[SegmentRef, ...]
+    space: Space
+    sparse: bool
+
+    def __call__(self, cache: WorkerCache) -> None:
+        """Open the index as the first batch does."""
+        cached_index(self.folder, self.segments, self.space, self.sparse, cache)
 
 
 class MatchingWork(Work):
@@ -218,6 +236,11 @@ class MatchingStage(Stage):
         live = {ref.file for ref in queries.segments}
         self._read = {file: names for file, names in self._read.items() if file in live}
         return frozenset[str]().union(*self._read.values())
+
+    def preparation(self) -> MapSegments:
+        """Map the segments of the newest batch."""
+        plan, segments = self.table.at(self.table.epoch).plan, self.queries.version.segments
+        return MapSegments(self.segments, segments, self.space, not plan.fully_replicated)
 
     def prepare(self, batch: Batch) -> MatchingTask:
         """Return the task of a batch."""

@@ -103,6 +103,7 @@ class SpatialTable:
     """The plans of a state directory, by epoch; ``epoch`` is that of the batches to come."""
 
     name = SPACE
+    records = PLANS
 
     def __init__(self, view: View, space: Space, epoch: int) -> None:
         self._view = view

@@ -1,16 +1,26 @@
 """Statistics for the balancer: points by cell, or each machine's TrioStat statistics.
 
 Under ``global`` the machines report how many of their points lie in each cell. Under ``swarm``
-TrioStat's statistics stay with the machine, which reports two numbers. Any worker process may run a
-machine's next task, so the statistics are a file, written by each batch for the next. If a
-partition moved, its new machine reads its part of the old machine's file; if it was split or
-merged, the statistics are cut or joined.
+TrioStat's statistics stay with the machine, which reports two numbers. Any worker of an executor
+may run a machine's next task, so the statistics are a file in a folder of the executor, written by
+each batch for the next under a name of its own: a task that runs again starts from the same file.
+Queries are updated by what changed between two batches.
+
+The first batch of a round writes the file to the state directory instead, as a checkpoint. A worker
+that does not find the file of the batch before starts from the checkpoint and counts the queries
+from the index. If a partition moved, its new machine reads its part of the old machine's file,
+which the policy has had copied to the state directory; if it was split or merged, the statistics
+are cut or joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +33,7 @@ from roost.errors import StateError
 from roost.model.records import TIME_MIN
 from roost.model.space import Space
 from roost.queries.live import QuerySet
-from roost.queries.partitions import QueryCounts, live_ranges
+from roost.queries.partitions import Counted, QueryCounts, live_changes, live_ranges
 from roost.queries.versions import SegmentRef
 from roost.stages.contract import Batch, MapExecutor, Outcome, Report, Reports, Stage, Task, Work
 from roost.stages.matching import GATHERED, Gathered
@@ -35,6 +45,7 @@ from roost.storage.store import Fact, View
 from roost.window.view import WindowFiles, batch_of
 from roost.workload import CellCounter, CellCounts, EulerHistogram, MachineStats, PartitionStats
 
+Arrays = dict[str, NDArray[Any]]
 FADE = 0.5
 STATISTICS = "statistics"
 
@@ -42,9 +53,12 @@ STATISTICS = "statistics"
 class CountingWork(Work):
     """Counts the points of a machine by cell."""
 
-    def __init__(self, space: Space, loaded_queries: int = 0) -> None:
+    def __init__(self, space: Space, cache: WorkerCache, loaded_queries: int = 0) -> None:
         self._grid = space.grid
-        self._counter = CellCounter(space.grid.cells)
+        cells = space.grid.cells
+        # A table of all cells; a task that failed may have left counts in it.
+        self._counter = cache.get("counter", cells, lambda: CellCounter(cells))
+        self._counter.take()
         self._loaded = loaded_queries
 
     def process(self, port: str, block: Gathered) -> tuple[()]:
@@ -66,7 +80,7 @@ class CountingTask(Task):
 
     def build(self, machine: int, cache: WorkerCache) -> CountingWork:
         """Build one machine's work."""
-        return CountingWork(self.space, self.arriving.get(machine, 0))
+        return CountingWork(self.space, cache, self.arriving.get(machine, 0))
 
 
 @dataclass
@@ -121,12 +135,14 @@ class TrioTask(Task):
     space: Space
     segments: tuple[SegmentRef, ...]  # files of the live queries
     folder: Files  # of these
-    files: Files  # of statistics
+    files: Files  # of checkpoints
     names: Mapping[int, str]  # statistics of the batch before, by machine
+    checkpoints: Mapping[int, str]  # statistics of an earlier batch
     before: Plan  # of the batch before: whose file has a partition that moved
     arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
     closes: bool  # whether a round ended with the batch before
     since: int | None  # position of the first request after the batch before; None: there is none
+    counted: Counted | None  # queries in the statistics of the batch before
     fade: float  # share of earlier rounds' points that counts when a round is closed
     rules: SwarmRules
     now: int  # event time that most points had reached; queries that ended before do not count
@@ -145,35 +161,32 @@ class TrioValue:
     file: str
     cost: float
     received: float
+    checkpoint: bool = True  # whether the file is in the state directory
 
 
 class TrioWork(CountingWork):
     """Updates one machine's statistics."""
 
     def __init__(self, task: TrioTask, machine: int, cache: WorkerCache) -> None:
-        super().__init__(task.space)
+        super().__init__(task.space, cache)
         self._task = task
         self._machine = machine
         self._cache = cache
+        self._earlier = _Earlier(task, cache)
 
     def report(self) -> Report:
         """Write the machine's statistics with this batch; report the file and two numbers."""
-        task, machine = self._task, self._machine
-        earlier = _Earlier(task)
-        arrived = task.arrivals.get(machine, ())
+        task, earlier = self._task, self._earlier
+        arrived = task.arrivals.get(self._machine, ())
         loaded = 0
         partitions = []
-        for partition in task.plan.of_machine(machine):
-            ranges, received = live_ranges(
-                task.folder, task.segments, partition, task.space, task.now, task.since
-            )
-            if partition.partition_id in arrived:
-                loaded += len(ranges)
-            stats = _inherited(earlier, machine, partition, ranges)
-            if task.closes:
-                stats.close_round(task.fade)
-            stats.add_queries(ranges[received])
-            stats.set_queries(ranges)
+        for partition in task.plan.of_machine(self._machine):
+            stats = None
+            if partition.partition_id not in arrived:
+                stats = self._continued(partition)
+            if stats is None:
+                stats, queries = self._recounted(partition)
+                loaded += queries if partition.partition_id in arrived else 0
             partitions.append(stats)
         mine = MachineStats(partitions)
         mine.add_cells(self._counter.take(), task.plan.columns)
@@ -182,12 +195,84 @@ class TrioWork(CountingWork):
             assert task.window is not None
             counts = WindowFiles(task.window, self._cache).segment(name).counts
             mine.expire_cells(counts, task.plan.columns)
-        name = task.files.name(f"{task.number:010d}-", f"{machine:05d}", ".trio")
-        task.files.write(name, mine.to_arrays(), durable=False)
+        # Each batch is subtracted when it leaves a window, so none may be lost before. A task that
+        # did not find its file may run at another executor than the next one.
+        windowed = task.window is not None
+        lasting = task.closes or windowed or earlier.lost or not task.names
+        name, lasting = self._write(mine.to_arrays(), lasting)
         # The policy reads the numbers as of the end of a round; in the file the round stays open.
         mine.close_round(task.fade)
-        value = TrioValue(name, machine_cost(mine, task.rules), mine.received())
-        return Report(value, {"loaded_queries": loaded})
+        value = TrioValue(name, machine_cost(mine, task.rules), mine.received(), lasting)
+        return Report(value, {"loaded_queries": loaded, "restarted": float(earlier.lost)})
+
+    def _continued(self, partition: Partition) -> PartitionStats | None:
+        """Update the statistics of the batch before by what changed, if they are there."""
+        task = self._task
+        if task.counted is None or task.since is None:
+            return None
+        stats = self._earlier.of(partition.partition_id, self._machine)
+        if stats is None or self._earlier.lost:
+            return None
+        now = Counted(task.segments, task.now)
+        try:
+            changes = live_changes(
+                task.folder, task.counted, now, partition, task.space, task.since
+            )
+        except StateError:
+            return None  # files of the version before are gone
+        if task.closes:
+            stats.close_round(task.fade)
+        stats.change_queries(*changes)
+        return stats
+
+    def _recounted(self, partition: Partition) -> tuple[PartitionStats, int]:
+        """Return earlier statistics with all queries counted again, and the number of queries."""
+        task = self._task
+        ranges, received = live_ranges(
+            task.folder, task.segments, partition, task.space, task.now, task.since
+        )
+        stats = _inherited(self._earlier, self._machine, partition, ranges)
+        if task.closes:
+            stats.close_round(task.fade)
+        stats.add_queries(ranges[received])
+        stats.set_queries(ranges)
+        return stats, len(ranges)
+
+    def _write(self, arrays: Arrays, lasting: bool) -> tuple[str, bool]:
+        """Write to the state directory or the executor's folder; returns the name, and whether."""
+        task = self._task
+        name = task.files.name(f"{task.number:010d}-", f"{self._machine:05d}", ".trio")
+        self._cache.get(STATISTICS, name, lambda: arrays)
+        resident = None if lasting else resident_files(task.files, self._cache)
+        if resident is not None:
+            with suppress(OSError):  # it is full, or something has deleted it
+                resident.write(name, arrays, durable=False)
+                needed = f"{task.number - 1:010d}"  # by a task of this batch that runs again
+                for old in os.listdir(resident.folder):
+                    if old < needed:
+                        resident.path(old).unlink(missing_ok=True)
+                return name, False
+        task.files.write(name, arrays, durable=False)
+        return name, True
+
+
+def resident_files(files: Files, cache: WorkerCache) -> Files | None:
+    """Return the files of a run's statistics in the executor's folder, if it has one."""
+    run = hashlib.sha256(files.folder.encode()).hexdigest()[:16]
+    folder = cache.folder(f"trio-{run}")
+    return None if folder is None else Files(str(folder))
+
+
+def copy_resident(files: Files, name: str, cache: WorkerCache) -> bool:
+    """Copy a file from the executor's folder to the state directory, if it is there."""
+    resident = resident_files(files, cache)
+    if resident is None:
+        return False
+    try:
+        files.write(name, resident.map(name), durable=False)
+    except StateError:
+        return False
+    return True
 
 
 def load_statistics(files: Files, name: str) -> MachineStats:
@@ -207,14 +292,13 @@ class TrioStage(Stage):
 
     space: Space
     folder: Files  # of the queries
-    files: Files  # of statistics
+    files: Files  # of checkpoints
     window: WindowStage | None = None
     rules: SwarmRules = SwarmRules()  # noqa: RUF009 - immutable
-    names: dict[int, str] = field(init=False, default_factory=dict)
-    first: int | None = field(init=False, default=None)
-    # Numbers of requests in the log: at the last batch, and when the open round began.
-    rows: int | None = field(init=False, default=None)
-    began: int | None = field(init=False, default=None)
+    saved: Saved = field(init=False, default_factory=lambda: Saved())
+    # Where the machines ran in the last batch, and how to get at what they left there.
+    _places: dict[int, str] = field(init=False, default_factory=dict)
+    _executor: MapExecutor | None = field(init=False, default=None)
 
     @property
     def fade(self) -> float:
@@ -223,16 +307,13 @@ class TrioStage(Stage):
 
     def open(self, view: View) -> None:
         """Read which files hold the machines' statistics, and since when they count."""
-        row = view.get(STATISTICS, "trio") or {"files": {}, "first": None}
-        self.names = {int(machine): name for machine, name in row["files"].items()}
-        self.first = row["first"]
-        # A state directory of an earlier version lacks these: its queries count as old.
-        self.rows, self.began = row.get("rows"), row.get("began")
+        row = view.get(STATISTICS, "trio")
+        self.saved = Saved() if row is None else Saved.from_json(row)
 
     def prepare(self, batch: Batch) -> TrioTask:
         """Return the task of a batch."""
         routing, before = spatial(batch.routings), spatial(batch.before)
-        first = batch.number if self.first is None else self.first
+        first = batch.number if self.saved.first is None else self.saved.first
         gone = () if self.window is None else self.window.gone
         return TrioTask(
             batch.number,
@@ -241,11 +322,13 @@ class TrioStage(Stage):
             batch.queries.segments,
             self.folder,
             self.files,
-            self.names,
+            self.saved.names,
+            self.saved.checkpoints,
             before.plan,
             routing.arrivals(before),
             batch.closes_round,
-            self.rows,
+            self.saved.rows,
+            self.saved.counted,
             self.fade,
             self.rules,
             TIME_MIN if batch.median is None else batch.median,
@@ -256,40 +339,109 @@ class TrioStage(Stage):
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Record the files; show the policy two numbers of each machine."""
         values: dict[int, TrioValue] = {r.machine: r.value for r in reports[self.name]}
-        names = {machine: value.file for machine, value in values.items()}
-        first = batch.number if self.first is None else self.first
+        self._places = {r.machine: r.executor for r in reports[self.name]}
+        self._executor = executor
         rows = batch.queries.rows
-        before = rows if self.rows is None else self.rows
-        began = before if batch.closes_round or self.began is None else self.began
-        files = {str(machine): name for machine, name in names.items()}
-        row = {"files": files, "first": first, "rows": rows, "began": began}
+        before = rows if self.saved.rows is None else self.saved.rows
+        lasting = {m: value.file for m, value in values.items() if value.checkpoint}
+        earlier = {m: name for m, name in self.saved.checkpoints.items() if m in values}
+        saved = Saved(
+            {machine: value.file for machine, value in values.items()},
+            earlier | lasting,
+            batch.number if self.saved.first is None else self.saved.first,
+            rows,
+            before if batch.closes_round or self.saved.began is None else self.saved.began,
+            Counted(batch.queries.segments, TIME_MIN if batch.median is None else batch.median),
+        )
+        restarted = sum(int(report.counts["restarted"]) for report in reports[self.name])
         return Outcome(
-            facts=[Fact(STATISTICS, "trio", row)],
-            metrics=_loaded(reports),
+            facts=[Fact(STATISTICS, "trio", saved.to_json())],
+            metrics={**_loaded(reports), "statistics_restarted": restarted},
             observed=values,
-            result=(names, first, rows, began),
+            result=saved,
         )
 
     def committed(self, batch: Batch, outcome: Outcome) -> None:
         """Continue from the files of the batch."""
-        self.names, self.first, self.rows, self.began = outcome.result
+        self.saved = outcome.result
 
     def cleanup(self) -> None:
         """Delete the files of earlier batches."""
-        self.files.delete("", keep=self.names.values())
+        self.files.delete("", keep={*self.saved.names.values(), *self.saved.checkpoints.values()})
+
+    def statistics(self, machines: Collection[int]) -> dict[int, MachineStats]:
+        """Read the statistics of some machines, which leave a copy in the state directory.
+
+        If those of the last batch are lost, the result is the checkpoint.
+        """
+        names = {m: self.saved.names[m] for m in machines if m in self.saved.names}
+        away = [m for m, name in names.items() if not self.files.path(name).exists()]
+        if away and self._executor is not None:
+            call, places = partial(copy_resident, self.files), [self._places.get(m) for m in away]
+            self._executor.map(call, [names[m] for m in away], places)
+        return {machine: self._read(machine) for machine in machines}
+
+    def _read(self, machine: int) -> MachineStats:
+        for files in (self.saved.names, self.saved.checkpoints):
+            with suppress(StateError, KeyError):
+                return load_statistics(self.files, files[machine])
+        return MachineStats()
 
     def state(self) -> Any:
-        """Return the files by machine, the first batch that they count, and two positions."""
-        return self.names, self.first, self.rows, self.began
+        """Return what the next batch continues from."""
+        return self.saved
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the next batch continues from."""
+
+    names: Mapping[int, str] = field(default_factory=dict)  # files of the last batch, by machine
+    checkpoints: Mapping[int, str] = field(default_factory=dict)  # in the state directory
+    first: int | None = None  # batch that they count
+    # Numbers of requests in the log: at the last batch, and when the open round began.
+    rows: int | None = None
+    began: int | None = None
+    counted: Counted | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fact."""
+        counted = self.counted
+        return {
+            "files": {str(machine): name for machine, name in self.names.items()},
+            "checkpoints": {str(machine): name for machine, name in self.checkpoints.items()},
+            "first": self.first,
+            "rows": self.rows,
+            "began": self.began,
+            "now": None if counted is None else counted.now,
+            "segments": [] if counted is None else [astuple(ref) for ref in counted.refs],
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Saved:
+        """Invert :meth:`to_json`; rows of earlier versions lack some fields."""
+        names, checkpoints = (
+            {int(machine): name for machine, name in row[key].items()}
+            for key in ("files", "checkpoints" if "checkpoints" in row else "files")
+        )
+        counted = None
+        if row.get("now") is not None:
+            counted = Counted(tuple(SegmentRef(*ref) for ref in row["segments"]), row["now"])
+        return cls(names, checkpoints, row["first"], row.get("rows"), row.get("began"), counted)
 
 
 class _Earlier:
-    """Statistics of the batch before, each file read once."""
+    """Statistics of the batch before, each file read once.
 
-    def __init__(self, task: TrioTask) -> None:
+    ``lost`` says that a file was not found, and that the checkpoint replaced it.
+    """
+
+    def __init__(self, task: TrioTask, cache: WorkerCache) -> None:
         self._task = task
+        self._cache = cache
         self._partitions = {p.partition_id: p for p in task.before.partitions}
         self._read: dict[int, MachineStats] = {}
+        self.lost = False
 
     def of(self, partition_id: int, machine: int) -> PartitionStats | None:
         """Return a copy of a partition's statistics, preferably those of the same machine."""
@@ -303,11 +455,26 @@ class _Earlier:
         return None if found is None else PartitionStats.from_array(found.to_array())
 
     def _load(self, machine: int) -> MachineStats:
-        name = self._task.names.get(machine)
-        try:
-            return MachineStats() if name is None else load_statistics(self._task.files, name)
-        except StateError:
-            return MachineStats()  # the file was lost with its host: counts start again
+        task = self._task
+        name = task.names.get(machine)
+        if name is None:
+            return MachineStats()
+        with suppress(StateError):
+            return MachineStats.from_arrays(
+                self._cache.get(STATISTICS, name, lambda: self._map(name))
+            )
+        self.lost = True
+        with suppress(StateError, KeyError):
+            return load_statistics(task.files, task.checkpoints[machine])
+        return MachineStats()
+
+    def _map(self, name: str) -> Arrays:
+        """Map a file of the batch before: of this executor, or else of the state directory."""
+        resident = resident_files(self._task.files, self._cache)
+        if resident is not None:
+            with suppress(StateError):
+                return resident.map(name)
+        return self._task.files.map(name)
 
 
 def _inherited(

@@ -75,6 +75,7 @@ from roost.synopsis.tree import PrefixTree
 PREFIXES = "prefixes"  # name of the routing
 TREES = "prefix trees"  # table with its epochs
 GONE = "gone"  # key of the files that were folded
+EARLY_GROWTH = 1.1  # since the last early fold, before another one
 HEAD_BYTES = 1 << 16  # of a file: names of arrays, and settings
 
 LevelPart = tuple[PartName, int]
@@ -122,6 +123,7 @@ class PrefixTable:
     """The prefix trees of a state directory; ``epoch`` is that of the batches to come."""
 
     name = PREFIXES
+    records = TREES
 
     def __init__(self, view: View, spec: SynopsisSpec, epoch: int) -> None:
         self._view = view
@@ -241,6 +243,7 @@ class Fold:
     budget: Budget
     now: int  # event time from which ages are counted
     tree: PrefixTree | None  # if it may change
+    early: Budget | None = None  # to which only rows older than the study are coarsened
 
     def __call__(
         self, item: tuple[int, Sequence[LevelPart]], cache: WorkerCache, prefix: str
@@ -268,6 +271,8 @@ class Fold:
     ) -> SketchFile:
         # Set sketches are stored apart from the rows, which become coarser.
         taken = sum(own.nbytes for own in sets)
+        if self.early is not None:
+            bands, _ = fit_budget(bands, self.early, self.now, taken, young=False)
         bands, _ = fit_budget(bands, self.budget, self.now, taken)
         name = self.files.name(prefix, f"{owner:05d}", ".base")
         parts = [(owner, band) for band in (*bands, *(Band(0, own) for own in sets))]
@@ -292,6 +297,8 @@ class SynopsisStage(Stage):
     budget: Budget  # of each machine
     scaling: bool = False  # whether the prefix tree may change
     clock: Callable[[], float] = time.time  # seconds since 1970, for leases
+    _early: Budget | None = None  # of the next fold
+    _tried: float = 0.0  # bytes of the largest machine that the last early fold left
     catalogue: Catalogue = field(init=False)
     gone: Mapping[str, int] = field(init=False)  # files that were removed, by batch
 
@@ -362,17 +369,30 @@ class SynopsisStage(Stage):
         """Fold the deltas, if there are enough, or if they exceed the budget of a machine."""
         deltas = self.catalogue.of_kind(FileKind.DELTA)
         full = len(deltas) >= self.fold_files
-        if not full and max(owner_bytes(self.catalogue).values(), default=0) <= self.budget.memory:
+        early, self._early = self._early, None
+        limit = (early or self.budget).memory
+        if not full and self._largest(self.catalogue) <= limit:
             return None
         tree = self.table.at(self.table.epoch).tree if self.scaling else None
-        items = fold_items(self.catalogue, tree)
+        items = fold_items(self.catalogue, tree, None if early is None else limit)
         if not items:
             return None
         inputs = sorted({part[0] for _, parts in items for part, _ in parts})
-        fold = Fold(self.files, self.budget, self.catalogue.now, tree)
-        return Job(fold, items, partial(self._folded, inputs))
+        fold = Fold(self.files, self.budget, self.catalogue.now, tree, early)
+        return Job(fold, items, partial(self._folded, inputs, early is not None))
 
-    def _folded(self, inputs: Sequence[str], results: Sequence[Sequence[SketchFile]]) -> Outcome:
+    @staticmethod
+    def _largest(catalogue: Catalogue) -> int:
+        return max(owner_bytes(catalogue).values(), default=0)
+
+    def coarsen_early(self, nbytes: float) -> None:
+        """Have the next fold coarsen old rows until machines have so few bytes, if they can."""
+        if self._largest(self.catalogue) > EARLY_GROWTH * self._tried:
+            self._early = replace(self.budget, memory=max(int(nbytes), 1))
+
+    def _folded(
+        self, inputs: Sequence[str], early: bool, results: Sequence[Sequence[SketchFile]]
+    ) -> Outcome:
         bases = [file for files in results for file in files]
         for file in bases:
             if file.nbytes > self.budget.memory + HEAD_BYTES:
@@ -385,6 +405,8 @@ class SynopsisStage(Stage):
         gone = self._gone(now.batch_id, inputs)
         after = replace(now.changed(bases, inputs), bins=self._suitable_bins(inputs))
         facts = after.facts(now)
+        if early:
+            self._tried = self._largest(after)
         return Outcome(facts=[*facts, Fact(TABLE, GONE, gone)])
 
     def _suitable_bins(self, folded: Iterable[str]) -> Bins:
@@ -424,11 +446,14 @@ def median_time(reports: Reports) -> int:
 
 
 def fold_items(
-    catalogue: Catalogue, tree: PrefixTree | None = None
+    catalogue: Catalogue, tree: PrefixTree | None = None, limit: int | None = None
 ) -> list[tuple[int, tuple[LevelPart, ...]]]:
-    """Return the parts of each owner that has a delta, or rows of others, with their levels."""
+    """Return the parts of each owner that has a delta, or rows of others, with their levels.
+
+    Owners with more bytes than a ``limit`` are among them.
+    """
     found: dict[int, list[LevelPart]] = {}
-    changed = set()
+    changed = {o for o, n in owner_bytes(catalogue).items() if limit is not None and n > limit}
     for file in catalogue.files:
         for number, part in enumerate(file.parts):
             found.setdefault(part.owner, []).append(((file.name, number), part.level))

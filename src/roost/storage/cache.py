@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 Value = TypeVar("Value")
@@ -20,10 +21,12 @@ class WorkerCache:
         "parquet": 8,
         "row groups": 2,
         "prefetched": 1 << 12,
+        "statistics": 1 << 7,
         "window": 1 << 20,  # dropped by age
     }
 
-    def __init__(self) -> None:
+    def __init__(self, root: Callable[[], Path | None] = lambda: None) -> None:
+        self._root = root
         self._entries: dict[str, OrderedDict[Any, Any]] = {}
         self._lock = threading.Lock()  # snapshot queries may run beside a batch
 
@@ -41,6 +44,22 @@ class WorkerCache:
             while len(entries) > self.LIMITS.get(kind, 8):
                 entries.popitem(last=False)
         return value
+
+    def folder(self, name: str) -> Path | None:
+        """Return a folder on the executor's host, which its workers share and which ends with it.
+
+        There is none where the state directory is as near: in the driver's process or on its host.
+        """
+
+        def build() -> Path | None:
+            root = self._root()
+            if root is None:
+                return None
+            path = root / name
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return path
+
+        return self.get("folder", name, build)
 
     def drop(self, kind: str, stale: Callable[[Any], bool]) -> None:
         """Drop the entries whose keys are stale."""

@@ -18,7 +18,7 @@ from roost.model.arrays import Ints
 from roost.model.records import TIME_MIN
 from roost.synopsis.bands import Bands, mergeable
 from roost.synopsis.bins import DROPPED
-from roost.synopsis.budget import BucketSize, Budget, Move, Plan, plan
+from roost.synopsis.budget import BandMove, BandPlan, BucketSize, Budget, plan
 from roost.synopsis.coarsening import Resolution, coarsen, split_at
 from roost.synopsis.leaves import run_words
 from roost.synopsis.rebinning import rebin
@@ -119,7 +119,7 @@ def _row_bytes(columns: Sequence[NDArray[Any]]) -> int:
 
 def plan_bands(
     bands: Sequence[Band], budget: Budget, now_us: int, pending: int = 0, *, young: bool = True
-) -> Plan:
+) -> BandPlan:
     """Measure bands and decide which buckets become coarser."""
     buckets = [bucket for band in bands for bucket in measure_buckets(band)]
     nbytes = sum(band.synopsis.nbytes for band in bands)
@@ -127,7 +127,7 @@ def plan_bands(
     return plan(buckets, other, budget, now_us, LAST_LEVEL, young=young)
 
 
-def apply_plan(bands: Sequence[Band], decided: Plan) -> tuple[Band, ...]:
+def apply_plan(bands: Sequence[Band], decided: BandPlan) -> tuple[Band, ...]:
     """Return the bands after the moves of a plan."""
     found = list(bands)
     if decided.expire_us is not None:
@@ -138,7 +138,7 @@ def apply_plan(bands: Sequence[Band], decided: Plan) -> tuple[Band, ...]:
     return tuple(found)
 
 
-def _apply(bands: Sequence[Band], move: Move) -> list[Band]:
+def _apply(bands: Sequence[Band], move: BandMove) -> list[Band]:
     found = [band for band in bands if band.level != move.level]
     for band in bands:
         if band.level == move.level:

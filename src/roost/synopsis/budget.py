@@ -54,7 +54,7 @@ class BucketSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BandMove:
     """Buckets of a level that end by a time go to the next level."""
 
     level: int
@@ -62,10 +62,10 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BandPlan:
     """Moves in the order in which they are applied, and the bytes that would still be too many."""
 
-    moves: tuple[Move, ...] = ()
+    moves: tuple[BandMove, ...] = ()
     expire_us: int | None = None  # buckets that end by this time are deleted
     excess: int = 0
 
@@ -78,7 +78,7 @@ def plan(
     last_level: int,
     *,
     young: bool = True,
-) -> Plan:
+) -> BandPlan:
     """Decide which buckets become coarser.
 
     ``other`` counts further bytes towards the budget: bins, sketches, deltas that are not folded.
@@ -108,8 +108,8 @@ def plan(
         sizes[level] -= bucket.nbytes
         sizes[level + 1] += smaller
         excess -= bucket.nbytes - smaller
-    moves = tuple(Move(level, until[level]) for level in sorted(until, reverse=True))
-    return Plan(moves, expire_us, max(excess, 0))
+    moves = tuple(BandMove(level, until[level]) for level in sorted(until, reverse=True))
+    return BandPlan(moves, expire_us, max(excess, 0))
 
 
 def _candidates(levels: Sequence[Sequence[BucketSize]], aged_us: int, *, young: bool) -> list[int]:

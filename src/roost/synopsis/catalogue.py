@@ -131,18 +131,19 @@ class Catalogue:
 
     def needed(self, scopes: Sequence[Scope], spec: SynopsisSpec) -> tuple[PartName, ...]:
         """Return the parts of files that may have rows, or set sketches, of the scopes."""
-        names, first, last, bounds, sets = self._extents
-        found = np.zeros(len(names), np.bool_)
+        names, times, bounds, sets = self._extents
+        found: set[int] = set()
         for scope in scopes:
             since, until = scope.time_range
-            near = (first < min(until, TIME_MAX)) & (last >= max(since, TIME_MIN))
-            if scope.shape is not None:
-                near &= (judge_boxes(scope.shape, bounds, spec) != OUTSIDE) | sets
-            found |= near
-        return tuple(names[k] for k in np.flatnonzero(found).tolist())
+            near = [k for k, (first, last) in enumerate(times) if first < until and last >= since]
+            if near and scope.shape is not None:
+                states = judge_boxes(scope.shape, bounds, spec).tolist()
+                near = [k for k in near if states[k] != OUTSIDE or sets[k]]
+            found.update(near)
+        return tuple(names[k] for k in sorted(found))
 
     @cached_property
-    def _extents(self) -> tuple[list[PartName], Ints, Ints, Floats, NDArray[np.bool_]]:
+    def _extents(self) -> tuple[list[PartName], list[tuple[int, int]], Floats, list[bool]]:
         """Names, first and last times, bounds, and which parts have set sketches only."""
         pairs = [
             ((file.name, number), part)
@@ -151,11 +152,9 @@ class Catalogue:
             if part.rows or part.sets
         ]
         parts = [part for _, part in pairs]
-        first, last = (np.array([getattr(part, name) for part in parts], np.int64)
-                       for name in ("time_min", "time_max"))  # fmt: skip
+        times = [(part.time_min, part.time_max) for part in parts]
         bounds = np.array([part.bounds for part in parts], np.float64).reshape(-1, 4)
-        sets = np.array([not part.rows for part in parts], np.bool_)
-        return [name for name, _ in pairs], first, last, bounds, sets
+        return [name for name, _ in pairs], times, bounds, [not part.rows for part in parts]
 
     def changed(self, added: Sequence[SketchFile], removed: Iterable[str]) -> Catalogue:
         """Return the catalogue with other files."""

@@ -48,7 +48,7 @@ def run_query(synopsis: Sketch, query: str, arguments: Mapping[str, Any]) -> Any
     function, given = _find("query", query), dict(arguments)
     if function is contrast:
         statistic = _find("statistic", str(given.pop("statistic", "")))
-        names = set(_parameters(statistic)) - {"scope"}
+        names = set(_parameters(statistic)[0]) - {"scope"}
         own = {name: given.pop(name) for name in names & set(given)}
         _check_arguments(f"{statistic.__name__}", statistic, {**own, "scope": None})
         given["statistic"] = partial(statistic, **own)
@@ -70,17 +70,20 @@ def _find(key: str, name: str) -> Callable[..., Any]:
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(list(inspect.signature(function).parameters.items())[1:])
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all arguments but the synopsis, and of those that are required."""
+    own = list(inspect.signature(function).parameters.values())[1:]
+    required = (parameter.name for parameter in own if parameter.default is parameter.empty)
+    return tuple(parameter.name for parameter in own), tuple(required)
 
 
 def _check_arguments(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    known = _parameters(function)
+    known, required = _parameters(function)
     for argument, value in given.items():
         if argument not in known:
             raise ConfigError(f"{name}: {argument}", value, f"one of {', '.join(known)}")
-    for argument, parameter in known.items():
-        if parameter.default is parameter.empty and argument not in given:
+    for argument in required:
+        if argument not in given:
             raise ConfigError(f"{name}: {argument}", None, f"a value: {name} requires one")
 
 

@@ -5,7 +5,7 @@ exact sums over the rows that have two of them. With one feature these are the s
 rows with some of them but not all are subtracted, as their leaves describe them: only runs of
 leaves with nulls are read. Groups that the scope cuts contribute their leaves.
 
-A leaf tells the bin of a value, and the mean of the bin stands for it. Replacing a feature by the
+A leaf has the bin of a value, and the mean of the bin stands for it. Replacing a feature by the
 mean of its bin does not bias a coefficient. What lies inside bins may, and widens the
 intervals.
 """

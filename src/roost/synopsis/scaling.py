@@ -14,6 +14,7 @@ A pure policy: it decides for one machine from a snapshot, and does not carry ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -105,15 +106,16 @@ class ScaleIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
+class AddMachines:
     """Add machines, because none has room for the excess of this one."""
 
     machine: int
     more: int
+    trigger: Trigger
     reason: str
 
 
-ScalingDecision = ScaleOut | ScaleIn | Provision | NoChange
+ScalingDecision = ScaleOut | ScaleIn | AddMachines | NoChange
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class SketchletSnapshot:
     loads: Mapping[str, PrefixLoad]  # what moves with a prefix, beside that of longer ones
     transfers: tuple[Transfer, ...] = ()
     busy: frozenset[int] = frozenset()  # machines with an operation under way
+    machines_max: int = 0  # that there can be
+    asked: tuple[AddMachines, ...] = ()  # machines that were asked for in this observation
 
     @cached_property
     def owners(self) -> Mapping[str, int]:
@@ -163,8 +167,10 @@ class SketchletSnapshot:
         """Return the snapshot with a decision; raises ValueError if it is not possible now."""
         if isinstance(decision, NoChange):
             return self
-        if isinstance(decision, Provision):
-            raise ValueError("nothing can add machines")
+        if isinstance(decision, AddMachines):
+            if len(self.machines) >= self.machines_max:
+                raise ValueError(f"cannot add machines: there are {len(self.machines)} at most")
+            return replace(self, asked=(*self.asked, decision))
         if isinstance(decision, ScaleOut):
             tree, source = self.tree, decision.machine
             for move in decision.moves:
@@ -180,6 +186,40 @@ class SketchletSnapshot:
             raise ValueError(f"another operation is under way on machine {names}")
         transfers, busy = (*self.transfers, *sent), self.busy | involved
         return replace(self, tree=tree, transfers=transfers, busy=busy)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Machines that the tree should have at least.
+
+    Those asked for because of a ``backlog`` are needed until they are there; the load decides how
+    long they stay. Those for ``memory`` are needed until a machine takes a prefix back.
+    """
+
+    backlog: int = 0
+    memory: int = 0
+
+    @property
+    def machines(self) -> int:
+        """The larger number."""
+        return max(self.backlog, self.memory)
+
+    def observed(
+        self, seen: SketchletSnapshot, decided: SketchletSnapshot, rules: ScalingRules
+    ) -> Needs:
+        """Return the needs after an observation; ``decided`` has its accepted decisions."""
+        there = len(seen.machines)
+        more = {one: 0 for one in Trigger}
+        for asked in decided.asked:
+            more[asked.trigger] += asked.more
+        wanted = {trigger: there + count if count else 0 for trigger, count in more.items()}
+        backlog = max(self.backlog if self.backlog > there else 0, wanted[Trigger.BACKLOG])
+        owners = len(set(decided.tree.owners.values()))
+        fewer = owners < len(set(seen.tree.owners.values()))
+        stored = sum(machine.nbytes for machine in seen.machines)
+        least = math.ceil(stored / (rules.memory_upper * rules.memory))
+        kept = min(self.memory, owners) if fewer else self.memory
+        return Needs(backlog, max(kept, wanted[Trigger.MEMORY], least if least > 1 else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +258,7 @@ class Scaler:
         if streak.idle >= rules.observations:
             decision = self._scale_in(seen)
         # What is refused is proposed at the next observation, except what nobody can do now.
-        return decision, Streak() if isinstance(decision, Provision) else streak
+        return decision, Streak() if isinstance(decision, AddMachines) else streak
 
     def _room(self, seen: SketchletSnapshot, machine: int) -> PrefixLoad:
         """Return what a machine can take over."""
@@ -254,7 +294,8 @@ class Scaler:
         if moves is None:
             return NoChange(f"{reason} too many, which no other machines could take over")
         more = len({move.target for move in moves} & set(spare))
-        return Provision(self.machine, more, f"{reason} too many, and no machine has room")
+        reason += " too many, and no machine has room"
+        return AddMachines(self.machine, more, trigger, reason)
 
     def _candidates(
         self, seen: SketchletSnapshot, trigger: Trigger, targets: Sequence[int]

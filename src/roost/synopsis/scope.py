@@ -21,10 +21,11 @@ from roost.errors import ConfigError, RequestError
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
 from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
+from roost.model.space import Space
 from roost.predicate import Expression, check, parse
 from roost.predicate.ast import LIST_OPERATORS, Comparison, Condition
 from roost.predicate.axis import axis_of
-from roost.predicate.columns import Block
+from roost.predicate.columns import RowBlock
 from roost.predicate.evaluate import compile_expression
 from roost.synopsis.comparing import features_compared, judge_ranges
 from roost.synopsis.frame import Frame, GroupIndex, open_frame
@@ -133,7 +134,7 @@ def prepare(synopsis: Synopsis, scope: Scope) -> Request:
     if isinstance(shape, Polygon):
         states = judge_boxes(shape, synopsis.frame.boxes, spec)
     else:
-        images, circle = _bound_shape(shape, spec)
+        images, circle = _bound_shape(shape, spec.space)
     day, day_shares = _judge_day(scope.hours, spec.step_s)
     return Request(
         *(states, images, circle, spec.lonlat, *scope.time_range, day, day_shares),
@@ -271,13 +272,14 @@ def _judge_simple(
     return out
 
 
+@lru_cache(maxsize=CACHED)
 def _bound_shape(
-    shape: Box | Circle | Polygon | None, spec: SynopsisSpec
+    shape: Box | Circle | Polygon | None, space: Space
 ) -> tuple[Floats, tuple[float, float, float]]:
     """Return boxes that contain a shape, and the circle if it is one."""
     if shape is None:
         return _NO_IMAGES, NO_CIRCLE
-    images = np.array(shape_bounds(shape, spec.space), np.float64)
+    images = np.array(shape_bounds(shape, space), np.float64)
     if isinstance(shape, Circle):
         return images, (float(shape.cx), float(shape.cy), float(shape.radius))
     return images, NO_CIRCLE
@@ -287,7 +289,7 @@ def judge_boxes(shape: Box | Circle | Polygon | None, boxes: Floats, spec: Synop
     """Return the state of each box: outside the shape, on its border or inside."""
     # Read-only: numba cannot load a loop from its cache if another cached one calls it with arrays
     # of the same type.
-    states: Bytes = _judge_simple(frozen(boxes), *_bound_shape(shape, spec), spec.lonlat)
+    states: Bytes = _judge_simple(frozen(boxes), *_bound_shape(shape, spec.space), spec.lonlat)
     if isinstance(shape, Polygon):
         polygon = polygon_of(shape.text)
         near = np.flatnonzero(states)
@@ -354,7 +356,7 @@ def _evaluate(
     """Return where a condition, or its negation, is true."""
     compiled = compile_expression(condition, negated, iter(_slots(condition)), schema)
     every = np.arange(len(columns[condition.attribute]))
-    return compiled.evaluate(Block(columns, schema, every), every, np.zeros_like(every))
+    return compiled.evaluate(RowBlock(columns, schema, every), every, np.zeros_like(every))
 
 
 def row_columns(synopsis: Synopsis) -> dict[str, pa.Array]:

@@ -23,6 +23,7 @@ from roost.synopsis.sets import (
     COUNT_HASHES,
     SetRecords,
     SetSketches,
+    fill_of,
     is_member,
     item_keys,
     period_us,
@@ -62,8 +63,7 @@ def contains(
     members = [is_member(bloom, key) for bloom, key in zip(blooms, keys, strict=True)]
     if not any(members):
         return SynopsisResult(0.0, 0.0, 0.0, len(blooms))
-    fills = np.array([np.bitwise_count(bloom).sum() / (8.0 * bloom.size) for bloom in blooms])
-    confidence = float(np.prod(1.0 - fills**BLOOM_PROBES))
+    confidence = math.prod(1.0 - fill_of(bloom) ** BLOOM_PROBES for bloom in blooms)
     low = float(any(found.inside for found, holds in zip(touched, members, strict=True) if holds))
     return SynopsisResult(1.0, low, 1.0, len(blooms), BoundKind.PROBABLE, confidence)
 

@@ -32,6 +32,7 @@ from roost.synopsis.spec import DAY_S, SECOND_US, Feature, SetSpec, SynopsisSpec
 
 BLOOM, HLL, COUNTS = range(3)
 BLOOM_PROBES = 7
+BYTE_BITS = np.bitwise_count(np.arange(256, dtype=np.uint8))
 BLOOM_BITS = 9.6  # for each member: 1 % of false positives with seven probes
 COUNT_HASHES = 3  # the error is exceeded with probability exp(-3)
 Mask = NDArray[np.bool_]
@@ -64,7 +65,7 @@ NO_SETS = SetRecords(_NONE, _NONE, _NONE, np.zeros(1, np.int64), np.empty(0, np.
 
 
 class SetSketches(NamedTuple):
-    """Set sketches, with what tells the key of a combination of values."""
+    """Set sketches, and what maps a combination of values to its key."""
 
     spec: SynopsisSpec
     bins: Bins
@@ -259,6 +260,15 @@ def is_member(bloom: Bytes, key: np.uint64) -> bool:  # pragma: no cover - compi
         if not bloom[bit >> 3] >> np.uint8(bit & 7) & 1:
             return False
     return True
+
+
+@njit(cache=True, nogil=True)
+def fill_of(bloom: Bytes) -> float:  # pragma: no cover - compiled
+    """Return the share of the bits of a Bloom filter that are set."""
+    bits = 0
+    for byte in bloom:
+        bits += BYTE_BITS[byte]
+    return bits / (8.0 * bloom.size)
 
 
 @njit(cache=True, nogil=True)

@@ -236,14 +236,17 @@ class SynopsisSpec:
     def _positions(self) -> dict[str, int]:
         return {feature.name: k for k, feature in enumerate(self.features)}
 
+    @cached_property
+    def _numbers(self) -> tuple[str, ...]:
+        return tuple(feature.name for feature in self.features if not feature.categorical)
+
     def index(self, name: str, *, numeric: bool = False) -> int:
         """Return the position of a feature; raises `ConfigError` if there is none."""
         position = self._positions.get(name)
         if position is None:
             raise ConfigError("feature", name, f"one of {', '.join(self._positions)}")
-        if numeric and self.features[position].categorical:
-            numbers = [feature.name for feature in self.features if not feature.categorical]
-            raise ConfigError("feature", name, f"a number: one of {', '.join(numbers)}")
+        if numeric and name not in self._numbers:
+            raise ConfigError("feature", name, f"a number: one of {', '.join(self._numbers)}")
         return position
 
     def to_json(self) -> dict[str, Any]:

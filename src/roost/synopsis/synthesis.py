@@ -1,6 +1,6 @@
 """Synthetic rows: drawn from leaves with the correlations and marginals of their group.
 
-A leaf tells place, step, and the bin of every feature; a row is one draw from the values there. A
+A leaf has place, step, and the bin of every feature; a row is one draw from the values there. A
 group is described by a normal copula: features have the group's marginals, and normal scores with
 the group's correlations. The scores of a row are drawn inside the bins of its leaf, one given the
 ones before it, the finest planes first, and translated into values. With narrow bins the leaf
@@ -192,7 +192,7 @@ class _Sampler:
         shares, factor = self._model(group)
         columns = np.arange(codes.shape[1])
         first, last = self.first[columns, codes], self.last[columns, codes]
-        # Of a dropped plane a leaf tells nothing, not even whether the value is null.
+        # A leaf has nothing of a dropped plane, not even whether the value is null.
         missing = self.rng.random(codes.shape) < self._null_shares(group)
         null = np.where(self.synopsis.bins.dropped, missing, codes == 0)
         low = np.where(null, 0.0, shares[columns, np.maximum(first - 1, 0)])

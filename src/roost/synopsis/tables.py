@@ -115,7 +115,7 @@ class TableQuery:
 
     ``since_batch`` selects the files that were added after the batch was committed: what later
     batches wrote, and what folds have written since. A fold replaces files, so its base also has
-    older rows; the column ``file`` tells which records replace which. ``share`` is the number of
+    older rows; the column ``file`` shows which records replace which. ``share`` is the number of
     synthetic rows over that of the original ones, and ``seed`` repeats them.
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from roost.storage.cache import WorkerCache
+
 
 class FakeAllocator:
     """Provides executors some seconds after a request, by a clock.
@@ -29,6 +31,7 @@ class FakeAllocator:
         available: int = 1000,
     ) -> None:
         self._clock, self.slots = clock, slots
+        self.preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]] = lambda: ()
         self._arrival_s, self._warm_s = arrival_s, warm_s
         self.available = available
         self.present: dict[str, float] = {}  # clock from which each is warm

@@ -99,7 +99,7 @@ class WindowView:
         return extent(self.spec, [batch.facts for batch in self.batches], self.past)
 
     def live(self) -> list[WindowBatch]:
-        """Batches that may have live points."""
+        """Return the batches that may have live points."""
         held = self.extent
         return [batch for batch in self.batches if held.holds(batch.batch_id)]
 

@@ -213,9 +213,19 @@ class PartitionStats:
         """Collect terminated queries, clipped to the partition."""
         self._collect(Q_GONE, ranges)
 
-    def _collect(self, line: int, ranges: Ranges) -> None:
-        lines = (self.rows.numbers[line:], self.columns.numbers[line:])
-        count_ranges(ranges, 1.0, self.bounds, *lines)
+    def _collect(self, line: int, ranges: Ranges, sign: float = 1.0) -> None:
+        if len(ranges):
+            lines = (self.rows.numbers[line:], self.columns.numbers[line:])
+            count_ranges(ranges, sign, self.bounds, *lines)
+
+    def change_queries(self, left: Ranges, came: Ranges, received: NDArray[np.bool_]) -> None:
+        """Collect a difference of two sets of queries; only those received count in R.
+
+        A query that left and came, because it is in another file now, has not changed.
+        """
+        self.add_queries(came[received])
+        self._collect(Q_GONE, left)
+        self._collect(Q_GONE, came[~received], -1.0)
 
     def set_queries(self, ranges: Ranges) -> None:
         """Collect as terminated whatever is not among these queries, which are all.

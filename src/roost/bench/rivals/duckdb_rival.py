@@ -21,7 +21,7 @@ import duckdb
 
 from roost.bench.cases import Case
 from roost.bench.common import CORES
-from roost.bench.rivals.protocol import Job, job_of, measure, parser
+from roost.bench.rivals.protocol import RivalJob, job_of, measure, parser
 
 CELLS_PER_SIDE = 2
 # More than the columns of a city's cells, so that the key of a cell is unique.
@@ -89,7 +89,7 @@ def matches_sql(case: Case, points_path: str, columns: str) -> str:
 
 
 def one_pass(
-    connection: duckdb.DuckDBPyConnection, job: Job, points_path: str, out: Path | None
+    connection: duckdb.DuckDBPyConnection, job: RivalJob, points_path: str, out: Path | None
 ) -> int:
     """Count the matches of a file, or write them."""
     if out is None:

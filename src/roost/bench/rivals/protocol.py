@@ -40,7 +40,7 @@ MATCH_COLUMNS = ("query_id", "point_id", "event_time")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RivalJob:
     """One run of one system on one case."""
 
     case: Case
@@ -69,13 +69,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def job_of(args: argparse.Namespace) -> Job:
+def job_of(args: argparse.Namespace) -> RivalJob:
     """Turn parsed arguments into a job."""
-    return Job(Case.load(args.case), args.mode, args.out, args.json)
+    return RivalJob(Case.load(args.case), args.mode, args.out, args.json)
 
 
 def save_result(
-    job: Job, system: str, version: str, notes: str, passes: int, seconds: float, matches: int
+    job: RivalJob, system: str, version: str, notes: str, passes: int, seconds: float, matches: int
 ) -> Row:
     """Write the result of a job; ``seconds`` covers all passes, ``matches`` a single one."""
     result = {
@@ -95,7 +95,12 @@ def save_result(
 
 
 def measure(
-    job: Job, system: str, version: str, notes: str, run: Pass, clock: Clock = time.perf_counter
+    job: RivalJob,
+    system: str,
+    version: str,
+    notes: str,
+    run: Pass,
+    clock: Clock = time.perf_counter,
 ) -> Row:
     """Warm up, time whole passes, and write the result."""
     out = job.out if job.mode == "write" else None

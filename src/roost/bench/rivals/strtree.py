@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import shapely
 
 from roost.bench.common import CORES
-from roost.bench.rivals.protocol import MATCH_COLUMNS, Job, job_of, measure, parser
+from roost.bench.rivals.protocol import MATCH_COLUMNS, RivalJob, job_of, measure, parser
 
 SLICE_ROWS = 8_192
 
@@ -25,7 +25,7 @@ _tree: shapely.STRtree | None = None
 _query_ids: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
-def load(job: Job) -> None:
+def load(job: RivalJob) -> None:
     """Build the tree of the job's queries, for this process and its forked workers."""
     global _tree, _query_ids
     table = pq.read_table(job.case.queries_path)
