@@ -207,6 +207,22 @@ def child_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting() -> Iterator[None]:
+    """Skip what only matters when the host fails or its memory runs out: half of a small batch.
+
+    Tests kill drivers, not the host. Drivers in processes of their own do wait for the disk.
+    """
+    from roost.storage.database import Database
+
+    synchronous = Database.synchronous
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(Database, "synchronous", lambda self, level: synchronous(self, "off"))
+        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
+        yield
+
+
 @pytest.fixture
 def cleanup() -> Iterator[ExitStack]:
     """Close at the end of a test what it has opened."""

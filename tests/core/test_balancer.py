@@ -10,7 +10,7 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -71,15 +71,6 @@ class DriverKilled(BaseException):
     """Simulates a killed driver: the files stay as they are."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Iterator[None]:
-    """Skip fsync and freeing memory: these tests do not crash the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
-
-
 # --------------------------------------------------------------------------- the harness
 
 
@@ -97,6 +88,7 @@ class Scene:
     watched: bool = True
     sink: str = "parquet"
     executors: tuple[str, ...] = ("local",)
+    engine: dict[str, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
 
     @property
@@ -111,7 +103,7 @@ class Scene:
         return scenario_config(
             self.scenario,
             self.folder,
-            {"strategy": self.strategy, "machines": self.machines},
+            {"strategy": self.strategy, "machines": self.machines, **self.engine},
             {
                 "round": self.round_batches * self.scenario.rows * self.scenario.tick,
                 "tolerance": self.tolerance,
@@ -334,7 +326,9 @@ def test_statistics_that_stay_at_several_executors(tmp_path: Path, seed: int) ->
 
     def on_step(step: str, number: int) -> None:
         if step == "end":
-            resident.update(n for n in executors if list((tmp_path / "hosts" / n).rglob("*.trio")))
+            resident.update(
+                n for n in executors if list((tmp_path / "hosts" / n).rglob("resident-*"))
+            )
 
     ran, truth = Ran(scene, scene.run_driver(on_step)), Truth(scenario)
     scene.check(truth)

@@ -50,7 +50,7 @@ def test_sizes_of_large_grids_are_computed_from_smaller_ones() -> None:
 
 def test_a_run_writes_its_result_and_plots(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("ROOST_DATA", raising=False)
-    monkeypatch.setattr(trio, "QUICK", trio.Sizes((2_000,), 20_000, 3_000, 1, 3))
+    monkeypatch.setattr(trio, "QUICK", trio.Sizes((2_000,), 20_000, 3_000, 1, 3, 20_000))
     assert run_bench("trio", quick=True, json_path=tmp_path / "trio.json") == 0
     result = json.loads((tmp_path / "trio.json").read_text())
     assert (tmp_path / "trio.png").stat().st_size > 0

@@ -95,9 +95,10 @@ def test_random_moves_cover_both_protocols(tmp_path: Path) -> None:
     for seed in range(12):
         case = usable(seed, slow=True)
         found += run_moved(seed, case, tmp_path / str(seed), repeat=seed % 2 == 1)
-    missing = {name for name in COVERED if not found[name]}
-    assert not missing, missing
-    assert found["moves with open windows"] >= 20, found
+        missing = {name for name in COVERED if not found[name]}
+        if not missing and found["moves with open windows"] >= 20:
+            return
+    pytest.fail(f"{missing or 'few moves with open windows'}: {found}")
 
 
 class Spread:

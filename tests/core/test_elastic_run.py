@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,8 +23,10 @@ from roost.runtime import records
 from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.report import build_report
 from roost.stages.contract import Report
+from roost.stages.matching import MatchingTask
 from roost.stages.routing import PLANS
 from roost.stages.sources import FileSource, parse_generator
+from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 from roost.testing import FakeAllocator, InProcessExecutor, InProcessPipeline, brute_force
 from stage_scenario import STEPS, Killed
@@ -145,10 +148,8 @@ class ElasticRun:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Any:
+def no_idling() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         patch.setattr("roost.runtime.pipeline.IDLE_S", 0.0)
         yield
 
@@ -188,6 +189,25 @@ def test_layouts_change_between_arrival_and_departure(tmp_path: Path) -> None:
         run.drive()
     assert max(size for size, _ in seen) == 4
     assert all(size <= max(warm, 1) for size, warm in seen), seen
+
+
+def test_a_new_executor_maps_the_queries_as_its_first_task_does(tmp_path: Path) -> None:
+    tasks: list[MatchingTask] = []
+
+    def noting(self: InProcessExecutor, inputs: Any, chain: Any, given: Any, where: Any) -> Any:
+        tasks.append(given["matching"])
+        return live(self, inputs, chain, given, where)
+
+    live = InProcessExecutor.run
+    run, cache = ElasticRun(tmp_path, seconds=(3, 0, 0)), WorkerCache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessExecutor, "run", noting)
+        run.drive()
+    (prepare,) = pickle.loads(pickle.dumps(run.allocator.preparations()))
+    prepare(cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roost.stages.matching.open_index", lambda *given, **named: 1 / 0)
+        assert sum(segment.size for segment in tasks[-1].index(cache).segments) == len(QUERIES)
 
 
 def test_executors_and_hours_are_reported(tmp_path: Path) -> None:

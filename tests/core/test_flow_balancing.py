@@ -17,6 +17,7 @@ import pytest
 from flow_runs import FlowRun, as_table, compare, run_case, usable
 from roost.dataflow.balancing import early_keys
 from roost.dataflow.buckets import BucketMap, bucket_of
+from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.loads import HeavyKey
@@ -249,3 +250,25 @@ def test_all_tuples_of_an_aggregate_without_a_key_are_hot(tmp_path: Path) -> Non
     with closing(Store(tmp_path / "state")) as store:
         (hot,) = build_report(store)["dataflow"]["balancing"]["sums"]["hot_keys"]
     assert hot["share"] == pytest.approx(1.0)
+
+
+def test_hot_keys_of_an_operator_that_adopts_a_bucket_map(tmp_path: Path) -> None:
+    """A Join lets two Aggregates share a bucket map; the key is hot for the second one only.
+
+    Other keys are too rare to be aggregated before the exchange.
+    """
+    flow = Dataflow("joined")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    others = source.filter("k != 7").aggregate({"sum": "sum(v)"}, by="k", size=5, name="sums")
+    ends = source.aggregate({"end": "last(v)"}, by="k", size=5, name="ends")
+    others.join(ends, "left.k = right.k", size=5, name="join").sink("out")
+    graph = resolve(flow.name, flow.operators)
+    assert together(graph)["ends"].root == "sums"
+    run_flow(tmp_path, "planner", (flow, graph), hot=0.3)
+    (begun,) = hot_changes(tmp_path)
+    assert begun.startswith("share of the tuples: 7 has ")
+    with closing(Store(tmp_path / "state")) as store:
+        assert len(store.get(HOT_KEYS, "ends")) == 1 and not store.get(HOT_KEYS, "sums")
+        (hot,) = build_report(store)["dataflow"]["balancing"]["sums"]["hot_keys"]
+    assert (hot["subquery"], hot["operator"], hot["key"]) == ("sums", "ends", "7")
+    assert hot["share"] == pytest.approx(0.3, abs=0.05) and hot["remedy"].endswith("the exchange")

@@ -280,6 +280,28 @@ def test_inspect_shows_the_dataflow(calls: str, tmp_path: Path, capsys, monkeypa
     assert code == 0
     assert "sums Aggregate time 10 k epoch 0 2 x 128 2 4" in text
     assert "calls records 40 39 39" in text
+    assert "batch points matches tuples results dead seconds" in text.replace("┃ ", "")
+    results = sum(pq.read_metadata(path).num_rows for path in (config.out.dir / "written").iterdir()
+                  if path.suffix == ".parquet")  # fmt: skip
+    assert f"0 0 0 40 {results} 2" in text and results, "two of the calls are rejected"
+
+
+def test_inspect_shows_timestamps(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    flow = Dataflow("calls")
+    schema = {"k": "int64", "at": "timestamp[us, tz=UTC]"}
+    path = tmp_path / "calls.parquet"
+    times = pa.array([0, 61_500_000, 130_000_000], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"k": [1, 1, 1], "at": times}), path)
+    calls = flow.source("calls", schema, time="at", path=str(path))
+    calls.aggregate({"n": "count"}, by="k", size=60, name="sums").sink("written")
+    config = RunConfig(out={"dir": tmp_path / "out"}, engine={"available_now": True})
+    with InProcessPipeline(config, flow=flow) as pipeline:
+        pipeline.run()
+    _, out, _ = roost(capsys, "inspect", config.out.state_dir)
+    text = " ".join(out.replace("│", " ").split())
+    assert "calls records 3 1970-01-01T00:02:10 1970-01-01T00:02:10" in text
+    assert "1 x 256" not in text and "1970-01-01T00:02:00" in text, "the open window"
 
 
 def test_a_dataflow_is_explained(calls: str, capsys) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -332,11 +333,32 @@ def test_partial_aggregation_sends_few_rows_and_changes_no_result(tmp_path: Path
     assert ordered[0] == ordered[1] and ordered[0]
 
 
-@pytest.mark.parametrize("function", ["distinct(v)", "quantile(v, 0.5)"])
-def test_estimates_are_not_aggregated_before_an_exchange(function: str, tmp_path: Path) -> None:
+def test_quantiles_are_not_aggregated_before_an_exchange(tmp_path: Path) -> None:
     """They would depend on the number of tasks."""
-    _, executor = run_aggregate("auto", {"x_approx": function}, tmp_path)
+    _, executor = run_aggregate("auto", {"x_approx": "quantile(v, 0.5)"}, tmp_path)
     assert executor.sent["flow:a"] == 3_600
+
+
+def test_distinct_counts_do_not_depend_on_the_layout(tmp_path: Path) -> None:
+    """Thousands of values, of which a HyperLogLog keeps registers only."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.aggregate({"d": "distinct(v)"}, by="k", size=2_000, advance=500, name="a").sink("out")
+    found = []
+    for layout, machines in (("operator_set", 1), ("auto", 3)):
+        executor = Counting(3)
+        run = FlowRun(
+            flow, tmp_path / layout, executor=partial(lambda one: one, executor),
+            machines=lambda number, count=machines: count,
+            layout=lambda number, name=layout: name,
+        )  # fmt: skip
+        with run:
+            for number in range(3):
+                run.batch({"s": table(6_000, 2, 6_000 * number)}, float(number))
+        found.append((executor.sent["flow:a"], sorted(map(repr, run.results()["out"]))))
+    (every, one), (few, divided) = found
+    assert every == 18_000 and few < 100
+    assert one == divided and len(one) > 10
 
 
 def test_windows_of_tuples_and_whole_windows_are_not_aggregated_early() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,6 @@ from roost.testing import pipeline as testing_pipeline
 from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario, random_points
 
 KINDS = ("matches", "dead", "totals")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fast() -> Iterator[None]:
-    """Leave out what only matters when the host fails or its memory runs out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
 
 
 def visible(scenario: Scenario, number: int) -> set[str]:

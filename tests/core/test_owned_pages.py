@@ -32,6 +32,7 @@ from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
 from roost.queries.versions import SegmentRef
 from roost.stages import matching
+from roost.storage.copies import BLOCK, Copies
 from roost.storage.files import Files, map_arrays, write_arrays
 from stage_scenario import Scenario
 
@@ -114,6 +115,22 @@ def test_matching_a_quarter_of_space_reads_a_quarter_of_the_file(file: Path) -> 
     assert in_memory(file) < 0.35
     matches(index, 100.0)
     assert in_memory(file) > 0.6
+
+
+def test_a_host_with_copies_reads_its_quarter_from_them(file: Path, tmp_path: Path) -> None:
+    expected = matches(Index(SPACE, [(unpack(map_arrays(file)), {})]), 50.0)
+    evict(file)
+    copies = Copies(str(tmp_path), 1 << 30)
+    index = Index(SPACE, [(unpack(map_arrays(file, sparse=True, copies=copies)), {})])
+    prefetch(index, index.segments[0], QUARTER)
+    [copy] = copies.used().values()
+    size = file.stat().st_size
+    # Blocks are larger than pages: each array has two at the border of the quarter, or more.
+    assert 512 * copy.st_blocks < 0.25 * size + 60 * BLOCK < 0.9 * size
+    before = in_memory(file)
+    assert matches(index, 50.0) == expected
+    # The search for lists reads the cells from the file itself; nothing else does.
+    assert in_memory(file) < before + 0.02 < 0.1, (before, in_memory(file))
 
 
 def test_preloading_reads_the_lists_that_a_match_needs(file: Path) -> None:

@@ -39,8 +39,6 @@ class Directory:
         self.space = space
         self.store = Store(folder)
         self.log = SqliteQueryLog(folder / "queries.db")
-        for database in (self.store._database, self.log.database):
-            database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, Rules(space, pa.string(), pa.int64()))
         self.add(requests)
 
@@ -84,7 +82,6 @@ def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
     monkeypatch.setattr("roost.queries.live.ORDERED", 1)  # also small segments
 
 

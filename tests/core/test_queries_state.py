@@ -51,9 +51,6 @@ class Directory:
     def open(self) -> None:
         self.store = Store(self.folder)
         self.log = SqliteQueryLog(self.folder / "queries.db")
-        # Processes die here, machines do not: waiting for the disk would only take time.
-        for database in (self.store._database, self.log.database):
-            database.synchronous("off")
         self.queries = QuerySet(self.store, self.log, self.rules)
 
     def close(self) -> None:
@@ -73,11 +70,6 @@ class Directory:
     def index(self, position: int | None = None) -> Index:
         version = self.queries.advance(self.log.end() if position is None else position)
         return open_index(segment_files(self.store), version.segments, SPACE, self.cache)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -53,15 +53,6 @@ from stage_scenario import STEPS, Killed
 WINDOW = 150
 COLUMNS = Columns("x", "y", "event_time", "id", pa.int64(), pa.int64(), pa.schema([]))
 SIZED = (Strategy.REPLICATED, Strategy.SWARM, Strategy.GLOBAL)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_waiting() -> Iterator[None]:
-    """Skip fsync and freeing memory: these tests do not crash the host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
 
 
 @dataclass

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from roost.errors import ConfigError
-from roost.model.choices import BucketPolicy, ElasticPolicyName, LayoutName, Strategy, WindowKind
+from roost.model.choices import (
+    BucketPolicy,
+    ElasticPolicyName,
+    LayoutName,
+    PlacementName,
+    Strategy,
+    WindowKind,
+)
 from roost.model.settings import (
     KEYS,
     SECTIONS,
@@ -49,6 +56,8 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "engine.master": ("local[2]", "local[2]"),
     "engine.spark": ({"spark.ui.enabled": "false"}, {"spark.ui.enabled": "false"}),
     "engine.encrypt": (True, True),
+    "engine.cache": ("copies", Path("copies")),
+    "engine.cache_bytes": (1, 1),
     "balance.round": (60, 60.0),
     "balance.tolerance": (1.25, 1.25),
     "window.kind": ("count", WindowKind.COUNT),
@@ -113,6 +122,9 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "elastic.forecast": (False, False),
     "elastic.policy": ("individual", ElasticPolicyName.INDIVIDUAL),
     "elastic.round": (30, 30.0),
+    "elastic.total": (9, 9),
+    "elastic.placement": ("best", PlacementName.BEST),
+    "elastic.groups": ([{"name": "large", "max": 2}], ({"name": "large", "max": 2},)),
     "out.dir": ("results", Path("results")),
     "out.state": ("state", Path("state")),
     "out.sink": ("console", "console"),
@@ -220,6 +232,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         for key in KEYS
         if key.startswith("elastic.") and key != "elastic.max"
     },
+    "elastic.placement": {"elastic.max": 9, "elastic.groups": [{"name": "large"}]},
 }
 
 
@@ -379,9 +392,39 @@ OLD_SECTIONS = {
 }  # fmt: skip
 
 
+GROUP = {"name": "large"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"groups": [{}]}, "groups.name"),
+        ({"groups": [{"name": ""}]}, "groups.name"),
+        ({"groups": [GROUP, GROUP]}, "groups.name"),
+        ({"groups": [{**GROUP, "size": 3}]}, "groups.size"),
+        ({"groups": [{**GROUP, "min": 0}]}, "groups.min"),
+        ({"groups": [{**GROUP, "min": 3, "max": 2}]}, "groups.max"),
+        ({"groups": [{**GROUP, "cores": True}]}, "groups.cores"),
+        ({"groups": [{**GROUP, "memory": 5}]}, "groups.memory"),
+        ({"groups": [{**GROUP, "operators": "count"}]}, "groups.operators"),
+        ({"groups": [{**GROUP, "operators": ["a", "a"]}]}, "groups.operators"),
+        ({"groups": [{"name": "default", "max": 2}]}, "groups.max"),
+        ({"groups": [{**GROUP, "min": 2}], "total": 2}, "total"),
+        ({"placement": "best"}, "placement"),
+        ({"placement": "best", "groups": [{"name": "default"}]}, "placement"),
+    ],
+)
+def test_wrong_executor_groups_are_refused(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(elastic={"max": 2, **settings})
+    assert caught.value.key == f"elastic.{key}"
+
+
 def test_every_keyword_of_version_0_1_is_known_to_the_test() -> None:
     renamed = {f"{section}.{name}" for section, name in OLD_SECTIONS.items()}
     newer = {
+        "engine.cache",
+        "engine.cache_bytes",
         "out.history",
         *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.", "elastic."))),
     }

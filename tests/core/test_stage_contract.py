@@ -18,7 +18,7 @@ import pytest
 
 from roost.balance import Plan
 from roost.runtime import records
-from roost.runtime.chain import Chain
+from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor
 from roost.runtime.jobs import JOBS
 from roost.runtime.part import SOURCE, Item, Mark, Parcel, run_part
@@ -52,15 +52,6 @@ from toy_stage import COUNTS, KeyCheck, KeyRouting, KeyTotals, PartialCounts, co
 STRATEGIES = ["replicated", "uniform", "swarm", "global"]
 WINDOW = {"window.kind": "count", "window.length": 3 * ROWS}
 JOIN = {"join.distance": 0.3, "join.within": 50.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fast() -> Iterator[None]:
-    """Skip steps that only matter when the host fails or its memory runs out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
 
 
 # --------------------------------------------------------------------------- results
@@ -752,6 +743,43 @@ def test_a_stage_runs_within_another_one_of_its_level() -> None:
     assert chain.parts[1] == [("root", 0), ("root", 1)]
     with pytest.raises(ValueError, match="inner is not on the level of root"):
         levels(read, root, later)
+
+
+def routed(name: str, *inputs: str) -> Placed:
+    return Placed(name, inputs, "key")
+
+
+def test_a_level_has_one_executor_group() -> None:
+    """Stages of one level that are in different groups get levels one after the other."""
+    stages = [
+        Placed("read"),
+        routed("one", "read"),
+        routed("other", "read"),
+        routed("both", "one", "other"),
+    ]
+    assert levels(*stages) == [0, 1, 1, 2]
+    for groups, expected in (
+        ({"other": "b"}, [0, 1, 2, 3]),
+        ({"one": "b"}, [0, 1, 2, 3]),
+        ({"one": "b", "other": "b"}, [0, 1, 1, 2]),
+        ({"one": "b", "other": "b", "both": "b"}, [0, 1, 1, 2]),
+        ({"other": "b", "both": "b"}, [0, 1, 2, 3]),
+    ):
+        chain = Chain.of(stages, ROUTINGS, READERS, Placement(groups))
+        assert [node.level for node in chain.nodes] == expected, groups
+        for node in chain.nodes:
+            assert chain.group(node.level) == node.group == groups.get(node.name, "default")
+
+
+def test_a_root_follows_the_stage_within_it_to_a_later_level() -> None:
+    """``inner`` runs in the tasks of ``root``, and its input comes a level later here."""
+    first, second = routed("first", "read"), routed("second", "read")
+    root, inner = routed("root", "first"), routed("inner", "second")
+    inner.within = "root"
+    stages = [Placed("read"), first, second, root, inner]
+    assert levels(*stages) == [0, 1, 1, 2, 2]
+    chain = Chain.of(stages, ROUTINGS, READERS, Placement({"second": "b"}))
+    assert [node.level for node in chain.nodes] == [0, 1, 2, 3, 3]
 
 
 class Ticking:

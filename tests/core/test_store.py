@@ -26,6 +26,7 @@ from roost.queries.versions import (
 from roost.runtime import records
 from roost.runtime.records import Commit, Intent
 from roost.storage.agreement import agree, agreed
+from roost.storage.database import Database
 from roost.storage.inputs import add_inputs, point_files, seen_inputs
 from roost.storage.store import Fact, Store
 from roost.storage.totals import BATCHES, TOTALS, add_batch
@@ -165,7 +166,6 @@ def test_threads_see_only_whole_transactions(store: Store) -> None:
             if len(values) > 1:
                 torn.append(values)
 
-    store._database.synchronous("off")
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
@@ -378,3 +378,14 @@ def test_cleanup_retains_versions_that_a_batch_may_request(store: Store) -> None
     assert files.names() == ["3.seg"]
     drop_versions(store, 1 << 40)
     assert files.names() == ["3.seg"]
+
+
+@pytest.mark.parametrize(("durable", "level"), [(True, "full"), (False, "normal")])
+def test_a_durable_transaction_waits_for_the_disk(
+    durable: bool, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr(Database, "synchronous", lambda self, level: levels.append(level))
+    Database(tmp_path / "a.db", durable=durable).close()
+    with closing(Store(tmp_path / "store")):
+        assert levels == [level, "full"]

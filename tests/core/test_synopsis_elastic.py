@@ -16,8 +16,8 @@ from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.runtime.prefix_rounds import PREFIX_ROUNDS
 from roost.stages.synopsis import TREES
 from roost.storage.store import Store
+from roost.synopsis import count
 from roost.synopsis.catalogue import FileKind, read_catalogue
-from roost.synopsis.queries import count
 from roost.synopsis.reader import SynopsisReader
 from roost.testing import FakeAllocator, InProcessExecutor, InProcessPipeline
 from synopsis_tables import Rows

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ SHORT = ("apply", "commit", "round", "end")
 
 class SimulatedCrash(BaseException):
     """A crash of the driver: files stay as they are."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_fsync() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roost.storage.files.os.fsync", lambda descriptor: None)
-        patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
-        yield
 
 
 @dataclass

@@ -58,6 +58,8 @@ class Spec:
     master: str = "local[2]"
     kill_executors: tuple[int, ...] = ()
     flow: str | None = None  # FILE.py:NAME
+    round: float = 15.0
+    cache: str | None = None
 
     def to_file(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -78,8 +80,10 @@ def config_of(spec: Spec) -> RunConfig:
             "machines": spec.machines,
             "batch_rows": spec.batch_rows,
             "available_now": True,
+            "cache": spec.cache,
         },
         queries={"id_type": "text"},
+        balance={"round": spec.round},
         dataflow={"flow": spec.flow, "machines": 3},
         out={"dir": Path(spec.out)},
     )

@@ -1,8 +1,9 @@
 """A driver process on a local cluster whose homes change, and which kills one executor.
 
 ``python homes_driver.py SPEC.json`` runs the pipeline of a :class:`crash_driver.Spec`, and prints a
-line of JSON for each batch: the homes that the tasks prefer, where they ran, and the
-metrics of the commit. The last line has the killed executors and their processes.
+line of JSON for each batch: the homes that the tasks prefer, where they ran, what TrioStat's
+statistics count, and the metrics of the commit. The last line has the killed executors and their
+processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from roost.engine.session import make_session
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.records import Commit
 from roost.stages.contract import Report, Task
+from roost.stages.statistics import STATISTICS, TrioTask, copy_resident, load_statistics
 
 EXECUTORS = 3
 ROTATED = (1, 2, 3)  # batches before which all homes change
@@ -72,9 +75,34 @@ class HomesRun(Run):
                     return
 
     def on_batch(self, commit: Commit) -> None:
-        figures = {"homes": commit.figures.get("homes"), "batch": commit.batch_id}
+        names = ("homes", "statistics_restarted")
+        figures = {name: commit.figures.get(name) for name in names}
+        figures["batch"] = commit.batch_id
         print(json.dumps({**self.ran, **figures}))
         super().on_batch(commit)
+
+
+def counted(
+    executor: SparkExecutor, task: Any, report: Report, matched: Report
+) -> dict[str, Any] | None:
+    """Return what the statistics of a machine count; None if its executor has been killed since."""
+    assert isinstance(task, TrioTask) and report.machine == matched.machine
+    name, path = report.value.file, task.files.path(report.value.file)
+    if not report.value.checkpoint:
+        call = partial(copy_resident, task.files)
+        if not executor.map(call, [name], [report.executor])[0]:
+            return None
+    stats = load_statistics(task.files, name)
+    if not report.value.checkpoint:
+        path.unlink()  # the next task shall find its own
+    stats.close_round(1.0)
+    return {
+        "points": matched.counts["points"],
+        "restarted": report.counts["restarted"],
+        "checkpoint": report.value.checkpoint,
+        "n": sum(found.total().n for found in stats.partitions.values()),
+        "q": [[*found.bounds, found.total().q] for found in stats.partitions.values()],
+    }
 
 
 def main() -> None:
@@ -97,6 +125,12 @@ def main() -> None:
                 for machine in node.machines
             },
             "ran": {f"{r.stage} {r.machine}": r.executor for mine in found.values() for r in mine},
+            "statistics": {
+                str(report.machine): counted(self, tasks[STATISTICS], report, points)
+                for report, points in zip(
+                    found.get(STATISTICS, ()), found["matching"], strict=False
+                )
+            },
         }
         return found
 

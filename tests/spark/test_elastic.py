@@ -30,6 +30,7 @@ from roost import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
 from roost.engine.executors import SparkAllocator
+from roost.engine.local_cluster import spark_home
 from roost.engine.standalone import Host, StandaloneCluster
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.storage.store import Store
@@ -37,7 +38,7 @@ from roost.testing import brute_force
 
 pytestmark = pytest.mark.spark
 
-LOW, HIGH = 100, 600  # points per second: 0.2 and 1.2 executors, and what a batch costs
+LOW, HIGH = 50, 320  # points per second: 0.1 and 0.64 executors, and what a batch costs
 HOSTS = 4
 DEADLINE_S = 300
 GONE_S = 30.0  # until the executors of a driver have left
@@ -130,6 +131,22 @@ def test_executors_follow_the_load(tmp_path: Path, cluster: StandaloneCluster) -
     last = json.loads(done.stdout)
     assert last["killed"] == ["arriving", "leaving"] and last["left"] <= 1
     check_no_executor_is_left(cluster)
+
+
+@pytest.mark.full
+def test_executors_of_a_local_cluster_follow_the_load(
+    tmp_path: Path, child_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path / "home")))
+    folder = tmp_path / "run"
+    table = write_points(folder, (5, 20, 19))
+    done = drive(folder, "local-cluster[3,1,600]")
+    assert done.returncode == 0, done.stderr[-3000:]
+    check(folder, table)
+    rounds, kinds = decisions(folder)
+    assert kinds == ["Provision", "Release"], [(row["decision"], row["reason"]) for row in rounds]
+    assert max(row["layout"] for row in rounds) >= 2
+    assert json.loads(done.stdout)["left"] == 1
 
 
 @pytest.mark.full

@@ -7,14 +7,27 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from crash_driver import Spec
 from homes_driver import EXECUTORS, JOINED, KILLED, ROTATED
-from test_cluster import FLOW, brute, check_windows, make_boxes, make_points, matches_in, request
+from test_cluster import (
+    FLOW,
+    POINTS,
+    Numbers,
+    brute,
+    check_windows,
+    make_boxes,
+    make_points,
+    matches_in,
+    request,
+)
 from test_crash import DEADLINE_S
 
 from roost.engine.local_cluster import spark_home
@@ -23,6 +36,25 @@ pytestmark = pytest.mark.spark
 
 DRIVER = Path(__file__).with_name("homes_driver.py")
 MACHINES = 5
+ROWS, BATCHES = 60_000, 6
+
+
+def driven(spec: Spec, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run the driver; returns what it says of each batch, and at the end."""
+    home = str(spark_home(folder.with_name(f"{folder.name}-home")))
+    with (folder / "said.txt").open("w") as said, (folder / "error.txt").open("w") as error:
+        done = subprocess.run(
+            [sys.executable, str(DRIVER), str(spec.to_file(folder / "spec.json"))],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=error,
+            env={**os.environ, "SPARK_HOME": home},
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    assert done.returncode == 0, (folder / "error.txt").read_text()[-3_000:]
+    *rows, last = [json.loads(line) for line in (folder / "said.txt").read_text().splitlines()]
+    return rows, last
 
 
 def misplaced(row: dict[str, Any]) -> int:
@@ -47,19 +79,7 @@ def test_tasks_run_at_their_homes_and_a_killed_executor_loses_them(
         master=f"local-cluster[{EXECUTORS},1,1024]",
         flow=f"{tmp_path / 'boxes.py'}:flow",
     )
-    home = str(spark_home(tmp_path.with_name(f"{tmp_path.name}-home")))
-    with (tmp_path / "said.txt").open("w") as said, (tmp_path / "error.txt").open("w") as error:
-        done = subprocess.run(
-            [sys.executable, str(DRIVER), str(spec.to_file(tmp_path / "spec.json"))],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=error,
-            env={**os.environ, "SPARK_HOME": home},
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    assert done.returncode == 0, (tmp_path / "error.txt").read_text()[-3_000:]
-    *rows, last = [json.loads(line) for line in (tmp_path / "said.txt").read_text().splitlines()]
+    rows, last = driven(spec, tmp_path)
 
     assert np.array_equal(matches_in(Path(spec.out) / "matches", 50_000), expected)
     check_windows(Path(spec.out), expected)
@@ -91,3 +111,99 @@ def test_tasks_run_at_their_homes_and_a_killed_executor_loses_them(
     assert rows[JOINED + 1]["requested"] == rows[JOINED]["requested"]
     totals = {key: sum(row["homes"][key] for row in rows) for key in ("tasks", "misplaced")}
     assert last["homes"].items() >= totals.items()
+
+
+@dataclass
+class Churn:
+    """Queries that are registered and terminated after each batch."""
+
+    boxes: Numbers
+    first: int = 240
+    come: int = 10
+    go: int = 5
+
+    def requests(self) -> dict[str, list[dict[str, Any]]]:
+        made = {"start": [request(n, self.boxes[n].tolist()) for n in range(self.first)]}
+        for number in range(BATCHES - 1):
+            come = self.first + self.come * number
+            found = [request(n, self.boxes[n].tolist()) for n in range(come, come + self.come)]
+            for n in range(self.go * number, self.go * (number + 1)):
+                found.append({"op": "terminate", "query_id": f"q{n}", "user_id": "ann"})
+            made[f"after-{number}"] = found
+        return made
+
+    def live(self, batch: int) -> range:
+        return range(self.go * batch, self.first + self.come * batch)
+
+    def matches(self, x: Numbers, y: Numbers) -> Numbers:
+        rows = ROWS // BATCHES
+        found = [np.empty(0, np.int64)]
+        for batch in range(BATCHES):
+            mine = slice(batch * rows, (batch + 1) * rows)
+            for n in self.live(batch):
+                x0, y0, x1, y1 = self.boxes[n]
+                inside = (x[mine] >= x0) & (x[mine] <= x1) & (y[mine] >= y0) & (y[mine] <= y1)
+                found.append(n * POINTS + batch * rows + np.flatnonzero(inside))
+        return np.sort(np.concatenate(found))
+
+    def overlapping(self, batch: int, cells: list[int]) -> int:
+        """Count the live queries over a rectangle of cells, of which there are 20 by 10."""
+        c0, r0, c1, r1 = 3.2 * np.array(cells)
+        x0, y0, x1, y1 = self.boxes[self.live(batch)].T
+        return int(np.count_nonzero((x0 < c1) & (x1 >= c0) & (y0 < r1) & (y1 >= r0)))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["swarm", *(pytest.param(name, marks=pytest.mark.full) for name in ("history", "global"))],
+)
+def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
+    tmp_path: Path, child_environment: None, strategy: str
+) -> None:
+    points, churn = tmp_path / "points.parquet", Churn(make_boxes())
+    rng = np.random.default_rng(63)
+    x, y = rng.uniform(0, 64, ROWS), rng.uniform(0, 32, ROWS)
+    columns = {"id": np.arange(ROWS), "x": x, "y": y, "event_time": np.arange(ROWS)}
+    pq.write_table(pa.table(columns), points)
+    spec = Spec(
+        points=str(points),
+        out=str(tmp_path / "out"),
+        strategy=strategy,
+        machines=MACHINES,
+        batch_rows=ROWS // BATCHES,
+        bounds=[0.0, 0.0, 64.0, 32.0],
+        requests=churn.requests(),
+        master=f"local-cluster[{EXECUTORS},1,1024]",
+        round=1e9 if strategy == "swarm" else 15.0,
+        cache=str(tmp_path / "cache"),
+    )
+    rows, last = driven(spec, tmp_path)
+    assert len(rows) == BATCHES and len(last["killed"]) == 1
+    found = matches_in(Path(spec.out) / "matches", ROWS // BATCHES)
+    assert np.array_equal(found, churn.matches(x, y))
+    assert list((tmp_path / "cache").glob("roost-*/*"))
+    if strategy == "swarm":
+        check_statistics(rows, churn)
+
+
+def check_statistics(rows: list[dict[str, Any]], churn: Churn) -> None:
+    """Check that queries are always right, and points from the checkpoint on, counted once."""
+    known: dict[str, float | None] = {}
+    checkpoints: dict[str, float] = {}
+    for row in rows:
+        for machine, mine in row["statistics"].items():
+            if mine is None:  # the executor was killed after the task
+                known[machine] = None
+                continue
+            for *cells, queries in mine["q"]:
+                assert queries == churn.overlapping(row["batch"], cells)
+            before = checkpoints[machine] if mine["restarted"] else known.get(machine, 0.0)
+            assert before is not None, "statistics that were lost are there"
+            assert mine["n"] == before + mine["points"]
+            known[machine] = mine["n"]
+            if mine["checkpoint"]:
+                checkpoints[machine] = mine["n"]
+    restarted = [row["statistics_restarted"] for row in rows]
+    # The first batch leaves checkpoints, and so do tasks that do not find their statistics. The
+    # second batch leaves its statistics at homes that all change before the third.
+    assert restarted[:4] == [0, 0, MACHINES, 0] and sum(restarted[4:]) >= 1

@@ -44,14 +44,9 @@ OVERLAPPING = (
 class ColdExecutor(EmulatedExecutor):
     """Emulates machines whose caches are empty."""
 
-    @property
-    def cache(self) -> WorkerCache:
-        """A new cache for each part."""
+    def cache(self, name: str) -> WorkerCache:
+        """Return a new cache for each part."""
         return WorkerCache()
-
-    @cache.setter
-    def cache(self, value: WorkerCache) -> None:
-        pass
 
 
 class EmulatedPipeline(BasePipeline):

@@ -8,7 +8,7 @@ included. Times are processor times of single runs, not minima.
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def _requests(op: str, ids: np.ndarray, boxes: Floats | None) -> pa.Table:
 def engine_row(pickups: Pickups, queries: int, machines: int, batch: int, batches: int) -> Row:
     """Measure the statistics of a run, per point and as a share of the time of its machines."""
     load = RenewedLoad(pickups, queries, WARM + batches, batch)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
 
     def noted(report: Report) -> Report:
         seconds[report.stage] += report.seconds

@@ -6,19 +6,22 @@ Everything comes from the store: the Python file of the dataflow is not needed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.compiler import window_text
 from roost.dataflow.moves import BucketMove
-from roost.dataflow.operators import Window, WindowBy
+from roost.dataflow.operators import SourceKind, Window, WindowBy
 from roost.dataflow.watermarks import Progress
 from roost.runtime.records import intent, last_commit
 from roost.stages.flow_routing import FLOW, LAYOUT, maps_of, stage_of
 from roost.stages.flow_subquery import STATE, StateEntry
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, TOTALS
+
+Operators = Mapping[str, Mapping[str, Any]]  # as the store describes them, by name
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class SourceProgress:
     watermark: int | None
     heard: float | None
     ended: bool
+    timestamps: bool = False  # whether event times are microseconds since 1970
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class SubqueryState:
     nbytes: int
     watermark: int | None  # of its output
     moves: tuple[BucketMove, ...] = ()  # that are not complete
+    timestamps: bool = False  # whether event times are microseconds since 1970
 
 
 @dataclass(frozen=True)
@@ -61,39 +66,52 @@ class FlowSummary:
 
 def summarize_flow(view: View) -> FlowSummary | None:
     """Read the dataflow of a state directory; None if it has none."""
-    operators: dict[str, dict[str, Any]] | None = view.get(FLOW, "operators")
+    operators: Operators | None = view.get(FLOW, "operators")
     if operators is None:
         return None
     found = view.get(FLOW, "progress")
     progress = Progress() if found is None else Progress.from_json(found)
     return FlowSummary(
         tuple(
-            _source(view, name, about, progress)
+            _source(view, name, operators, progress)
             for name, about in operators.items()
             if about["kind"] == "Source"
         ),
         tuple(
-            _subquery(view, name, about, progress)
+            _subquery(view, name, operators, progress)
             for name, about in operators.items()
             if "window" in about
         ),
     )
 
 
-def _source(view: View, name: str, about: dict[str, Any], progress: Progress) -> SourceProgress:
+def _has_timestamps(operators: Operators, name: str) -> bool:
+    """Return whether event times of an operator are known to be timestamps."""
+    about = operators[name]
+    if about["kind"] != "Source":
+        return _has_timestamps(operators, about["inputs"][0][0])
+    if about["source"] != SourceKind.RECORDS:
+        return False  # the columns of points are not stored
+    kind = dict(about["schema"]).get(about["time"], "")  # without a time column, the clock
+    return not kind.startswith(("int", "uint"))
+
+
+def _source(view: View, name: str, operators: Operators, progress: Progress) -> SourceProgress:
     totals = (view.get(TOTALS, BATCHES) or {}).get(DATAFLOW, {})
     return SourceProgress(
         name,
-        about["source"],
+        operators[name]["source"],
         totals.get("sources", {}).get(name),
         progress.newest.get(name),
         progress.watermarks.get(name),
         progress.heard.get(name),
         name in progress.ended,
+        _has_timestamps(operators, name),
     )
 
 
-def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) -> SubqueryState:
+def _subquery(view: View, name: str, operators: Operators, progress: Progress) -> SubqueryState:
+    about = operators[name]
     by, size, advance = about["window"]
     epoch, owned, moves = _buckets(view, name)
     entries = map(StateEntry.from_json, view.get(STATE, name) or [])
@@ -110,6 +128,7 @@ def _subquery(view: View, name: str, about: dict[str, Any], progress: Progress) 
         sum(file.nbytes for file in files),
         progress.watermarks.get(name),
         moves,
+        _has_timestamps(operators, name),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +36,7 @@ from roost.model.records import TIME_MAX, TIME_MIN
 from roost.queries.guard_state import BLOCK, GuardReader
 from roost.queries.rules import rules_of
 from roost.storage.store import Store
+from roost.storage.totals import DATAFLOW
 from roost.synopsis.catalogue import Catalogue
 from roost.synopsis.reader import Explained
 from roost.window.view import WindowView
@@ -329,6 +331,33 @@ def _executors(summary: dict[str, Any]) -> Iterator[Table | str]:
     )
     columns = ("time (UTC)", "decision", "executors", "reason")
     yield _table(columns, rows, "executors: decisions")
+    if summary["groups"] is not None:
+        yield from _groups(summary["groups"])
+
+
+def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
+    sizes = (
+        (
+            name,
+            *(str(size[key]) for key in ("planned", "requested", "observed")),
+            "" if size["load"] is None else f"{size['load']:.2f}",
+            ", ".join(sorted(n for n, group in found["mapping"].items() if group == name)),
+        )
+        for name, size in found["executors"].items()
+    )
+    columns = ("group", "planned", "requested", "observed", "load", "operators")
+    yield _table(columns, sizes, "executor groups")
+    moves = (
+        (
+            dt.datetime.fromtimestamp(move["clock"], dt.UTC).isoformat(" ", "seconds"),
+            move["operator"],
+            move["before"] or "",
+            move["after"],
+            move["reason"],
+        )
+        for move in found["moves"][-CHANGES_SHOWN:]
+    )
+    yield _table(("time (UTC)", "operator", "from", "to", "reason"), moves, "operators that moved")
 
 
 def _window_line(window: WindowView) -> str:
@@ -365,7 +394,7 @@ def _dataflow(flow: FlowSummary) -> Iterator[Table | str]:
             f"{s.files:,}",
             f"{s.rows:,}",
             f"{s.nbytes:,}",
-            _event_time(s.watermark),
+            _event_time(s.watermark, s.timestamps),
         )
         for s in flow.subqueries
     )
@@ -382,7 +411,8 @@ def _moves(subquery: SubqueryState) -> Iterator[tuple[str | None, ...]]:
     """Yield the moves of a subquery; those that differ by their bucket only are one row."""
     alike = Counter(dataclasses.replace(move, bucket=0) for move in subquery.moves)
     for move, count in alike.items():
-        times = (_event_time(time) for time in (move.start, move.switch, move.end))
+        found = (move.start, move.switch, move.end)
+        times = (_event_time(time, subquery.timestamps) for time in found)
         owners = str(move.old), str(move.new)
         yield subquery.operator, f"{count:,}", *owners, move.protocol.value, *times, move.reason
 
@@ -390,12 +420,20 @@ def _moves(subquery: SubqueryState) -> Iterator[tuple[str | None, ...]]:
 def _times(source: SourceProgress) -> tuple[str | None, str | None, str | None, str]:
     heard = None if source.heard is None else dt.datetime.fromtimestamp(source.heard, dt.UTC)
     last = None if heard is None else heard.isoformat(timespec="seconds")
-    newest, watermark = _event_time(source.newest), _event_time(source.watermark)
+    times = (_event_time(time, source.timestamps) for time in (source.newest, source.watermark))
+    newest, watermark = times
     return newest, watermark, last, "yes" if source.ended else "no"
 
 
-def _event_time(time: int | None) -> str | None:
-    return None if time is None or time == TIME_MIN else "end" if time == TIME_MAX else f"{time:,}"
+def _event_time(time: int | None, timestamps: bool) -> str | None:
+    """Return an event time as text, a timestamp in UTC."""
+    if time is None or time == TIME_MIN:
+        return None
+    if time == TIME_MAX:
+        return "end"
+    if not timestamps:
+        return f"{time:,}"
+    return str(np.datetime64(time, "us")).removesuffix(".000000")
 
 
 def _dealt(buckets: Sequence[int]) -> str:
@@ -412,10 +450,16 @@ def _batches(found: StateSummary) -> Table:
     for commit in shown:
         metrics = commit.figures
         dead = metrics["dead_points"] + metrics["dead_requests"]
-        cells = (commit.batch_id, metrics["points"], metrics["matches"], dead)
+        cells = [commit.batch_id, metrics["points"], metrics["matches"]]
+        if found.dataflow is not None:
+            flow = metrics.get(DATAFLOW, {})
+            cells += [sum(flow.get(kind, {}).values()) for kind in ("sources", "sinks")]
+            dead += sum(sum(reasons.values()) for reasons in flow.get("dead", {}).values())
+        cells.append(dead)
         rows.append((*(f"{cell:,}" for cell in cells), f"{metrics['seconds']:.3f}"))
     title = f"batches ({found.batches}, the last {len(shown)} shown)"
-    return _table(("batch", "points", "matches", "dead", "seconds"), rows, title)
+    more = () if found.dataflow is None else ("tuples", "results")
+    return _table(("batch", "points", "matches", *more, "dead", "seconds"), rows, title)
 
 
 COMMANDS = {

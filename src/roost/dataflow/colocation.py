@@ -33,12 +33,14 @@ from roost.dataflow.operators import (
 from roost.dataflow.schema import FlowGraph, Node
 from roost.model.choices import LayoutName
 
-EARLY = frozenset(["count", "sum", "avg", "min", "max", "stddev", "first", "last", "top"])
+EARLY = frozenset(
+    ["count", "sum", "avg", "min", "max", "stddev", "distinct", "first", "last", "top"]
+)
 """Functions that are aggregated before an exchange.
 
 Their results do not depend on how tuples are divided into partial results (``stddev``: up to
-rounding). Estimates do, so ``distinct`` and ``quantile`` would vary with the number of machines;
-a ``merge`` of the user may raise for a part of a window, where it would not for the whole.
+rounding). Those of ``quantile`` do, so they would vary with the number of machines; a ``merge`` of
+the user may raise for a part of a window, where it would not for the whole.
 """
 
 

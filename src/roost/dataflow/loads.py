@@ -190,8 +190,32 @@ class BucketLoads:
         return np.bincount(list(owners), self.busy_s, machines).astype(np.float64)
 
 
+class KeyMeter:
+    """Adds up the heaviest keys of an operator; tuples in place of partial results count."""
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[str, int, int], float] = {}
+        self._tuples = 0.0
+
+    def add(self, loads: Iterable[MachineLoad]) -> None:
+        """Add a batch: the load of each machine."""
+        for load in loads:
+            self._tuples += float(load.tuples.sum()) + load.absent
+            for one in load.keys:
+                key = one.key, one.bucket, one.hash
+                self._keys[key] = self._keys.get(key, 0.0) + one.tuples
+
+    def heaviest(self) -> tuple[HeavyKey, ...]:
+        """Return the heaviest keys, with their shares."""
+        found = sorted(self._keys.items(), key=lambda item: (-item[1], item[0]))[:KEYS_SEEN]
+        total = max(self._tuples, 1.0)
+        return tuple(
+            HeavyKey(key, bucket, count / total, code) for (key, bucket, code), count in found
+        )
+
+
 class LoadMeter:
-    """Adds up the load of a subquery since its map changed, and calibrates its cost model."""
+    """Adds up the load of a bucket map since it changed, and calibrates its cost model."""
 
     def __init__(self, buckets: int, model: Mapping[str, Any] | None = None) -> None:
         self.model = CostModel(4) if model is None else CostModel.from_json(model)
@@ -204,8 +228,7 @@ class LoadMeter:
         """Begin again after a change of the map; the cost model remains."""
         self._work = np.zeros((3, self.buckets))
         self._state = np.zeros(self.buckets)
-        self._keys: dict[tuple[str, int, int], float] = {}
-        self._bytes = self._batches = self._absent = 0
+        self._bytes = self._batches = 0
         self._since = self._clock
 
     def add(self, clock: float, loads: Sequence[tuple[MachineLoad, float]]) -> None:
@@ -219,27 +242,18 @@ class LoadMeter:
             work = np.stack([load.tuples, load.rows, load.pairs])
             self._work += work
             self._bytes += load.input_bytes
-            self._absent += load.absent
             features.append([1.0, *work.sum(axis=1)])
-            for one in load.keys:
-                key = one.key, one.bucket, one.hash
-                self._keys[key] = self._keys.get(key, 0.0) + one.tuples
         self.model.observe(features, [seconds for _, seconds in loads])
 
-    def loads(self) -> BucketLoads:
-        """Return the load so far."""
+    def loads(self, keys: tuple[HeavyKey, ...] = ()) -> BucketLoads:
+        """Return the load so far, with the heaviest keys."""
         tuples = self._work[0]
-        total = max(float(tuples.sum()), 1.0)
-        heavy = sorted(self._keys.items(), key=lambda item: (-item[1], item[0]))[:KEYS_SEEN]
         return BucketLoads(
             self._batches,
             0.0 if self._clock is None or self._since is None else self._clock - self._since,
             tuples.copy(),
             self.model.coefficients[1:] @ self._work,
             self._state,
-            self._bytes / total,
-            tuple(
-                HeavyKey(key, bucket, count / (total + self._absent), code)
-                for (key, bucket, code), count in heavy
-            ),
+            self._bytes / max(float(tuples.sum()), 1.0),
+            keys,
         )

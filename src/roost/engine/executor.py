@@ -8,12 +8,12 @@ levels are frames (:mod:`roost.engine.worker`) that the JVM shuffles without dec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread, local
+from threading import Event, Thread, local
 from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -23,6 +23,8 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 
 from roost.engine import worker
+from roost.errors import ConfigError
+from roost.model.elastic import DEFAULT_GROUP, GroupRules
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Allocator, Executor, SliceInputs, collected
 from roost.stages.contract import Report, Task
@@ -31,7 +33,10 @@ from roost.storage.cache import WorkerCache
 
 Value = TypeVar("Value")
 
+DEFAULT_PROFILE = 0  # of the default group
 JOB_ATTEMPTS = 4  # Spark's default for tasks
+WATCH_S = 1.0  # between two looks at the executors of groups during a batch
+ABSENT_S = 60.0  # without any executor, after which a batch does not use a group
 INDETERMINATE = "indeterminate"
 """Part of the message of a job that Spark fails because a repeated task may differ."""
 
@@ -59,12 +64,12 @@ class FrameInputs:
 
 
 class SparkExecutor:
-    """Runs batches on a Spark context."""
+    """Runs batches on a Spark context; each of the ``groups`` is a resource profile of Spark."""
 
     rows_per_task = 4096
     allocator: Allocator | None = None
 
-    def __init__(self, context: SparkContext) -> None:
+    def __init__(self, context: SparkContext, groups: Sequence[GroupRules] = ()) -> None:
         self._context = self.context = context
         self.leaving: set[str] = set()  # executors that were released: no machine gets one as home
         self._jvm: Any = context._jvm
@@ -75,6 +80,24 @@ class SparkExecutor:
         # Objects of the JVM that pinned partitions share: each call creates one partition.
         self._locations: dict[str, Any] = {}  # by executor
         self._singles: dict[int, Any] = {}
+        self._profiles = {group.name: self._profile(group) for group in groups}
+        self._profile_of: dict[str, int] = {}  # by executor
+
+    def _profile(self, group: GroupRules) -> Any:
+        """Return a group as a resource profile."""
+        resource = self._jvm.org.apache.spark.resource
+        request = resource.ExecutorResourceRequests().cores(group.cores).memory(group.memory)
+        profile = resource.ResourceProfileBuilder().require(request).build()
+        try:
+            self._context._jsc.sc().resourceProfileManager().addResourceProfile(profile)
+        except Py4JJavaError as error:
+            expected = f"a group that Spark accepts: {error.java_exception.getMessage()}"
+            raise ConfigError("elastic.groups", group.name, expected) from None
+        return profile
+
+    def profile_id(self, group: str) -> int:
+        """Return Spark's number of a group's resource profile."""
+        return DEFAULT_PROFILE if group == DEFAULT_GROUP else int(self._profiles[group].id())
 
     def close(self) -> None:
         """Cancel running jobs: their tasks must not write files after the run has ended."""
@@ -115,25 +138,45 @@ class SparkExecutor:
 
     @property
     def slots(self) -> int:
-        """Number of tasks that run at the same time."""
+        """Number of tasks of the default group that run at the same time."""
+        if self._profiles and self.allocator is not None:
+            return max(len(self.executors()) * self.allocator.slots, 1)
         return self._context.defaultParallelism
 
-    def executors(self) -> Sequence[str]:
-        """Return the registered executors; a local master has only the driver."""
+    def executors(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the registered executors of a group; a local master has only the driver."""
         if not self._cluster:
             return ("driver",)
-        return [name for name in self.registered() if name not in self.leaving]
+        return [name for name in self.registered(group) if name not in self.leaving]
 
-    def registered(self) -> Sequence[str]:
-        """Return the names of all executors of the cluster."""
-        found: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
-        return found.split()
+    def registered(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the names of all executors of a group."""
+        text: str = self._context._jsc.sc().getExecutorIds().mkString(" ")
+        if not self._profiles:
+            return text.split()
+        wanted = self.profile_id(group)
+        return [name for name in text.split() if self._profile_id_of(name) == wanted]
+
+    def _profile_id_of(self, name: str) -> int | None:
+        """Return the number of an executor's profile; None if Spark does not know it any more."""
+        if name not in self._profile_of:
+            try:
+                found = self._context._jsc.sc().statusStore().executorSummary(name)
+            except Py4JJavaError:
+                return None
+            self._profile_of[name] = int(found.resourceProfileId())
+        return self._profile_of[name]
 
     def warm(
-        self, name: str, tasks: int, calls: Sequence[Callable[[WorkerCache], None]] = ()
+        self,
+        name: str,
+        tasks: int,
+        calls: Sequence[Callable[[WorkerCache], None]] = (),
+        group: str = DEFAULT_GROUP,
     ) -> bool:
-        """Run calls in tasks of an executor; returns whether one of them ran there."""
+        """Run calls in tasks of an executor of a group; returns whether one of them ran there."""
         items = self._context.parallelize(range(tasks), tasks)
+        self._in_group(items._jrdd.rdd(), group)
         rdd = self._placed(items, [name] * tasks)
         with self._cancelled_on_exit():
             return name in rdd.mapPartitions(partial(worker.prepare, calls)).collect()
@@ -144,19 +187,55 @@ class SparkExecutor:
         """Run a batch; returns one report per stage and machine.
 
         If Spark loses blocks of a DataFrame that it takes for indeterminate, the job fails and
-        runs again.
+        runs again. If a group has no executor for a while, the default group runs the batch again.
         """
-        with self._cancelled_on_exit():
-            for _ in range(JOB_ATTEMPTS - 1):
+        attempts = 0
+        with self._cancelled_on_exit(), self._watched(chain) as absent:
+            while True:
+                attempts += 1
                 try:
-                    return collected(chain, self._run(inputs, chain, tasks, placement))
+                    return collected(chain, self._run(inputs, chain, tasks, placement, absent))
                 except Py4JJavaError as error:
-                    if INDETERMINATE not in str(error.java_exception.getMessage()):
+                    again = absent or INDETERMINATE in str(error.java_exception.getMessage())
+                    if not again or attempts == JOB_ATTEMPTS:
                         raise
-            return collected(chain, self._run(inputs, chain, tasks, placement))
+
+    @contextmanager
+    def _watched(self, chain: Chain) -> Iterator[set[str]]:
+        """Cancel the jobs if a group has no executor for a while; yields the names of such groups.
+
+        Spark would wait for one without limit.
+        """
+        absent: set[str] = set()
+        groups = {node.group for node in chain.nodes} - {DEFAULT_GROUP}
+        ended = Event()
+
+        def watch() -> None:
+            waited = dict.fromkeys(groups, 0.0)
+            while not absent and not ended.wait(WATCH_S):
+                for group in groups:
+                    waited[group] = 0.0 if self.registered(group) else waited[group] + WATCH_S
+                absent.update(group for group in groups if waited[group] >= ABSENT_S)
+            if absent:
+                self._context.cancelJobsWithTag(self._tag)
+
+        watcher = Thread(target=watch, name="roost-groups", daemon=True)
+        if groups:
+            watcher.start()
+        try:
+            yield absent
+        finally:
+            ended.set()
+            if groups:
+                watcher.join()
 
     def _run(
-        self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
+        self,
+        inputs: Any,
+        chain: Chain,
+        tasks: Mapping[str, Task],
+        placement: Placement,
+        absent: Collection[str],
     ) -> list[Report]:
         slices = inputs if isinstance(inputs, SliceInputs) else inputs.beside
         parts = [part for part in chain.parts[0] if part in slices.groups]
@@ -178,7 +257,8 @@ class SparkExecutor:
         for level in range(1, chain.levels):
             count = len(chain.parts[level])
             pairs = pairs.partitionBy(self._jvm.PythonPartitioner(count, 0))
-            items = self._items(pairs, placement.homes_of(chain, level))
+            group = DEFAULT_GROUP if chain.group(level) in absent else chain.group(level)
+            items = self._items(pairs, placement.homes_of(chain, level), group)
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
                 return items.mapPartitionsWithIndex(last).collect()
@@ -199,12 +279,24 @@ class SparkExecutor:
         tag = self._jvm.scala.reflect.ClassTag.AnyRef()
         return self._jvm.org.apache.spark.api.java.JavaPairRDD.fromRDD(rows, tag, tag)
 
-    def _items(self, pairs: Any, homes: Sequence[str | None] = ()) -> RDD[Any]:
-        """Return the unpickled values of a JavaPairRDD, whose partitions prefer to run at homes."""
+    def _items(
+        self, pairs: Any, homes: Sequence[str | None] = (), group: str = DEFAULT_GROUP
+    ) -> RDD[Any]:
+        """Return the unpickled values of a JavaPairRDD, whose partitions prefer to run at homes.
+
+        Their stage runs on the executors of a group.
+        """
         items = self._jvm.PythonRDD.valueOfPair(pairs)
+        self._in_group(items.rdd(), group)
         if any(homes):
             items = self._pinned(items.rdd(), homes)
         return RDD(items, self._context, CPickleSerializer())
+
+    def _in_group(self, items: Any, group: str) -> Any:
+        """Let the Spark stage of an RDD of the JVM run on a group; returns the RDD."""
+        if group == DEFAULT_GROUP:
+            return items
+        return items.withResources(self._profiles[group])
 
     def _pinned(self, items: Any, homes: Sequence[str | None]) -> Any:
         """Return an RDD as a JavaRDD whose partitions prefer to run at their homes.

@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 from roost.engine.executor import SparkExecutor
-from roost.errors import RoostError
-from roost.model.elastic import ElasticRules
+from roost.errors import ConfigError, RoostError
+from roost.model.elastic import DEFAULT_GROUP, ElasticRules
 from roost.storage.cache import WorkerCache
 
-DEFAULT_PROFILE = 0  # of all executors, as long as there is one group
 NEVER = "1000000s"
 RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
 KILL_S = 60.0  # until an executor that was decommissioned is killed
@@ -26,9 +25,13 @@ FIRST_S = 120.0  # to wait for the first executor, which shows how many cores ea
 POLL_S = 0.1
 
 
-def allocation_settings(rules: ElasticRules) -> dict[str, str]:
-    """Return the Spark settings of a run that changes the number of executors."""
-    first = str(rules.min + rules.spares_beside(rules.min))
+def allocation_settings(rules: ElasticRules, *, groups: bool = False) -> dict[str, str]:
+    """Return the Spark settings of a run that changes the number of executors.
+
+    Spark requests as many executors as there are at first for each new profile, and would replace
+    the totals of all others. So with several ``groups`` there are none before Roost's requests.
+    """
+    first = "0" if groups else str(rules.min + rules.spares_beside(rules.min))
     allocation = "spark.dynamicAllocation"
     timeouts = (
         "executorIdleTimeout",
@@ -48,16 +51,32 @@ def allocation_settings(rules: ElasticRules) -> dict[str, str]:
 
 
 class SparkAllocator:
-    """Executors of a Spark context whose master can start some."""
+    """The executors of a group, in a Spark context whose master can start some.
 
-    def __init__(self, executor: SparkExecutor) -> None:
+    Allocators of several groups share threads and the totals, which Spark accepts only together.
+    """
+
+    def __init__(
+        self,
+        executor: SparkExecutor,
+        group: str = DEFAULT_GROUP,
+        beside: SparkAllocator | None = None,
+    ) -> None:
         self.preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]] = lambda: ()
-        self._executor = executor
+        self._executor, self._group = executor, group
+        self._profile = executor.profile_id(group)
+        self._first = beside or self
+        self._others: dict[str, SparkAllocator] = {}
         self._context = executor.context
         self._spark: Any = self._context._jsc.sc()
         self._jvm: Any = self._context._jvm
-        self._calls = ThreadPoolExecutor(1, "roost-allocation")
-        self._warming = ThreadPoolExecutor(1, "roost-warm-up")
+        if beside is None:
+            self._calls = ThreadPoolExecutor(1, "roost-allocation")
+            self._warming = ThreadPoolExecutor(1, "roost-warm-up")
+            self._totals: dict[int, int] = {}  # by profile
+        else:
+            self._calls, self._warming = beside._calls, beside._warming
+            self._totals = beside._totals
         self._jobs: dict[str, Future[bool]] = {}
         self._leaving: dict[str, float] = {}  # time from which each is killed
         self._requested = (0, 0.0)  # executors, and when
@@ -68,13 +87,25 @@ class SparkAllocator:
         for pool in (self._calls, self._warming):
             pool.shutdown(wait=True, cancel_futures=True)
 
+    def of(self, group: str) -> SparkAllocator:
+        """Return the allocator of another group."""
+        if group not in self._others:
+            self._others[group] = SparkAllocator(self._executor, group, self)
+        return self._others[group]
+
     @property
     def slots(self) -> int:
-        """Number of tasks that one executor runs at the same time."""
+        """Number of tasks that one executor runs at the same time.
+
+        Waits for the first one, and raises an error if the cluster cannot provide it.
+        """
         if self._slots is None:
             deadline = time.monotonic() + FIRST_S
-            while not (names := self._executor.registered()):
+            while not (names := self._executor.registered(self._group)):
                 if time.monotonic() > deadline:
+                    if self._group != DEFAULT_GROUP:
+                        expected = f"a group whose first executor arrives within {FIRST_S:g} s"
+                        raise ConfigError("elastic.groups", self._group, expected)
                     raise RoostError(f"no executor arrived within {FIRST_S:g} s")
                 time.sleep(POLL_S)
             cores = self._spark.statusStore().executorSummary(names[0]).totalCores()
@@ -87,16 +118,15 @@ class SparkAllocator:
 
         A new executor runs tasks first: its daemon loads the code, and its workers map segments.
         """
-        registered = self._executor.registered()
+        registered = self._executor.registered(self._group)
         self._check_leaving(registered)
         stay = [name for name in registered if name not in self._leaving]
         for name in stay:
             job = self._jobs.get(name)
             if job is None or (job.done() and not self._warm(job)):
-                calls = self.preparations()
-                self._jobs[name] = self._warming.submit(
-                    self._executor.warm, name, self.slots, calls
-                )
+                calls = self._first.preparations()
+                warm = partial(self._executor.warm, name, self.slots, calls, self._group)
+                self._jobs[name] = self._warming.submit(warm)
         return {name: self._warm(self._jobs[name]) for name in stay}
 
     def is_warm(self, name: str) -> bool:
@@ -109,19 +139,21 @@ class SparkAllocator:
         return job.done() and not job.cancelled() and job.exception() is None and job.result()
 
     def request(self, total: int) -> None:
-        """Request so many executors in all, of the default profile."""
+        """Request so many executors in all, of the group's profile."""
         now = time.monotonic()
         if self._requested[0] == total and now - self._requested[1] < RENEW_S:
             return
         self._requested = total, now
-        self._calls.submit(self._request, total)
+        self._totals[self._profile] = total
+        self._calls.submit(self._request, dict(self._totals))
 
-    def _request(self, total: int) -> None:
+    def _request(self, totals: Mapping[int, int]) -> None:
         counts, tasks, hosts = (self._jvm.java.util.HashMap() for _ in range(3))
         convert = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
-        counts.put(DEFAULT_PROFILE, total)
-        tasks.put(DEFAULT_PROFILE, 0)
-        hosts.put(DEFAULT_PROFILE, convert(self._jvm.java.util.HashMap()))
+        for profile, total in totals.items():
+            counts.put(profile, total)
+            tasks.put(profile, 0)
+            hosts.put(profile, convert(self._jvm.java.util.HashMap()))
         backend = self._spark.schedulerBackend()
         backend.requestTotalExecutors(convert(counts), convert(tasks), convert(hosts))
 

@@ -96,7 +96,9 @@ class Pipeline(BasePipeline):
             kafka = self.config.out.sink == "kafka" or bool(self._topics)
             settings = engine.spark
             if self.config.elastic.max is not None:
-                settings = {**allocation_settings(self.config.elastic.rules), **engine.spark}
+                elastic = self.config.elastic
+                allocation = allocation_settings(elastic.rules, groups=bool(elastic.groups))
+                settings = {**allocation, **engine.spark}
             self._spark = make_session(engine.master, settings, kafka=kafka, encrypt=engine.encrypt)
         return self._spark
 
@@ -104,7 +106,9 @@ class Pipeline(BasePipeline):
     def executor(self) -> SparkExecutor:
         """Runs the tasks."""
         if self._executor is None:
-            self._executor = SparkExecutor(self.spark.sparkContext)
+            context = self.spark.sparkContext
+            groups = () if context._jsc.isLocal() else self.config.elastic.other_groups
+            self._executor = SparkExecutor(context, groups)
             if self.config.elastic.max is not None and is_elastic(self._executor):
                 self._allocator = SparkAllocator(self._executor)
                 self._executor.allocator = self._allocator

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from roost.kernel.segment import Segment
 from roost.kernel.shapes import ShapePostings
 from roost.model.arrays import Floats, Ints
 from roost.model.records import BOX
-from roost.storage.files import read_ahead
+from roost.storage.files import copied, read_ahead
 
 # Elements between two reads, which are at most one memory page apart.
 STRIDE = 512
@@ -54,15 +55,49 @@ def preload(index: Index, bounds: Floats) -> int:
 
     ``bounds`` has rows of ``x0, y0, x1, y1``, infinite where a rectangle is unbounded.
     """
-    return sum(
-        _read(*found) for segment in index.segments for found in _lists(segment, bounds, index.grid)
-    )
+    size = 0
+    for segment in index.segments:
+        for postings, lists in _lists(segment, bounds, index.grid):
+            size += _read(postings, lists)
+            _copy_queries(segment, postings, lists)
+    return size
 
 
 def prefetch(index: Index, segment: Segment, bounds: Floats) -> None:
     """Have the system read the posting lists of some rectangles, without waiting for them."""
-    for found in _lists(segment, bounds, index.grid):
-        _request(*found)
+    for postings, lists in _lists(segment, bounds, index.grid):
+        _request(postings, lists)
+        _copy_queries(segment, postings, lists)
+
+
+def _copy_queries(segment: Segment, postings: BoxPostings | ShapePostings, lists: Ints) -> None:
+    """Copy identifiers, times and predicates of the boxes of some lists, if copies are made."""
+    mapping = copied(postings.starts)
+    if mapping is None or not isinstance(postings, BoxPostings) or not lists.size:
+        return
+    near = np.zeros(segment.size // STRIDE + 1, np.bool_)
+    for begin, end in zip(*(postings.starts[at] for at in _close(lists)), strict=True):
+        near[postings.slots[begin:end] // STRIDE] = True
+    edges = STRIDE * np.flatnonzero(np.diff(near, prepend=False, append=False))
+    first, last = edges[::2], np.minimum(edges[1::2], segment.size)
+    found = (segment.timed, segment.live_from, segment.live_until, segment.predicate)
+    for column in (*found, segment.outputs, segment.created_position):
+        if column is not None:
+            read_ahead(column, first, last)
+    for begin, end in zip(*_places(segment.ids, first, last), strict=True):
+        mapping.request(begin, end)
+
+
+def _places(ids: pa.Array, first: Ints, last: Ints) -> tuple[list[int], list[int]]:
+    """Return the addresses of ranges of identifiers."""
+    buffers = ids.buffers()
+    width = 8 if pa.types.is_large_string(ids.type) else ids.type.bit_width // 8
+    begins, ends = (buffers[1].address + width * at for at in (first, last + 1))
+    if pa.types.is_large_string(ids.type):
+        offsets = np.frombuffer(buffers[1], np.int64)
+        texts = (buffers[2].address + offsets[at] for at in (first, last))
+        begins, ends = (np.concatenate(both) for both in zip((begins, ends), texts, strict=True))
+    return begins.tolist(), ends.tolist()
 
 
 def slots_near(segment: Segment, bounds: Floats, grid: IndexGrid) -> Ints:
@@ -74,6 +109,7 @@ def slots_near(segment: Segment, bounds: Floats, grid: IndexGrid) -> Ints:
     near = np.zeros(segment.size, np.bool_)
     for postings, lists in _lists(segment, bounds, grid):
         if isinstance(postings, BoxPostings):
+            _request(postings, lists)
             begins, ends = postings.starts[lists], postings.starts[lists + 1]
             sizes = ends - begins
             places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
@@ -105,13 +141,18 @@ def _request(postings: BoxPostings | ShapePostings, lists: Ints) -> None:
     """Request lists and their directory from the system; those that are close are one range."""
     if not lists.size:
         return
-    breaks = np.flatnonzero(np.diff(lists) > STRIDE)
-    first, last = lists[np.append(0, breaks + 1)], lists[np.append(breaks, lists.size - 1)] + 1
+    first, last = _close(lists)
     read_ahead(postings.starts, first, last + 1)
     if isinstance(postings, BoxPostings):
         read_ahead(postings.parts, first, last)
     for values in _columns(postings):
         read_ahead(values, postings.starts[first], postings.starts[last])
+
+
+def _close(lists: Ints) -> tuple[Ints, Ints]:
+    """Return the first and last list, plus one, of each range of lists that are close."""
+    breaks = np.flatnonzero(np.diff(lists) > STRIDE)
+    return lists[np.append(0, breaks + 1)], lists[np.append(breaks, lists.size - 1)] + 1
 
 
 def _read(postings: BoxPostings | ShapePostings, lists: Ints) -> int:

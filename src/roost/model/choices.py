@@ -56,3 +56,13 @@ class ElasticPolicyName(StrEnum):
     LOAD_AWARE = "load_aware"  # for the offered load, in one step
     INDIVIDUAL = "individual"  # one executor at a time
     SPARK = "spark"  # by waiting tasks, doubling
+    ALGORITHM_2 = "algorithm_2"  # all groups together, by the load of the last round
+
+
+class PlacementName(StrEnum):
+    """Which executor group runs which operator; ``docs/elastic.md`` describes each."""
+
+    OFF = "off"  # as the settings name them
+    STATIC = "static"  # by decreasing load, once
+    ALGORITHM_1 = "algorithm_1"  # moves between pairs of groups
+    BEST = "best"  # the mapping with the lowest load of any group

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from roost.errors import ConfigError
 from roost.model.choices import ElasticPolicyName
+
+DEFAULT_GROUP = "default"
+"""The executor group of sources, and of all that no group is named for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +75,61 @@ class ElasticRules:
     def spares_beside(self, executors: int) -> int:
         """Return how many spares a layout of this size leaves room for."""
         return max(min(self.spares, self.max - executors), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRules:
+    """An executor group.
+
+    Parameters
+    ----------
+    name
+        Of the group; of the default one, whose limits and cores are those of the run, only the
+        operators are given.
+    min, max
+        Limits of its executors; ``max`` is ``min`` by default.
+    cores, memory
+        Of each executor, as in Spark's settings.
+    operators
+        Operators of the dataflow that run in it at first.
+    """
+
+    name: str
+    min: int = 1
+    max: int = 0
+    cores: int = 1
+    memory: str = "1g"
+    operators: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        object.__setattr__(self, "max", self.max or self.min)
+        object.__setattr__(self, "operators", tuple(self.operators))
+        for key, valid, expected in (
+            ("name", self.name != "", "a name"),
+            ("min", self.min >= 1, "a whole number from 1 up"),
+            ("max", self.max >= self.min, f"at least min, which is {self.min}"),
+            ("cores", self.cores >= 1, "a whole number from 1 up"),
+        ):
+            if not valid:
+                raise ConfigError(f"elastic.groups.{key}", getattr(self, key), expected)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return the group of a table of settings."""
+        kinds = {item.name: str(item.type) for item in fields(cls)}
+        for key, value in given.items():
+            if key not in kinds:
+                raise ConfigError(f"elastic.groups.{key}", value, f"one of {', '.join(kinds)}")
+            if given.get("name") == DEFAULT_GROUP and key not in ("name", "operators"):
+                expected = f"nothing for {DEFAULT_GROUP}, whose settings are those of the run"
+                raise ConfigError(f"elastic.groups.{key}", value, expected)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            texts = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+            valid = {"int": whole, "str": isinstance(value, str)}.get(kinds[key], texts)
+            if not valid:
+                noun = {"int": "a whole number", "str": "text"}.get(kinds[key], "a list of texts")
+                raise ConfigError(f"elastic.groups.{key}", value, noun)
+        if "name" not in given:
+            raise ConfigError("elastic.groups.name", None, "a name for each group")
+        return cls(**given)

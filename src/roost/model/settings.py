@@ -24,10 +24,11 @@ from roost.model.choices import (
     BucketPolicy,
     ElasticPolicyName,
     LayoutName,
+    PlacementName,
     Strategy,
     WindowKind,
 )
-from roost.model.elastic import ElasticRules
+from roost.model.elastic import DEFAULT_GROUP, ElasticRules, GroupRules
 from roost.model.space import Coordinates, Grid, Outside, Rect
 
 SECTIONS: dict[str, type[Section]] = {}
@@ -232,6 +233,8 @@ class EngineSettings(Section, section="engine"):
     master: str | None = _text()
     spark: Mapping[str, str] = _table()
     encrypt: bool = _flag()
+    cache: Path | None = _path()
+    cache_bytes: int = _number(int, 1, 16_000_000_000)
 
 
 @dataclass(frozen=True)
@@ -380,13 +383,44 @@ class ElasticSettings(Section, section="elastic"):
     forecast: bool = _flag(True)
     policy: ElasticPolicyName = _choice(ElasticPolicyName, ElasticPolicyName.LOAD_AWARE)
     round: float = _number(float, 0, 10.0, inclusive=False)
+    total: int | None = _number(int, 1)
+    placement: PlacementName = _choice(PlacementName, PlacementName.OFF)
+    groups: tuple[Mapping[str, Any], ...] = _tables()
 
     def _check(self) -> None:
         if self.max is not None:
-            self.rules  # noqa: B018  (checks its values)
+            self._check_groups()
             return
         for name, value in self._changed().items():
             raise ConfigError(f"elastic.{name}", value, "elastic.max, too")
+
+    def _check_groups(self) -> None:
+        """Check limits, and that groups and operators are named once."""
+        groups = [GroupRules.of(group) for group in self.groups]
+        for key, names in (
+            ("name", [group.name for group in groups]),
+            ("operators", [name for group in groups for name in group.operators]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ConfigError(f"elastic.groups.{key}", name, "each name once")
+        least = self.rules.min + sum(group.min for group in self.other_groups)
+        if self.total is not None and self.total < least:
+            raise ConfigError("elastic.total", self.total, f"at least {least}, the sum of all min")
+        if self.placement is not PlacementName.OFF and not self.other_groups:
+            raise ConfigError("elastic.placement", self.placement.value, "elastic.groups, too")
+
+    @property
+    def other_groups(self) -> tuple[GroupRules, ...]:
+        """The executor groups beside the default one."""
+        found = map(GroupRules.of, self.groups)
+        return tuple(group for group in found if group.name != DEFAULT_GROUP)
+
+    @property
+    def operators(self) -> dict[str, str]:
+        """The executor groups of operators that are named, by operator."""
+        found = map(GroupRules.of, self.groups)
+        return {name: group.name for group in found for name in group.operators}
 
     @property
     def rules(self) -> ElasticRules:

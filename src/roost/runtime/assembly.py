@@ -71,6 +71,8 @@ from roost.stages.synopsis_queries import SynopsisQueryStage
 from roost.stages.window import WindowStage
 from roost.storage.agreement import agree, agreed
 from roost.storage.cache import WorkerCache
+from roost.storage.copies import Copies
+from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.synopsis.catalogue import SPEC
 from roost.window import WindowSpec
@@ -142,7 +144,7 @@ def assemble(
     """
     group = _group_rounds(config, store, executor, hooks)
     if group is not None:
-        hooks = replace(hooks, resize=Resizing(_wanted(group)))
+        hooks = replace(hooks, resize=Resizing(lambda: group.machines))
     if shape is not None:
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
@@ -169,11 +171,13 @@ def assemble(
         sinks=hooks.sinks,
         only_delivered=_only_delivered(config, flow),
         rounds=_with_group(
+            stages,
             flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
             [],
             [],
             group,
         ),
+        operators=None if group is None else group.placement,
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -187,12 +191,14 @@ def _group_rounds(
     if config.elastic.max is None or hooks.resize is not None:
         return None
     if executor.allocator is None:
+        for group in config.elastic.other_groups:
+            expected = "no group: the cluster has a fixed number of executors"
+            raise ConfigError("elastic.groups", group.name, expected)
         warnings.warn(
             "the cluster has a fixed number of executors: elastic.max has no effect", stacklevel=3
         )
         return None
-    settings = config.elastic
-    return GroupRounds(store, executor.allocator, settings.rules, settings.round, hooks.wall_clock)
+    return GroupRounds(store, executor.allocator, config.elastic, hooks.wall_clock)
 
 
 def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
@@ -201,6 +207,7 @@ def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
 
 
 def _with_group(
+    stages: Sequence[Stage],
     flow: Sequence[FlowRounds],
     prefixes: Sequence[PrefixRounds],
     plan: Sequence[Rounds],
@@ -210,11 +217,12 @@ def _with_group(
 
     Executors come first, so that the next batch uses those that have arrived.
     """
-    layouts = [*flow, *prefixes, *plan]
+    layouts: list[Rounds] = [*flow, *prefixes, *plan]
     if group is None:
         return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
     group.needed = lambda: max((found.needed for found in prefixes), default=0)
+    group.placement.begin(stages)
     return [group, *layouts]
 
 
@@ -359,7 +367,7 @@ class _Assembly:
                 self.points,
                 self.space,
                 self.id_type,
-                segment_files(self.store),
+                self._segments(),
                 staging(self.out, "matches") if hooks.receives(config, "matches") else None,
                 table,
             ),
@@ -379,6 +387,7 @@ class _Assembly:
             sinks=hooks.sinks,
             only_delivered=_only_delivered(config, self.flow),
             rounds=_with_group(
+                stages,
                 flow_rounds(config, self.store, stages, *policies),
                 prefix_rounds(
                     self.store,
@@ -391,6 +400,7 @@ class _Assembly:
                 self._plan_rounds(strategy, statistics, table),
                 self.group,
             ),
+            operators=None if self.group is None else self.group.placement,
             guard=self.guard,
             history=config.out.history,
             on_step=hooks.on_step,
@@ -452,9 +462,19 @@ class _Assembly:
         x, y = sampled_positions(source, self.points.x, self.points.y)
         return sampled_costs(self.space.grid, x, y, self.queries.bounds(HISTORY_QUERIES))
 
+    def _segments(self) -> Files:
+        """Return the files of the queries, as the machines read them."""
+        engine = self.config.engine
+        copies = (
+            None
+            if engine.cache is None
+            else Copies(str(engine.cache.absolute()), engine.cache_bytes)
+        )
+        return replace(segment_files(self.store), copies=copies)
+
     def _statistics(self, strategy: Strategy) -> CellStage | TrioStage | None:
         if strategy is Strategy.SWARM:
-            folder, files = segment_files(self.store), self.store.files("trio")
+            folder, files = self._segments(), self.store.files("trio")
             return TrioStage(self.space, folder, files, self.window, self.hooks.swarm)
         return CellStage(self.queries, self.space) if strategy is Strategy.GLOBAL else None
 

@@ -21,6 +21,7 @@ from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.resizing import replicated, resize_by_statistics
 from roost.balance.swarm import (
     LoadReport,
+    Send,
     ShedRequest,
     Swarm,
     machine_cost,
@@ -82,17 +83,19 @@ class SwarmPolicy:
             m: scale_of(value.cost, value.received, float(snapshot.checks[m]), self._rules)
             for m, value in sorted(values.items())
         }
-        hidden = snapshot.hidden if len(snapshot.hidden) else None
-        if hidden is not None:
-            self._stage.statistics(values)  # one job copies all that the executors have
         reports = [
-            # Neither the reports nor the machine that sheds load may know of the hidden queries.
-            LoadReport(m, scale * values[m].cost, values[m].received)
-            if hidden is None
-            else self._report(m, scale, hidden)
-            for m, scale in scales.items()
+            LoadReport(m, scale * values[m].cost, values[m].received) for m, scale in scales.items()
         ]
-        send = partial(self._shed, scales=scales, hidden=hidden)
+        mean = sum(report.cost for report in reports) / len(reports)
+        # Machines below the mean are hardly ever requested to shed load.
+        away = {report.machine for report in reports if report.cost > mean}
+        send: Send = partial(self._shed, away, scales)
+        if len(snapshot.hidden) or snapshot.is_resized:
+            self._stage.fetch(values)
+        if len(snapshot.hidden):
+            # Neither the reports nor the machine that sheds load may know of the hidden queries.
+            send = partial(self._shed, away, scales, hidden=snapshot.hidden)
+            reports = [self._report(m, scale, snapshot.hidden) for m, scale in scales.items()]
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
@@ -123,12 +126,19 @@ class SwarmPolicy:
 
     def _shed(
         self,
+        away: set[int],
+        scales: Mapping[int, float],
         machine: int,
         request: ShedRequest,
-        scales: Mapping[int, float],
         hidden: HiddenQueries | None = None,
     ) -> tuple[Change, ...]:
-        """Return the load that a machine can give away, from its own statistics."""
+        """Return the load that a machine can give away, from its own statistics.
+
+        At the first request of a round, all that are likely to follow are fetched, in one job.
+        """
+        if away:
+            self._stage.fetch(away)
+            away.clear()
         stats = self._statistics(machine, hidden)
         return shed(stats, machine, request, self._rules, scales[machine])
 
@@ -138,7 +148,7 @@ class SwarmPolicy:
         A copy stays in the state directory until the next batch, so a partition that moves takes
         its statistics along.
         """
-        stats = self._stage.statistics([machine])[machine]
+        stats = self._stage.statistics(machine)
         stats.close_round(self._stage.fade)
         if hidden is not None:
             received = np.zeros(len(hidden), np.bool_)

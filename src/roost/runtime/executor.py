@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from roost.model.elastic import DEFAULT_GROUP
 from roost.runtime.chain import Chain, Placement
 from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import MapExecutor, Report, Task
@@ -86,6 +87,9 @@ class Allocator(Protocol):
     def decommission(self, names: Sequence[str]) -> None:
         """Release executors: each ends its tasks, or is killed after a while."""
 
+    def of(self, group: str) -> Allocator:
+        """Return the allocator of another executor group than the default one."""
+
 
 class Executor(MapExecutor, Protocol):
     """Runs the tasks of a batch; the loop uses no other interface of a cluster."""
@@ -96,8 +100,8 @@ class Executor(MapExecutor, Protocol):
     def rows_per_task(self) -> int:
         """Rows below which another task of a replicated plan is not worth its launch."""
 
-    def executors(self) -> Sequence[str]:
-        """Return the names of the executors that tasks run on now, as in homes and reports."""
+    def executors(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the names of a group's executors, as in homes and reports."""
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
@@ -151,15 +155,16 @@ class InProcessExecutor:
         self._placement = Placement()
         self.pickling: dict[tuple[str, int], float] = defaultdict(float)
 
-    def executors(self) -> Sequence[str]:
-        """Return the names."""
-        return self.names
+    def executors(self, group: str = DEFAULT_GROUP) -> Sequence[str]:
+        """Return the names of a group's executors; those of other groups are the allocator's."""
+        if group == DEFAULT_GROUP or self.allocator is None:
+            return self.names
+        return list(self.allocator.of(group).executors())
 
-    def place(self, part: int, home: str | None) -> str:
-        """Return the executor of a part: its home, or any if that is not there."""
-        return (
-            home if home is not None and home in self.names else self.names[part % len(self.names)]
-        )
+    def place(self, part: int, home: str | None, group: str = DEFAULT_GROUP) -> str:
+        """Return the executor of a part: its home, or any of its group if that is not there."""
+        names = self.executors(group)
+        return home if home is not None and home in names else names[part % len(names)]
 
     def cache(self, name: str) -> WorkerCache:
         """Return the cache of an executor."""
@@ -192,7 +197,7 @@ class InProcessExecutor:
         following: list[list[Item]] = [[] for _ in range(count)]
         homes = self._placement.homes_of(chain, level)
         for part, mine in enumerate(items):
-            name = self.place(part, homes[part])
+            name = self.place(part, homes[part], chain.group(level))
             cache = self.cache(name)
             for target, item in run_part(chain, tasks, level, part, mine, cache, name):
                 started = time.process_time()

@@ -115,7 +115,12 @@ def flow_rounds(
     even = [stage for stage in stages if isinstance(stage, StatelessStage)]
     nodes = [stage.node for stage in subqueries if stage.table is not None]
     first = [] if resize is None else [resize]
-    balancing = balancing_policies(config.dataflow, nodes, resizable=resize is not None)
+    receiving = [
+        (stage.node, stage.graph.stages.root(stage.node.name))
+        for stage in subqueries
+        if stage.graph.stages.receives(stage.node.name)
+    ]
+    balancing = balancing_policies(config.dataflow, nodes, receiving, resizable=resize is not None)
     policies = [*first, *more, *balancing]
     if not policies or not (subqueries or (first and even)):
         return []

@@ -7,7 +7,7 @@ the loads of the last rounds, and reports what it found.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from roost.balance.changes import NoChange
@@ -15,6 +15,7 @@ from roost.balance.planner import imbalance
 from roost.dataflow.balancing import (
     BucketPlanner,
     GreedyPolicy,
+    HotKey,
     MapDecision,
     MapPolicy,
     SubqueryLoad,
@@ -39,11 +40,17 @@ ROUNDS_SEEN = 3
 
 
 def balancing_policies(
-    settings: DataflowSettings, nodes: Sequence[Node], *, resizable: bool
+    settings: DataflowSettings,
+    nodes: Sequence[Node],
+    receiving: Sequence[tuple[Node, str]],
+    *,
+    resizable: bool,
 ) -> list[FlowPolicy]:
     """Build the policies of stateful operators.
 
-    Where the number of machines may change, each has one, even if nothing is balanced.
+    ``nodes`` have a bucket map; ``receiving`` are the operators behind an exchange, each with the
+    operator whose map sends its tuples. Where the number of machines may change, each map has a
+    policy, even if nothing is balanced.
     """
     if settings.balance is BucketPolicy.OFF:
         kept = [SubqueryBalance(node.name, KeepOwners()) for node in nodes]
@@ -51,15 +58,16 @@ def balancing_policies(
     policy: MapPolicy = BucketPlanner(settings.improvement)
     if settings.balance is BucketPolicy.GREEDY:
         policy = GreedyPolicy(settings.imbalance, settings.improvement)
-    hot = [HotKeys(node.name) for node in nodes if unmergeable(node) is None]
+    hot = [HotKeys(node.name, root) for node, root in receiving if unmergeable(node) is None]
     return [*hot, *(SubqueryBalance(node.name, policy) for node in nodes)]
 
 
 @dataclass(frozen=True)
 class HotKeys:
-    """Lets the tuples of the hot keys of one subquery be aggregated before its exchange."""
+    """Lets the tuples of the hot keys of one operator be aggregated before its exchange."""
 
     node: str
+    root: str  # operator whose bucket map sends its tuples
 
     @property
     def name(self) -> str:
@@ -68,9 +76,9 @@ class HotKeys:
 
     def propose(self, snapshot: FlowSnapshot) -> Proposal:
         """Decide from the round that has ended."""
-        status = snapshot.subqueries[self.node]
-        heavy, machines = status.loads.keys, status.map.machines
-        return Proposal(early_keys(self.node, heavy, machines, status.hot))
+        status = snapshot.subqueries[self.root]
+        mine = status.keys[self.node]
+        return Proposal(early_keys(self.node, mine.heaviest, status.map.machines, mine.hot))
 
 
 class KeepOwners:
@@ -106,7 +114,7 @@ class SubqueryBalance:
         load = self._load(status, self._rounds, wanted)
         same = wanted == bucket_map.machines
         decision = self._policy.decide(load) if same else resized(load, self._policy)
-        if self._node in snapshot.hot:  # the load of the next round is another one
+        if snapshot.hot.keys() & status.keys.keys():  # the load of the next round is another one
             self._rounds.clear()
             decision = NoChange("the hot keys changed") if same else decision
         moved = list(decision.owners) if isinstance(decision, MapChange) else []
@@ -118,15 +126,21 @@ class SubqueryBalance:
             "moved_buckets": len(moved),
             "moved_bytes": float(loads.state_bytes[moved].sum()),
             "state_bytes": float(loads.state_bytes.sum()),
-            "hot_keys": [key.to_json() for key in hot_keys(load)],
+            "hot_keys": [key.to_json() for key in self._hot_keys(status, load)],
         }
         return Proposal(decision, {self.name: found}, (Fact(BALANCING, self._node, found),))
+
+    def _hot_keys(self, status: SubqueryStatus, load: SubqueryLoad) -> Iterator[HotKey]:
+        """Yield the hot keys of all operators that receive tuples by the map."""
+        for name, mine in status.keys.items():
+            rounds = (replace(load.newest, keys=mine.heaviest),)
+            function = unmergeable(mine.node)
+            yield from hot_keys(replace(load, operator=name, rounds=rounds, unmergeable=function))
 
     def _load(
         self, status: SubqueryStatus, rounds: Iterable[BucketLoads], machines: int
     ) -> SubqueryLoad:
-        function = unmergeable(status.node)
-        return replace(status.load, machines=machines, rounds=tuple(rounds), unmergeable=function)
+        return replace(status.load, machines=machines, rounds=tuple(rounds))
 
 
 def unmergeable(node: Node) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from roost.balance.changes import Decision, Resize
 from roost.dataflow.balancing import EarlyKeys, SubqueryLoad
 from roost.dataflow.buckets import BucketMap
-from roost.dataflow.loads import BucketLoads, LoadMeter, MachineLoad
+from roost.dataflow.loads import BucketLoads, HeavyKey, KeyMeter, LoadMeter, MachineLoad
 from roost.dataflow.moves import (
     MapChange,
     MoveForecast,
@@ -41,6 +41,15 @@ PER_BUCKET_S = 1e-4
 
 
 @dataclass(frozen=True)
+class ReceivedKeys:
+    """The heaviest keys that an operator receives, and those aggregated before its exchange."""
+
+    node: Node
+    heaviest: tuple[HeavyKey, ...]
+    hot: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class SubqueryStatus:
     """What policies see of a subquery: its map, and its load in the round."""
 
@@ -52,7 +61,7 @@ class SubqueryStatus:
     speed: float  # event time per second of the clock; 0 if it is not known
     read_speed: float  # bytes per second of state that is not in memory
     recreates_windows: bool  # whether buckets may move without their state
-    hot: tuple[int, ...] = ()  # keys that are aggregated before the exchange
+    keys: Mapping[str, ReceivedKeys]  # by operator: several may receive tuples by the map
 
     def changed(self, change: MapChange) -> BucketMap:
         """Return the next map; raises ValueError if the change is not possible."""
@@ -140,11 +149,10 @@ class FlowSnapshot:
     def accepting(self, policy: str, decision: AnyDecision) -> FlowSnapshot:
         """Return the snapshot with the decision of a policy; raises ValueError to refuse it."""
         after, hot = dict(self.after), dict(self.hot)
-        if isinstance(decision, MapChange | EarlyKeys):
+        if isinstance(decision, MapChange):
             name = decision.subquery
             if name not in self.subqueries:
                 raise ValueError(f"there is no subquery {name!r}")
-        if isinstance(decision, MapChange):
             if name in after:
                 raise ValueError(f"another policy changed the bucket map of {name!r}")
             after[name] = self.subqueries[name].changed(decision)
@@ -152,7 +160,7 @@ class FlowSnapshot:
                 # A later run with other settings changes the number of machines again.
                 after[name] = replace(after[name], configured=after[name].machines)
         elif isinstance(decision, EarlyKeys):
-            hot[name] = decision.keys
+            hot[decision.operator] = decision.keys
         elif isinstance(decision, Resize):
             if decision.machines < 1:
                 raise ValueError(f"a dataflow needs a machine, not {decision.machines}")
@@ -192,6 +200,7 @@ class FlowRounds:
             stage.node.name: LoadMeter(table.current.buckets, models.get(stage.node.name))
             for stage, table in self._tables
         }
+        self._keys = {stage.node.name: KeyMeter() for stage in self._receiving}
         self.loads: tuple[SubqueryLoad, ...] = ()  # of the last round
         self._opened: float | None = None
         self._times: dict[str, tuple[float, int]] = {}  # clock and newest time, first known
@@ -205,6 +214,10 @@ class FlowRounds:
             assert isinstance(routing, KeyRouting)
             if routing.map.owners == table.current.owners:
                 self._meters[name].add(clock, self._loads(stage, batch))
+                for one in self._sharing(stage):
+                    if one.node.name in self._keys:
+                        observed = batch.outcomes[one.name].observed
+                        self._keys[one.node.name].add(load for load, _ in observed)
             if stage.seen is not None:
                 self._times.setdefault(name, (clock, stage.seen))
         if self._opened is None:
@@ -217,6 +230,11 @@ class FlowRounds:
     def _tables(self) -> list[tuple[SubqueryStage, BucketTable]]:
         """Return the stages that have a bucket map, with their maps."""
         return [(stage, stage.table) for stage in self.stages if stage.table is not None]
+
+    @property
+    def _receiving(self) -> list[SubqueryStage]:
+        """Return the stages behind an exchange, also those that share the map of another one."""
+        return [stage for stage in self.stages if stage.graph.stages.receives(stage.node.name)]
 
     @property
     def machines(self) -> dict[str, int]:
@@ -235,15 +253,8 @@ class FlowRounds:
         return [one for one in self.stages if one.buckets == stage.name]
 
     def _loads(self, stage: SubqueryStage, batch: Batch) -> list[tuple[MachineLoad, float]]:
-        """Return the loads of a stage's machines, with those of the stages that share its map.
-
-        Keys are those of the stage: an operator that shares its map may have further key columns.
-        """
-        found: list[tuple[MachineLoad, float]] = []
-        for one in self._sharing(stage):
-            mine = batch.outcomes[one.name].observed
-            found += mine if one is stage else [(replace(m, keys=()), s) for m, s in mine]
-        return found
+        """Return the loads of a stage's machines, with those of the stages that share its map."""
+        return [load for one in self._sharing(stage) for load in batch.outcomes[one.name].observed]
 
     def _status(
         self, stage: SubqueryStage, table: BucketTable, batch: Batch, clock: float
@@ -252,16 +263,21 @@ class FlowRounds:
         since, first = self._times.get(node.name, (clock, 0))
         if stage.seen is not None and clock > since:
             speed = (stage.seen - first) / (clock - since)
+        keys = {
+            one.node.name: ReceivedKeys(one.node, self._keys[one.node.name].heaviest(), one.hot)
+            for one in self._sharing(stage)
+            if one.node.name in self._keys
+        }
         return SubqueryStatus(
             node,
             table.current,
-            self._meters[node.name].loads(),
+            self._meters[node.name].loads(keys[node.name].heaviest),
             stage.seen,
             batch.outcomes[FLOW].result.input_watermark(node),
             speed,
             self._read_speed,
             has_time_windows(node) and not stage.graph.stages.several(node.name),
-            stage.hot,
+            keys,
         )
 
     @cached_property
@@ -298,10 +314,11 @@ class FlowRounds:
             table.epoch = new.epoch
         for even in resized:
             even.epoch += 1
-        for stage, _ in self._tables:
+        for stage in self._receiving:
             stage.hot = decided.hot.get(stage.node.name, stage.hot)
         for meter in self._meters.values():
             meter.start()
+        self._keys = {name: KeyMeter() for name in self._keys}
         self.number += 1
         self._opened = clock
 

@@ -1,27 +1,30 @@
-"""Rounds of the executors of a run: the elastic policy decides, and this module carries it out.
+"""Rounds of the executors of a run: policies decide sizes and placement.
 
-*Planned* executors are those of the last decision, recorded with its round; *observed* ones are
-present and warm; *requested* ones have not arrived yet. All three are compared after every
-batch, so a driver that dies neither loses nor retains an executor.
-
-New executors count in the layout when all that were planned are warm. Executors that leave are
-decommissioned when every layout has moved off their machines. Nothing here waits for the cluster.
+At the end of a round, the load of all stages is measured and recorded with the decisions: how many
+executors each group should have (:mod:`roost.runtime.group_size` carries that out), and which group
+runs which operator (:mod:`roost.runtime.operator_placement`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roost.dataflow.balancing import SubqueryLoad
-from roost.elastic.group import Executors, GroupSnapshot, StageLoad
-from roost.model.elastic import ElasticRules
+from roost.elastic.group import GroupSnapshot, StageLoad
+from roost.elastic.placement import Algorithm2, ExecutorGroup
+from roost.errors import ConfigError
+from roost.model.choices import ElasticPolicyName
+from roost.model.elastic import DEFAULT_GROUP
+from roost.model.settings import ElasticSettings
 from roost.runtime.executor import Allocator
+from roost.runtime.group_size import GroupSize
+from roost.runtime.operator_placement import PLACEMENT, OperatorPlacement
 from roost.runtime.records import Intent
 from roost.runtime.rounds import CommittedBatch, arbitrate
-from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, size_policy
+from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, SharedSizes, size_policy
 from roost.stages.flow_routing import node_of
 from roost.stages.sources import Source
 from roost.storage.store import Fact, Store, View
@@ -29,6 +32,7 @@ from roost.storage.totals import TOTALS
 
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
 EXECUTORS = "executors"  # key of the totals
+GROUPS = "groups"  # in a round: what was decided for the groups beside the default one
 SYNOPSIS = "synopsis"  # policy that needs executors
 
 
@@ -49,8 +53,8 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the
-    machines of the synopsis. ``clock`` returns seconds since 1970.
+    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the machines of the synopsis.
+    ``clock`` returns seconds since 1970.
     """
 
     records = GROUP_ROUNDS
@@ -59,37 +63,54 @@ class GroupRounds:
         self,
         store: Store,
         allocator: Allocator,
-        rules: ElasticRules,
-        length_s: float,
+        settings: ElasticSettings,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._allocator, self._rules = store, allocator, rules
-        self._length_s, self._clock = length_s, clock
+        rules = settings.rules
+        self._store, self._allocator = store, allocator
+        self._length_s, self._clock = settings.round, clock
         self.sources: Mapping[str, Source] = {}
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
         self.needed: Callable[[], int] = lambda: 0
         last = last_group_round(store) or {}
         self.number = int(last.get("round", -1)) + 1
-        self._policy = ElasticPolicy(size_policy(rules), last)
-        self.planned = min(max(int(last.get("planned", rules.min)), rules.min), rules.max)
-        self.layout = int(last.get("layout", self.planned))
-        self._provision_s = float(last.get("provision_s", 0.0))
-        self._waiting_since: float | None = None
+        saved = {DEFAULT_GROUP: last, **last.get(GROUPS, {})}
+        self._own = GroupSize(allocator, rules, last, clock())
+        self._groups = {DEFAULT_GROUP: self._own}
+        for one in settings.other_groups:
+            limits = replace(rules, min=one.min, max=one.max, spares=0)
+            mine = saved.get(one.name, {})
+            self._groups[one.name] = GroupSize(allocator.of(one.name), limits, mine, clock())
+        self._policies = {
+            name: ElasticPolicy(size_policy(group.rules), saved.get(name, {}))
+            for name, group in self._groups.items()
+        }
+        self.placement = OperatorPlacement(
+            settings.placement, list(self._groups), settings.operators, last.get(PLACEMENT, {})
+        )
+        most = sum(group.rules.max for group in self._groups.values())
+        self._shared = Algorithm2(settings.total or most)
         self._counted: float | None = None  # clock until which executor seconds are counted
         self._used_s = 0.0
         self._round: _Round | None = None
-        self._follow(clock(), moved=False)
+        slots = {group.allocator.slots for group in self._groups.values()}
+        if len(slots) > 1 and rules.policy is ElasticPolicyName.ALGORITHM_2:
+            expected = "load_aware where executors of the groups differ in cores"
+            raise ConfigError("elastic.policy", rules.policy.value, expected)
 
     @property
     def machines_max(self) -> int:
         """Machines of the largest layout."""
-        return self._rules.max * self._allocator.slots
+        return max(group.machines_max for group in self._groups.values())
 
     @property
     def machines(self) -> int:
-        """Machines that layouts should have: one for each slot of their executors."""
-        return self.layout * self._allocator.slots
+        """Machines that layouts should have: as many as the slots of the largest group.
+
+        So a layout need not change with the mapping.
+        """
+        return max(group.machines for group in self._groups.values())
 
     def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch; end the round if it is long enough, and follow the decisions."""
@@ -98,15 +119,17 @@ class GroupRounds:
         one = self._round
         if one is not None and one.batches and now - one.clock >= self._length_s:
             self._end_round(one, now, done.intent)
-        self._follow(now, moved=done.has_size(self.machines))
+        moved = done.has_size(self.machines)
+        for group in self._groups.values():
+            group.follow(now, moved=moved)
 
     # ------------------------------------------------------------------ measured
 
     def _note(self, now: float, done: CommittedBatch) -> None:
         intent, reports = done.intent, done.reports
-        present = self._allocator.executors()
+        present = sum(len(group.allocator.executors()) for group in self._groups.values())
         if self._counted is not None:
-            self._used_s += len(present) * (now - self._counted)
+            self._used_s += present * (now - self._counted)
         self._counted = now
         if self._round is None:  # the rows of the first batch arrived before
             self._round = _Round(now, self._backlog(intent) or 0)
@@ -119,8 +142,8 @@ class GroupRounds:
             seconds = sum(report.seconds for report in mine)
             one.busy_s[node_of(name)] = one.busy_s.get(node_of(name), 0.0) + seconds
         one.tasks = max([one.tasks, *(len(mine) for mine in reports.values())])
-        enough = sum(present.values()) >= self.planned
-        one.settled &= enough and self.layout == self.planned and done.has_size(self.machines)
+        one.settled &= all(group.settled for group in self._groups.values())
+        one.settled &= done.has_size(self.machines)
 
     def _backlog(self, intent: Intent) -> int | None:
         """Return the rows that have arrived and were not read; None without any pace."""
@@ -130,17 +153,16 @@ class GroupRounds:
         return sum(waiting) if waiting or self.streams else None
 
     def _snapshot(self, one: _Round, now: float, intent: Intent) -> GroupSnapshot:
-        present, backlog = self._allocator.executors(), self._backlog(intent)
+        """Return the measured round, as if all stages were in the default group."""
+        backlog = self._backlog(intent)
         needed = -(-self.needed() // self._allocator.slots)
         arrived = max(one.rows + (backlog or 0) - one.backlog, 0)
-        waited = 0.0 if self._waiting_since is None else now - self._waiting_since
-        missing = max(self._target - len(present), 0)
         return GroupSnapshot(
             now,
             now - one.clock,
             one.batches,
             self._allocator.slots,
-            Executors(self.planned, missing, sum(present.values()), waited),
+            self._own.executors(now),
             one.settled,
             tuple(StageLoad(name, arrived, one.rows, s) for name, s in sorted(one.busy_s.items())),
             backlog or 0,
@@ -148,75 +170,100 @@ class GroupRounds:
             paced=backlog is not None,
             routings=tuple(self.loads()),
             required={SYNOPSIS: needed} if needed else {},
-            provision_s=self._provision_s,
+            provision_s=self._own.provision_s,
             tasks=one.tasks,
+        )
+
+    def _part(self, seen: GroupSnapshot, name: str) -> GroupSnapshot:
+        """Return what concerns one group."""
+        group_of, group = self.placement.group_of, self._groups[name]
+        return replace(
+            seen,
+            slots=group.allocator.slots,
+            executors=group.executors(seen.clock),
+            stages=tuple(one for one in seen.stages if group_of(one.name) == name),
+            routings=tuple(one for one in seen.routings if group_of(one.subquery) == name),
+            required=seen.required if name == DEFAULT_GROUP else {},
+            provision_s=group.provision_s,
         )
 
     # ------------------------------------------------------------------ decided
 
     def _end_round(self, one: _Round, now: float, intent: Intent) -> None:
         seen = self._snapshot(one, now, intent)
-        verdicts, decided = arbitrate(GroupRound(seen, self._rules), [self._policy])
-        (verdict,) = verdicts
-        memory = verdict.proposal.memory
-        costs = memory.get(ELASTIC, {}).get("costs", {})
+        self._share(seen)
+        sizes = {name: self._sized(self._part(seen, name), name) for name in self._groups}
         row = {
             "round": self.number,
             "batch_id": intent.batch_id,
             "clock": now,
             "seconds": seen.seconds,
-            "decision": type(verdict.proposal.decision).__name__,
-            "verdict": verdict.verdict,
-            "reason": verdict.reason,
-            "load": seen.offered(costs, self._rules.batch_seconds),
             "arrived": seen.arrived,
             "rows": one.rows,
             "backlog": seen.backlog,
-            "planned": decided.planned,
             "required": dict(seen.required),
-            "requested": seen.executors.requested,
-            "observed": seen.executors.observed,
-            "layout": self.layout,
-            "provision_s": self._provision_s,
-            **memory,
+            **sizes.pop(DEFAULT_GROUP),
         }
+        if sizes:
+            row[GROUPS] = sizes
+            # A change of the mapping is measured by the next rounds, with the same executors.
+            placed = self.placement.snapshot(self._executor_groups(slots=True), seen.routings)
+            row[PLACEMENT] = self.placement.end_round(placed, settled=one.settled)
         totals = self._store.get(TOTALS, EXECUTORS) or {"hours": 0.0, "decisions": {}}
         counts = Counter(totals["decisions"])
-        counts[row["decision"]] += 1
+        counts.update([row["decision"], *(size["decision"] for size in sizes.values())])
         totals = {"hours": totals["hours"] + self._used_s / 3600.0, "decisions": dict(counts)}
         self._store.record(Fact(GROUP_ROUNDS, self.number, row), Fact(TOTALS, EXECUTORS, totals))
-        self.planned, self._used_s = decided.planned, 0.0
+        for name, group in self._groups.items():
+            group.planned = int((row if name == DEFAULT_GROUP else sizes[name])["planned"])
+        self._used_s = 0.0
         self.number += 1
         self._round = _Round(now, int(seen.backlog))
 
-    @property
-    def _target(self) -> int:
-        """Executors to have in all, with spares."""
-        return self.planned + self._rules.spares_beside(self.planned)
+    def _sized(self, seen: GroupSnapshot, name: str) -> dict[str, Any]:
+        """Decide the size of a group; returns the record of that."""
+        group = self._groups[name]
+        (verdict,), decided = arbitrate(GroupRound(seen, group.rules), [self._policies[name]])
+        memory = verdict.proposal.memory
+        costs = memory.get(ELASTIC, {}).get("costs", {})
+        return {
+            "decision": type(verdict.proposal.decision).__name__,
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+            "load": seen.offered(costs, group.rules.batch_seconds),
+            "planned": decided.planned,
+            "requested": seen.executors.requested,
+            "observed": seen.executors.observed,
+            "layout": group.layout,
+            "provision_s": group.provision_s,
+            **memory,
+        }
 
-    def _follow(self, now: float, *, moved: bool) -> None:
-        """Compare what is planned, requested and observed, and request or release executors.
+    def _share(self, seen: GroupSnapshot) -> None:
+        """Note the loads of the round, and let ``algorithm_2`` decide for all groups."""
+        self.placement.observe(seen.stages, seen.seconds)
+        shared = {
+            name: policy.policy
+            for name, policy in self._policies.items()
+            if isinstance(policy.policy, SharedSizes)
+        }
+        if shared:
+            groups = self._executor_groups(slots=False)
+            decided = self._shared.decide(self.placement.loads(groups, self._allocator.slots))
+            for name, policy in shared.items():
+                policy.decided = decided[name]
 
-        ``moved`` states that no layout uses machines beyond its size any more.
-        """
-        present, target = self._allocator.executors(), self._target
-        warm = sum(present.values())
-        if warm >= self.planned:
-            if self.layout < self.planned and self._waiting_since is not None:
-                self._provision_s = now - self._waiting_since
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
-        if self.layout > self.planned or warm >= self.planned:
-            moved &= self.layout <= self.planned
-            self.layout = self.planned
-        # Executors that leave stay until no batch to come counts on them.
-        kept = max(target, 0 if moved else min(len(present), self._rules.max))
-        self._allocator.request(kept)
-        if len(present) > kept:
-            # The newest ones leave; names are numbers, or end with one.
-            ranked = sorted(present, key=lambda name: (len(name), name))
-            self._allocator.decommission(ranked[kept:])
+    def _executor_groups(self, *, slots: bool) -> list[ExecutorGroup]:
+        """Return the groups as a placement policy sees them, in slots or in executors."""
+        found = []
+        for name, group in self._groups.items():
+            count = group.allocator.slots if slots else 1
+            observed = min(sum(group.allocator.executors().values()), group.planned)
+            missing = max(group.planned - observed, 0)
+            found.append(
+                ExecutorGroup(name, observed * count, missing * count, group.rules.min * count)
+            )
+        return found
 
 
 def last_group_round(view: View) -> dict[str, Any] | None:

@@ -65,18 +65,23 @@ def _levelled(kept: Mapping[int, str], count: int, order: Collection[str]) -> di
 
 
 def placed(
-    before: Placement, chain: Chain, executors: Collection[str], *, level: bool
+    before: Placement, chain: Chain, executors: Mapping[str, Collection[str]], *, level: bool
 ) -> Placement:
-    """Return the placement of the next batch.
+    """Return the placement of the next batch; ``executors`` are those of each group.
 
-    As long as there has only been one executor, there are no homes, and nothing is pinned. Routings
-    that the batch does not use keep their homes.
+    As long as no group has had several executors, there are no homes, and nothing is pinned.
+    Routings that the batch does not use keep their homes. A routing whose group has changed gets
+    homes in the new one.
     """
-    if not before.homes and len(executors) < 2:
+    if not before.homes and all(len(names) < 2 for names in executors.values()):
         return before
     machines = {name: len(homes) for name, homes in before.homes.items()}
     machines |= {node.routing: len(node.machines) for node in chain.nodes if node.routing}
-    return replace(before, homes=assign(before.homes, machines, executors, level=level))
+    homes: dict[str, dict[int, str]] = {}
+    for group, names in executors.items():
+        mine = {name: n for name, n in machines.items() if before.group(name) == group}
+        homes |= assign(before.homes, mine, names, level=level)
+    return replace(before, homes=homes)
 
 
 def home_metrics(

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from roost.model.elastic import DEFAULT_GROUP
 from roost.queries.guard_state import LOG as GUARD_LOG
 from roost.queries.guard_state import GuardState
 from roost.queries.live import QuerySet
@@ -35,6 +36,7 @@ from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import Executor, Inputs
 from roost.runtime.homes import home_metrics, placed
 from roost.runtime.jobs import Jobs
+from roost.runtime.operator_placement import OperatorPlacement
 from roost.runtime.records import (
     COMMITS,
     INTENTS,
@@ -51,6 +53,7 @@ from roost.runtime.records import (
 )
 from roost.runtime.rounds import CommittedBatch, Rounds
 from roost.stages.contract import Batch, Reports, RoutingTable, Stage
+from roost.stages.flow_routing import stage_of
 from roost.stages.routing import SPACE
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
@@ -98,6 +101,7 @@ class BatchLoop:
     sinks: Sequence[Sink] = ()
     only_delivered: frozenset[str] = frozenset()
     rounds: Sequence[Rounds] = ()  # of all that adapts; executors follow the layouts
+    operators: OperatorPlacement | None = None  # if there may be several executor groups
     guard: GuardState | None = None
     history: int = 10_000
     on_step: Callable[[str, int], None] = lambda step, number: None
@@ -208,17 +212,28 @@ class BatchLoop:
         used = [batch.routings[s.routing] for s in working if s.routing is not None]
         machines = next((routing.machines for routing in used if routing.local), None)
         inputs, readers = inputs.dealt(machines, batch.number, self.executor)
-        chain = Chain.of(working, batch.routings, readers)
-        before, self.placement = self.placement, self._placed(chain)
+        before = self.placement
+        groups = [DEFAULT_GROUP] if self.operators is None else self.operators.groups
+        executors = {name: self.executor.executors(name) for name in groups}
+        self.placement = replace(before, groups=self._mapping(executors))
+        chain = Chain.of(working, batch.routings, readers, self.placement)
+        self.placement = self._placed(chain, executors)
         reports = self.executor.run(inputs, chain, tasks, self.placement)
         return reports, home_metrics(chain, before, self.placement, reports)
 
-    def _placed(self, chain: Chain) -> Placement:
+    def _mapping(self, executors: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Return the executor group of each stage; one that has no executor now is not used."""
+        if self.operators is None:
+            return {}
+        mapping = self.operators.mapping.items()
+        return {stage_of(node): group for node, group in mapping if executors[group]}
+
+    def _placed(self, chain: Chain, executors: Mapping[str, Sequence[str]]) -> Placement:
         """Assign homes; executors that join get machines after a round, if the run has rounds."""
         rounds = [found.number for found in self.rounds]
         level = not rounds or rounds != self._levelled
         self._levelled = rounds
-        return placed(self.placement, chain, self.executor.executors(), level=level)
+        return placed(self.placement, chain, executors, level=level)
 
     def _deliver(self, batch: Batch) -> None:
         for sink in self.sinks:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from roost.balance.planner import imbalance
+from roost.model.elastic import DEFAULT_GROUP
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.flow_balancing import BALANCING
-from roost.runtime.group_rounds import EXECUTORS, GROUP_ROUNDS, last_group_round
+from roost.runtime.group_rounds import EXECUTORS, GROUP_ROUNDS, GROUPS, last_group_round
+from roost.runtime.operator_placement import PLACEMENT
 from roost.runtime.records import commits
 from roost.runtime.scaling import ELASTIC
 from roost.storage.store import View
@@ -93,6 +96,34 @@ def executor_summary(view: View) -> dict[str, Any] | None:
             {name: row[name] for name in shown} for row in rows if row["decision"] != "NoChange"
         ],
         "forecast_error": mine / constant if constant else None,
+        "groups": _groups(rows, last),
+    }
+
+
+def _groups(rows: Sequence[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any] | None:
+    """Return sizes and mapping of several executor groups; None if there is one."""
+    if GROUPS not in last:
+        return None
+    sizes = ("planned", "requested", "observed", "load", "decision", "reason")
+    named = {DEFAULT_GROUP: last, **last[GROUPS]}
+    changes = [
+        {"clock": row["clock"], "group": name, **{key: size[key] for key in sizes}}
+        for row in rows
+        for name, size in row.get(GROUPS, {}).items()
+        if size["decision"] != "NoChange"
+    ]
+    placement = [{"clock": row["clock"], **row[PLACEMENT]} for row in rows if PLACEMENT in row]
+    return {
+        "executors": {name: {key: size[key] for key in sizes} for name, size in named.items()},
+        "mapping": last[PLACEMENT]["mapping"],
+        "loads": last[PLACEMENT]["loads"],
+        "reason": last[PLACEMENT]["reason"],
+        "changes": changes,
+        "moves": [
+            {"clock": row["clock"], "reason": row["reason"], **move}
+            for row in placement
+            for move in row["moves"]
+        ],
     }
 
 

@@ -23,6 +23,7 @@ from roost.balance.planner import imbalance
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
+from roost.elastic.placement import PlacementDecision
 from roost.runtime.records import Intent
 from roost.stages.contract import Batch, Outcome, Reports, RoutingTable, task_seconds
 from roost.stages.matching import MatchingStage
@@ -35,7 +36,15 @@ from roost.synopsis.scaling import ScalingDecision
 
 BALANCE, GUARD, RESIZE = "balance", "guard", "resize"
 ACCEPTED, REFUSED = "accepted", "refused"
-AnyDecision = Decision | Resize | MapChange | EarlyKeys | ElasticDecision | ScalingDecision
+AnyDecision = (
+    Decision
+    | Resize
+    | MapChange
+    | EarlyKeys
+    | ElasticDecision
+    | PlacementDecision
+    | ScalingDecision
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from roost.balance.changes import NoChange
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import Balance, Cannot, ElasticDecision, Provision, Release
 from roost.elastic.group import GroupSnapshot
 from roost.elastic.manager import Manager, Memory, SizePolicy
+from roost.elastic.placement import SizeDecision
 from roost.elastic.spark_rule import SparkRule
 from roost.model.choices import ElasticPolicyName
 from roost.model.elastic import ElasticRules
@@ -59,15 +61,48 @@ class ElasticPolicy:
     name = ELASTIC
 
     def __init__(self, policy: SizePolicy, saved: Mapping[str, Any]) -> None:
-        self._policy = policy
+        self.policy = policy
         self._memory = Memory.from_json(saved[ELASTIC]) if ELASTIC in saved else Memory()
 
     def propose(self, snapshot: GroupRound) -> Proposal:
         """Decide from the round, and record what the policy remembers."""
-        decision, self._memory = self._policy.decide(snapshot.group, self._memory)
+        decision, self._memory = self.policy.decide(snapshot.group, self._memory)
         return Proposal(decision, {ELASTIC: self._memory.to_json()})
+
+
+class SharedSizes:
+    """Sizes a group as ``algorithm_2`` decided for all groups together.
+
+    The manager gives up executors that do not arrive, and lets the next request wait.
+    """
+
+    def __init__(self, rules: ElasticRules) -> None:
+        self._rules, self._manager = rules, Manager(rules)
+        self.decided: SizeDecision = NoChange("no round is measured")
+
+    def decide(self, group: GroupSnapshot, memory: Memory) -> tuple[ElasticDecision, Memory]:
+        """Return the decision for this group."""
+        found, memory = self._manager.decide(group, memory)
+        unknown = group.offered({}, self._rules.batch_seconds) is None
+        if isinstance(found, Cannot) or unknown:
+            return found, memory
+        decided = self.decided
+        if isinstance(decided, NoChange):
+            return decided, memory
+        size = min(max(decided.executors, self._rules.min), self._rules.max)
+        if size == group.executors.planned:
+            return NoChange(decided.reason), memory
+        if isinstance(decided, Provision) and group.clock < memory.retry:
+            wait_s = memory.retry - group.clock
+            return NoChange(f"{decided.reason}; next request in {wait_s:.0f} s"), memory
+        return replace(decided, executors=size), memory
 
 
 def size_policy(rules: ElasticRules) -> SizePolicy:
     """Return the policy that the rules name."""
-    return SparkRule(rules) if rules.policy is ElasticPolicyName.SPARK else Manager(rules)
+    match rules.policy:
+        case ElasticPolicyName.SPARK:
+            return SparkRule(rules)
+        case ElasticPolicyName.ALGORITHM_2:
+            return SharedSizes(rules)
+    return Manager(rules)

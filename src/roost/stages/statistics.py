@@ -37,6 +37,7 @@ from roost.queries.partitions import Counted, QueryCounts, live_changes, live_ra
 from roost.queries.versions import SegmentRef
 from roost.stages.contract import Batch, MapExecutor, Outcome, Report, Reports, Stage, Task, Work
 from roost.stages.matching import GATHERED, Gathered
+from roost.stages.resident import Key, Resident, capacity_for
 from roost.stages.routing import spatial
 from roost.stages.window import WindowStage
 from roost.storage.cache import WorkerCache
@@ -239,40 +240,50 @@ class TrioWork(CountingWork):
         return stats, len(ranges)
 
     def _write(self, arrays: Arrays, lasting: bool) -> tuple[str, bool]:
-        """Write to the state directory or the executor's folder; returns the name, and whether."""
-        task = self._task
-        name = task.files.name(f"{task.number:010d}-", f"{self._machine:05d}", ".trio")
-        self._cache.get(STATISTICS, name, lambda: arrays)
-        resident = None if lasting else resident_files(task.files, self._cache)
-        if resident is not None:
-            with suppress(OSError):  # it is full, or something has deleted it
-                resident.write(name, arrays, durable=False)
-                needed = f"{task.number - 1:010d}"  # by a task of this batch that runs again
-                for old in os.listdir(resident.folder):
-                    if old < needed:
-                        resident.path(old).unlink(missing_ok=True)
+        """Write a checkpoint or the executor's file; returns the name and which of them."""
+        task, values = self._task, arrays["trio"]
+        key = Key(self._machine, task.number, capacity_for(values.size), os.urandom(16).hex())
+        name = f"batch-{key.batch:010d}-{key.machine:05d}-{key.capacity}-{key.attempt}.trio"
+        if not lasting:
+            with suppress(OSError):  # the disk is full
+                resident_of(task.files, self._cache).write(key, values)
                 return name, False
         task.files.write(name, arrays, durable=False)
         return name, True
 
 
-def resident_files(files: Files, cache: WorkerCache) -> Files | None:
-    """Return the files of a run's statistics in the executor's folder, if it has one."""
-    run = hashlib.sha256(files.folder.encode()).hexdigest()[:16]
-    folder = cache.folder(f"trio-{run}")
-    return None if folder is None else Files(str(folder))
+def key_of(name: str) -> Key | None:
+    """Return what names the statistics in the executor's file; None for those of version 0.1."""
+    parts = name.removesuffix(".trio").split("-")
+    if len(parts) != 5:
+        return None
+    _, batch, machine, capacity, attempt = parts
+    return Key(int(machine), int(batch), int(capacity), attempt)
+
+
+def resident_of(files: Files, cache: WorkerCache) -> Resident:
+    """Return the files of a run in the executor's folder, or else in the state directory."""
+
+    def build() -> Resident:
+        run = hashlib.sha256(files.folder.encode()).hexdigest()[:16]
+        folder = cache.folder(f"trio-{run}")
+        return Resident(files.folder if folder is None else str(folder), cache)
+
+    return cache.get("resident folder", files, build)
+
+
+def read_resident(files: Files, name: str, cache: WorkerCache) -> NDArray[np.float64] | None:
+    """Return statistics from the executor's file, if they are there."""
+    key = key_of(name)
+    return None if key is None else resident_of(files, cache).read(key)
 
 
 def copy_resident(files: Files, name: str, cache: WorkerCache) -> bool:
-    """Copy a file from the executor's folder to the state directory, if it is there."""
-    resident = resident_files(files, cache)
-    if resident is None:
-        return False
-    try:
-        files.write(name, resident.map(name), durable=False)
-    except StateError:
-        return False
-    return True
+    """Copy statistics from the executor's file to the state directory, if they are there."""
+    values = read_resident(files, name, cache)
+    if values is not None:
+        files.write(name, {"trio": values}, durable=False)
+    return values is not None
 
 
 def load_statistics(files: Files, name: str) -> MachineStats:
@@ -299,6 +310,7 @@ class TrioStage(Stage):
     # Where the machines ran in the last batch, and how to get at what they left there.
     _places: dict[int, str] = field(init=False, default_factory=dict)
     _executor: MapExecutor | None = field(init=False, default=None)
+    _cache: WorkerCache = field(init=False, default_factory=WorkerCache)
 
     @property
     def fade(self) -> float:
@@ -367,21 +379,24 @@ class TrioStage(Stage):
 
     def cleanup(self) -> None:
         """Delete the files of earlier batches."""
-        self.files.delete("", keep={*self.saved.names.values(), *self.saved.checkpoints.values()})
+        self.files.delete(
+            "batch-", keep={*self.saved.names.values(), *self.saved.checkpoints.values()}
+        )
 
-    def statistics(self, machines: Collection[int]) -> dict[int, MachineStats]:
-        """Read the statistics of some machines, which leave a copy in the state directory.
-
-        If those of the last batch are lost, the result is the checkpoint.
-        """
+    def fetch(self, machines: Collection[int]) -> None:
+        """Have the executors copy the statistics of some machines to the state directory."""
         names = {m: self.saved.names[m] for m in machines if m in self.saved.names}
         away = [m for m, name in names.items() if not self.files.path(name).exists()]
+        if away and not any(self._places.get(m) for m in away):
+            # There is one executor, whose folder is the state directory.
+            away = [m for m in away if not copy_resident(self.files, names[m], self._cache)]
         if away and self._executor is not None:
             call, places = partial(copy_resident, self.files), [self._places.get(m) for m in away]
             self._executor.map(call, [names[m] for m in away], places)
-        return {machine: self._read(machine) for machine in machines}
 
-    def _read(self, machine: int) -> MachineStats:
+    def statistics(self, machine: int) -> MachineStats:
+        """Return the statistics of a machine: the checkpoint if those of its batch are lost."""
+        self.fetch([machine])
         for files in (self.saved.names, self.saved.checkpoints):
             with suppress(StateError, KeyError):
                 return load_statistics(self.files, files[machine])
@@ -444,37 +459,32 @@ class _Earlier:
         self.lost = False
 
     def of(self, partition_id: int, machine: int) -> PartitionStats | None:
-        """Return a copy of a partition's statistics, preferably those of the same machine."""
+        """Return a partition's statistics, preferably those of the same machine.
+
+        Of each, the caller either changes them, or derives those of other partitions.
+        """
         known = self._partitions.get(partition_id)
         if known is None:
             return None
         owner = machine if machine in known.machines else known.machines[0]
         if owner not in self._read:
             self._read[owner] = self._load(owner)
-        found = self._read[owner].partitions.get(partition_id)
-        return None if found is None else PartitionStats.from_array(found.to_array())
+        return self._read[owner].partitions.get(partition_id)
 
     def _load(self, machine: int) -> MachineStats:
         task = self._task
         name = task.names.get(machine)
         if name is None:
             return MachineStats()
+        values = read_resident(task.files, name, self._cache)
+        if values is not None:
+            return MachineStats.from_arrays({"trio": values})
         with suppress(StateError):
-            return MachineStats.from_arrays(
-                self._cache.get(STATISTICS, name, lambda: self._map(name))
-            )
+            return load_statistics(task.files, name)
         self.lost = True
         with suppress(StateError, KeyError):
             return load_statistics(task.files, task.checkpoints[machine])
         return MachineStats()
-
-    def _map(self, name: str) -> Arrays:
-        """Map a file of the batch before: of this executor, or else of the state directory."""
-        resident = resident_files(self._task.files, self._cache)
-        if resident is not None:
-            with suppress(StateError):
-                return resident.map(name)
-        return self._task.files.map(name)
 
 
 def _inherited(

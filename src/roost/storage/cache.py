@@ -21,7 +21,7 @@ class WorkerCache:
         "parquet": 8,
         "row groups": 2,
         "prefetched": 1 << 12,
-        "statistics": 1 << 7,
+        "resident": 1 << 10,
         "window": 1 << 20,  # dropped by age
     }
 
@@ -50,16 +50,12 @@ class WorkerCache:
 
         There is none where the state directory is as near: in the driver's process or on its host.
         """
-
-        def build() -> Path | None:
-            root = self._root()
-            if root is None:
-                return None
-            path = root / name
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path
-
-        return self.get("folder", name, build)
+        root = self._root()
+        if root is None:
+            return None
+        path = root / name
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
 
     def drop(self, kind: str, stale: Callable[[Any], bool]) -> None:
         """Drop the entries whose keys are stale."""

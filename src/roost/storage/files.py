@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.errors import StateError
+from roost.storage.copies import CopiedMap, Copies
 from roost.storage.private import private_opener
 
 MAGIC = b"ROOSTSG1"
@@ -53,7 +54,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
         place += array.nbytes
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = f"{path}.{os.getpid()}{PARTIAL}"
     with open(partial, "wb", opener=private_opener) as file:
         file.write(MAGIC + len(head).to_bytes(8, "little") + head)
         for entry, array in zip(directory, arrays.values(), strict=True):
@@ -63,19 +64,26 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
         if durable:
             file.flush()
             os.fsync(file.fileno())
-    partial.rename(path)
+    os.rename(partial, path)
     return start + place
 
 
-def map_arrays(path: Path, *, sparse: bool = False) -> dict[str, NDArray[Any]]:
+def map_arrays(
+    path: Path, *, sparse: bool = False, copies: Copies | None = None
+) -> dict[str, NDArray[Any]]:
     """Map the arrays of a file, read-only; pages are read when first used.
 
     The system reads megabytes ahead, unless a ``sparse`` part of the file is used: then it reads
-    nothing but what is used, or requested with :func:`read_ahead`.
+    nothing but what is used, or requested with :func:`read_ahead`. With ``copies`` a host has local
+    copies of what is requested.
     """
+    mapped: mmap.mmap
     try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if sparse and copies is not None:
+            mapped = CopiedMap.open(path, copies)
+        else:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise StateError(f"segment {path} cannot be mapped: {error}") from error
     if sparse:
@@ -93,9 +101,22 @@ def map_arrays(path: Path, *, sparse: bool = False) -> dict[str, NDArray[Any]]:
     }
 
 
+def copied(values: NDArray[Any]) -> CopiedMap | None:
+    """Return the mapping of an array, if what is requested of it is copied."""
+    base: Any = values
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, CopiedMap) else None
+
+
 def read_ahead(values: NDArray[Any], begins: NDArray[Any], ends: NDArray[Any]) -> None:
-    """Have the system read ranges of a mapped array, without waiting for it."""
+    """Have the system read ranges of a mapped array, without waiting for it, or copy them."""
     places = values.ctypes.data + values.strides[0] * np.stack([begins, ends])
+    mapping = copied(values)
+    if mapping is not None:
+        for start, stop in places.T.tolist():
+            mapping.request(start, stop)
+        return
     starts = places[0] // mmap.PAGESIZE * mmap.PAGESIZE  # the system accepts only whole pages
     for start, stop in zip(starts.tolist(), places[1].tolist(), strict=True):
         for place in range(start, stop, READ_AHEAD):
@@ -108,6 +129,7 @@ class Files:
     """The files of one folder; small, so that tasks can carry it."""
 
     folder: str
+    copies: Copies | None = None  # of the parts that a host uses
 
     def path(self, name: str) -> Path:
         """Return where a file is on this host."""
@@ -123,7 +145,7 @@ class Files:
 
     def map(self, name: str, *, sparse: bool = False) -> dict[str, NDArray[Any]]:
         """Map the arrays of a file, read-only; see :func:`map_arrays`."""
-        return map_arrays(self.path(name), sparse=sparse)
+        return map_arrays(self.path(name), sparse=sparse, copies=self.copies)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of complete files that begin with a prefix, sorted."""

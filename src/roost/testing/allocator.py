@@ -29,23 +29,33 @@ class FakeAllocator:
         arrival_s: float = 0.0,
         warm_s: float = 0.0,
         available: int = 1000,
+        group: str = "",
     ) -> None:
         self._clock, self.slots = clock, slots
         self.preparations: Callable[[], Sequence[Callable[[WorkerCache], None]]] = lambda: ()
         self._arrival_s, self._warm_s = arrival_s, warm_s
         self.available = available
+        self.others: dict[str, FakeAllocator] = {}  # by group; a test may add some beforehand
+        self._group = group
         self.present: dict[str, float] = {}  # clock from which each is warm
         self.calls: list[tuple[str, object]] = []  # that changed something
         self._started = 0
         self._total = 0
         self._arriving: list[float] = []
 
+    def of(self, group: str) -> FakeAllocator:
+        """Return the allocator of another group, whose executors have its name before a number."""
+        return self.others.setdefault(
+            group,
+            FakeAllocator(self._clock, self.slots, self._arrival_s, self._warm_s, group=group),
+        )
+
     def executors(self) -> Mapping[str, bool]:
         """Return those present, and whether each is warm."""
         now = self._clock()
         arrived = [at for at in self._arriving if at <= now]
         for at in arrived[: max(self.available - len(self.present), 0)]:
-            self.present[str(self._started)] = at + self._warm_s
+            self.present[f"{self._group}{self._started}"] = at + self._warm_s
             self._arriving.remove(at)
             self._started += 1
         return {name: warm <= now for name, warm in self.present.items()}

@@ -466,7 +466,14 @@ class DistinctSketches(Sketches):
 
 
 def _estimate(data: bytes) -> float:
-    return float(round(hll_sketch.deserialize(data).get_estimate()))
+    """Return the estimate of a sketch, which does not depend on how it was merged.
+
+    A sketch that was never merged would return one that depends on the order of its values.
+    """
+    sketch, union = hll_sketch.deserialize(data), hll_union(HLL_LG_K)
+    union.update(sketch)
+    union.update(sketch)
+    return float(round(union.get_result().get_estimate()))
 
 
 def _hashable(column: pa.Array) -> list[Any]:

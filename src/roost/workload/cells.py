@@ -95,6 +95,8 @@ class CellCounter:
 
     def take(self) -> CellCounts:
         """Return the counts since the last call, and reset them."""
+        if not self._points:
+            return CellCounts(np.empty(0, np.int32), np.empty(0, np.int64))
         most = min(self._points, int(np.count_nonzero(self._marks)) * BLOCK)
         cells = np.empty(most, np.int32)
         counts = np.empty(most, np.int64)

@@ -55,18 +55,18 @@ def hot_keys(load: SubqueryLoad) -> tuple[HotKey, ...]:
 
 @dataclass(frozen=True)
 class EarlyKeys:
-    """Decision of a policy: aggregate the tuples of these keys of a subquery before its exchange.
+    """Decision of a policy: aggregate the tuples of these keys before an operator's exchange.
 
     All other keys are sent as they are; ``keys`` are their hashes.
     """
 
-    subquery: str
+    operator: str
     keys: tuple[int, ...]
     reason: str
 
 
 def early_keys(
-    subquery: str, heavy: Sequence[HeavyKey], machines: int, now: Collection[int]
+    operator: str, heavy: Sequence[HeavyKey], machines: int, now: Collection[int]
 ) -> EarlyKeys | NoChange:
     """Decide which keys are aggregated before the exchange; ``now`` are those that already are."""
     fair = 1.0 / machines
@@ -76,4 +76,4 @@ def early_keys(
         return NoChange("no other key is hot")
     shares = ", ".join(f"{k.key} has {k.share:.0%}" for k in hot)
     reason = f"share of the tuples: {shares}" if hot else "no key is hot any more"
-    return EarlyKeys(subquery, keys, reason)
+    return EarlyKeys(operator, keys, reason)

@@ -1,0 +1,111 @@
+"""Matching and a dataflow in one run: a batch leaves the results of both, or of neither."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from roost import Dataflow
+from roost.model.choices import LayoutName
+from roost.model.settings import with_settings
+from roost.testing import InProcessPipeline
+from stage_scenario import ROWS, STEPS, Killed, Scenario, random_points
+
+WINDOW = 40  # of event time, which is the number of the point
+
+
+def flow() -> Dataflow:
+    """Return a dataflow that passes matches on, counts them, and pairs those of a point."""
+    made = Dataflow("matches again")
+    found, points = made.matches(), made.points()
+    found.sink("seen")
+    found.aggregate({"n": "count"}, by="query_id", size=WINDOW, name="counts").sink("windows")
+    condition = "left.id = right.id and left.query_id < right.query_id"
+    found.join(found, condition, size=1, name="met").sink("both")
+    zones = points.aggregate({"n": "count"}, by="zone", window="forever", advance=WINDOW)
+    zones.sink("zones")
+    return made
+
+
+class MatchedFlow(Scenario):
+    """A run of matching and a dataflow, instead of the toy stages."""
+
+    layout = LayoutName.AUTO
+
+    def live(self) -> None:
+        """Run from where the state is, to the end or the driver's death."""
+        config = with_settings(
+            self.config(), {"dataflow.machines": 3, "dataflow.layout": self.layout}
+        )
+        pipeline = InProcessPipeline(
+            config, executor=self.executor(), on_step=self.on_step, flow=flow(), seed=1
+        )
+        with pipeline:
+            pipeline.log.append(self.requests(), tag="before")
+            pipeline.run()
+
+    def rows(self, kind: str, *names: str) -> Counter[tuple[Any, ...]]:
+        """Return the published rows of a kind of result."""
+        tables = [pq.ParquetFile(path).read() for path in self.published(kind)]
+        rows = [row for table in tables for row in table.to_pylist()]
+        return Counter(tuple(row[name] for name in names) for row in rows)
+
+    def check_both_or_neither(self) -> None:
+        matches = self.rows("matches", "batch_id", "query_id", "point_id")
+        assert matches == self.rows("seen", "batch_id", "query_id", "id")
+
+    def check_flow(self) -> None:
+        """Compare the dataflow with the matches by brute force."""
+        matches = self.expected_matches()
+        assert self.published_matches() == matches and len(matches) > 100
+        self.check_both_or_neither()
+        newest = max(point for _, point in matches)
+        windows = Counter((query, point // WINDOW * WINDOW) for query, point in matches)
+        closed = {(*one, n) for one, n in windows.items() if one[1] + WINDOW <= newest}
+        assert self.rows("windows", "query_id", "event_time", "n") == Counter(closed) and closed
+        queries: dict[int, list[int]] = defaultdict(list)
+        for query, point in matches:
+            queries[point].append(query)
+        pairs = [
+            (*pair, point)
+            for point, mine in queries.items()
+            for pair in itertools.combinations(sorted(mine), 2)
+        ]
+        found = self.rows("both", "left_query_id", "right_query_id", "left_id")
+        assert found == Counter(pairs) and len(pairs) > 20
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_dies_at_any_step_leaves_both_or_neither(step: str, tmp_path: Path) -> None:
+    """Another driver repeats the batch, unless it is committed, and dies in the next one."""
+    run = MatchedFlow(tmp_path, points=random_points(1, 3 * ROWS))
+    deaths = itertools.count(1)
+    run.layout = list(LayoutName)[STEPS.index(step) % len(LayoutName)]
+
+    def on_step(now: str, number: int) -> None:
+        if now == step and number in (0, 1):
+            next(deaths)
+            raise Killed
+
+    run.on_step = on_step
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run.live()
+        run.check_both_or_neither()
+    assert next(deaths) == 3
+    run.resume()
+    run.check_flow()
+
+
+def test_a_batch_that_publishes_only_its_matches_is_noticed(tmp_path: Path) -> None:
+    """Inject the fault that the tests above are to find."""
+    run = MatchedFlow(tmp_path, points=random_points(1, ROWS))
+    run.resume()
+    run.published("seen")[0].unlink()
+    with pytest.raises(AssertionError):
+        run.check_both_or_neither()
