@@ -420,7 +420,7 @@ def test_hidden_queries_leave_q_and_r_only_if_they_are_new(
     plan = ran.scene.seen[-1].plan
     for machine in range(MACHINES):
         rects = [rect_of(p) for p in plan.of_machine(machine)]
-        report = policy._report(machine, HiddenQueries(cells, positions))
+        report = policy._report(machine, 1.0, HiddenQueries(cells, positions))
         assert report.received == pytest.approx(sum(map(reference.r, rects)))
         assert report.received >= sum(reference.points(rect, reference.new) for rect in rects)
         assert report.cost == pytest.approx(sum(map(reference.work, rects)))

@@ -35,6 +35,7 @@ from roost.balance.swarm import (
     Swarm,
     change_bytes,
     machine_cost,
+    scale_of,
     shed,
     tolerance,
 )
@@ -275,6 +276,31 @@ def test_nothing_is_shed_within_the_tolerance_or_to_itself_or_without_arrivals()
     assert shed(stats, 5, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
     assert shed(stats, 0, ShedRequest(5, 0.0, 0.0, 9), PRODUCT) == ()
     assert shed(MachineStats(), 0, ShedRequest(5, 0.0, 1.0, 9), PRODUCT) == ()
+
+
+def test_estimates_are_scaled_to_counted_work() -> None:
+    """Partition 0 cannot be cut; the machine costs 178 by its estimates, and really twice that."""
+    stats = busy_machine({0: 13, 1: 3})
+    request = ShedRequest(5, 150.0, 1.0, 9)
+    assert shed(stats, 0, request, PRODUCT) == ()
+    assert shed(stats, 0, request, PRODUCT, 2.0) == (Move(1, (5,)),)
+    # The moved partition is twice as costly, too: it may not exceed half the gap.
+    assert shed(stats, 0, replace(request, low_cost=325.0), replace(PRODUCT, quiet=0.0), 2.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("estimate", "received", "checks", "rules", "expected"),
+    [
+        (1_000.0, 10.0, 1_500.0, SwarmRules(), 2.0),
+        (4_000.0, 10.0, 1_500.0, SwarmRules(), 0.5),
+        (0.0, 10.0, 1_500.0, SwarmRules(), 1.0),
+        (1_000.0, 10.0, 1_500.0, PAPER, 1.0),
+    ],
+)
+def test_the_scale_is_counted_work_over_the_estimate(
+    estimate: float, received: float, checks: float, rules: SwarmRules, expected: float
+) -> None:
+    assert scale_of(estimate, received, checks, rules) == expected
 
 
 # Every partition can be cut in both directions.

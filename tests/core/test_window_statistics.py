@@ -133,7 +133,7 @@ def test_shedding_sees_the_same_numbers_as_reports(
     monkeypatch.setattr(
         balancing, "shed", lambda machine_stats, *request: shed.append(machine_stats) or ()
     )
-    SwarmPolicy(stage, {})._shed({0}, 0, ShedRequest(1, 0.0, 1.0, 1))
+    SwarmPolicy(stage, {})._shed({0}, {0: 1.0}, 0, ShedRequest(1, 0.0, 1.0, 1))
     assert shed[0].partitions[0].total().n == expected
     store.close()
 

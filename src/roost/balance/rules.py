@@ -15,7 +15,7 @@ from roost.balance.decision import RISE
 QUIET = 0.2
 GAIN_MIN = 0.02
 # Pairs of machines that a round relieves at most.
-PAIRS = 256
+PAIRS = 64
 # Rounds between merges of adjacent partitions of one machine; the papers' example is five hours.
 MERGE_EVERY = 20
 MERGE_EVERY_PAPER = 1200
@@ -52,6 +52,9 @@ class SwarmRules:
     pairs
         Pairs of machines that a round relieves at most, the costliest with the cheapest first; the
         papers relieve one.
+    measured
+        Whether a machine scales its estimates to the work of the round, which it counted: objects
+        received, and queries checked.
     """
 
     quiet: float = QUIET
@@ -64,9 +67,12 @@ class SwarmRules:
     cost: Cost = WorkCost()  # noqa: RUF009 - immutable
     rise: float = RISE
     pairs: int = PAIRS
+    measured: bool = True
 
 
-PAPER = SwarmRules(0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1)
+PAPER = SwarmRules(
+    0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1, False
+)
 
 
 def variants() -> Mapping[str, SwarmRules]:

@@ -19,7 +19,15 @@ from roost.balance import Partition, Plan
 from roost.balance.changes import Change, Decision, NoChange, Rebalance
 from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.resizing import replicated, resize_by_statistics
-from roost.balance.swarm import LoadReport, Send, ShedRequest, Swarm, machine_cost, shed
+from roost.balance.swarm import (
+    LoadReport,
+    Send,
+    ShedRequest,
+    Swarm,
+    machine_cost,
+    scale_of,
+    shed,
+)
 from roost.runtime.rounds import BALANCE, BatchNotes, HiddenQueries, Policy, Proposal, RoundSnapshot
 from roost.stages.statistics import CellStage, TrioStage, TrioValue
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
@@ -71,17 +79,23 @@ class SwarmPolicy:
     def propose(self, snapshot: RoundSnapshot) -> Proposal:
         """Decide on the last report of each machine."""
         values: Mapping[int, TrioValue] = snapshot.batches[-1].observed
-        reports = [LoadReport(m, values[m].cost, values[m].received) for m in sorted(values)]
+        scales = {
+            m: scale_of(value.cost, value.received, float(snapshot.checks[m]), self._rules)
+            for m, value in sorted(values.items())
+        }
+        reports = [
+            LoadReport(m, scale * values[m].cost, values[m].received) for m, scale in scales.items()
+        ]
         mean = sum(report.cost for report in reports) / len(reports)
         # Machines below the mean are hardly ever requested to shed load.
         away = {report.machine for report in reports if report.cost > mean}
-        send: Send = partial(self._shed, away)
+        send: Send = partial(self._shed, away, scales)
         if len(snapshot.hidden) or snapshot.is_resized:
             self._stage.fetch(values)
         if len(snapshot.hidden):
             # Neither the reports nor the machine that sheds load may know of the hidden queries.
-            send = partial(self._shed, away, hidden=snapshot.hidden)
-            reports = [self._report(r.machine, snapshot.hidden) for r in reports]
+            send = partial(self._shed, away, scales, hidden=snapshot.hidden)
+            reports = [self._report(m, scale, snapshot.hidden) for m, scale in scales.items()]
         received = sum(report.received for report in reports)
         slowest = float(snapshot.busy_s.max())
         rate = received / slowest if slowest > 0 else 0.0
@@ -106,13 +120,14 @@ class SwarmPolicy:
         mine = [p for p in plan.of_machine(machine) if p.partition_id in costs]
         return max(mine, key=lambda p: costs[p.partition_id], default=None)
 
-    def _report(self, machine: int, hidden: HiddenQueries) -> LoadReport:
+    def _report(self, machine: int, scale: float, hidden: HiddenQueries) -> LoadReport:
         stats = self._statistics(machine, hidden)
-        return LoadReport(machine, machine_cost(stats, self._rules), stats.received())
+        return LoadReport(machine, scale * machine_cost(stats, self._rules), stats.received())
 
     def _shed(
         self,
         away: set[int],
+        scales: Mapping[int, float],
         machine: int,
         request: ShedRequest,
         hidden: HiddenQueries | None = None,
@@ -124,7 +139,8 @@ class SwarmPolicy:
         if away:
             self._stage.fetch(away)
             away.clear()
-        return shed(self._statistics(machine, hidden), machine, request, self._rules)
+        stats = self._statistics(machine, hidden)
+        return shed(stats, machine, request, self._rules, scales[machine])
 
     def _statistics(self, machine: int, hidden: HiddenQueries | None = None) -> MachineStats:
         """Read a machine's statistics as of the end of the round, without some queries.

@@ -9,6 +9,7 @@ crash leaves a change complete or absent.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -73,6 +74,7 @@ class RoundSnapshot:
 
     routing: SpatialRouting
     busy_s: NDArray[np.float64]  # processor time of each machine, without loading queries
+    checks: NDArray[np.float64]  # of each machine: queries that its points were compared with
     now: int  # event time that most points have reached
     batches: Sequence[BatchNotes]
     hidden: HiddenQueries
@@ -251,7 +253,8 @@ class PlanRounds:
 
     def _start_round(self, opened: int | None) -> None:
         self._opened = opened
-        self._busy: dict[int, float] = {}
+        self._busy: dict[int, float] = defaultdict(float)
+        self._checks: dict[int, float] = defaultdict(float)
         self._notes: list[BatchNotes] = []
 
     def after_batch(self, done: CommittedBatch) -> None:
@@ -266,7 +269,8 @@ class PlanRounds:
         busy = task_seconds(reports, MatchingStage.name)
         for report in reports[MatchingStage.name]:
             spent = busy[report.machine] - report.counts["load_s"]
-            self._busy[report.machine] = self._busy.get(report.machine, 0.0) + spent
+            self._busy[report.machine] += spent
+            self._checks[report.machine] += report.counts["checks"]
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
         if times.oldest is None or times.median is None or times.newest is None:
             return
@@ -283,10 +287,13 @@ class PlanRounds:
     def _end_round(self, batch: Batch) -> None:
         started = self.clock()
         routing = spatial(batch.routings)
-        busy_s = np.array([self._busy.get(m, 0.0) for m in range(routing.machines)])
+        busy_s, checks = (
+            np.array([counted[m] for m in range(routing.machines)])
+            for counted in (self._busy, self._checks)
+        )
         hidden = self.hidden(self.now)
         notes, machines = tuple(self._notes), routing.machines
-        snapshot = RoundSnapshot(routing, busy_s, self.now, notes, hidden, machines)
+        snapshot = RoundSnapshot(routing, busy_s, checks, self.now, notes, hidden, machines)
         verdicts, decided = arbitrate(snapshot, self.policies)
         after = decided.after
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)

@@ -24,6 +24,7 @@ from roost.balance.swarm import (
     Swarm,
     change_bytes,
     machine_cost,
+    scale_of,
     shed,
 )
 from roost.sim.scenario import Faults, Scenario
@@ -144,6 +145,8 @@ class SwarmDriver(StatisticsDriver):
     ) -> None:
         super().__init__(plan, query_table, network, scenario.fade)
         self._rules = scenario.swarm
+        self._query_table = query_table
+        self._checks: Floats = np.zeros(plan.machines)
         self.swarm = Swarm(rules=self._rules)
 
     def decide(
@@ -158,23 +161,39 @@ class SwarmDriver(StatisticsDriver):
         arrived in this round.
         """
         machines = self.statistics.machines
+        scales = [self._scale(view, number) for number in range(view.plan.machines)]
         if hidden is not None and received is not None:
             machines = self.statistics.without(hidden, received)
         reports = [
-            LoadReport(machine, machine_cost(stats, self._rules), stats.received())
-            for machine, stats in enumerate(machines)
+            LoadReport(machine, scale * machine_cost(stats, self._rules), stats.received())
+            for machine, (stats, scale) in enumerate(zip(machines, scales, strict=True))
         ]
-        send = partial(self._send, machines)
+        send = partial(self._send, machines, scales)
         decision = self.swarm.decide(view.plan, self._network.carry(reports), view.rate, send)
         self.bytes_sent = self.swarm.bytes_sent
         return decision
 
+    def collect(self, view: SimulatedRound) -> None:
+        """Count points, and the queries that each machine checked."""
+        super().collect(view)
+        over = self._query_table.over.reshape(-1)[view.points.cells]
+        self._checks = view.points.by_machine(view.points.counts * over, view.plan.machines)
+
+    def _scale(self, view: SimulatedRound, machine: int) -> float:
+        stats = self.statistics.machines[machine]
+        estimate = machine_cost(stats, self._rules)
+        return scale_of(estimate, stats.received(), float(self._checks[machine]), self._rules)
+
     def _send(
-        self, machines: Sequence[MachineStats], machine: int, request: ShedRequest
+        self,
+        machines: Sequence[MachineStats],
+        scales: Sequence[float],
+        machine: int,
+        request: ShedRequest,
     ) -> tuple[Change, ...]:
         """Send a request and return the response, ``()`` if either is lost."""
         responses = [
-            shed(machines[machine], machine, request, self._rules)
+            shed(machines[machine], machine, request, self._rules, scales[machine])
             for _ in range(self._network.copies())
         ]
         assert all(r == responses[0] for r in responses), "responses to a repeated request differ"

@@ -16,7 +16,7 @@ from roost.balance.changes import Change, Merge, Move, Split, apply_changes
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
 from roost.sim.slots import SlotPoints
-from roost.sim.workloads import Ids, QueryTable
+from roost.sim.workloads import Ids, QueryTable, Ranges
 from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
@@ -82,13 +82,14 @@ class ClusterStatistics:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Apply a plan change between two rounds."""
+        ranges = self._query_table.live_ranges()
         for change in changes:
             if isinstance(change, Move):
                 self._assign(self._remove(change.partition_id), change.machines)
             elif isinstance(change, Split):
-                self._split(change)
+                self._split(change, ranges)
             elif isinstance(change, Merge):
-                self._merge(change)
+                self._merge(change, ranges)
             else:
                 self._replace_all(change.partitions)
         self._index = GlobalIndex(apply_changes(self._index.plan, changes))
@@ -119,8 +120,7 @@ class ClusterStatistics:
             else:
                 self._put(machine, self._restarted(first))
 
-    def _split(self, change: Split) -> None:
-        ranges = self._query_table.live_ranges()
+    def _split(self, change: Split, ranges: Ranges) -> None:
         cuts = {
             machine: stats.cut(change.vertical, change.at, *change.ids, ranges)
             for machine, stats in self._remove(change.partition_id).items()
@@ -128,11 +128,11 @@ class ClusterStatistics:
         for side, machines in enumerate(change.machines):
             self._assign({machine: parts[side] for machine, parts in cuts.items()}, machines)
 
-    def _merge(self, change: Merge) -> None:
+    def _merge(self, change: Merge, ranges: Ranges) -> None:
         removed = [self._remove(number) for number in change.partition_ids]
         for machine in change.machines:
             parts = [stats[machine] for stats in removed]
-            whole = PartitionStats.merged(change.new_id, parts, self._query_table.live_ranges())
+            whole = PartitionStats.merged(change.new_id, parts, ranges)
             assert whole is not None, "merged partitions form a rectangle"
             self._put(machine, whole)
 
