@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark import SparkContext
-
 from balance_checks import Busy, Seen, counted, observe, simulated_seconds
 from roost.engine.executor import SparkExecutor
 from roost.runtime.chain import Chain, Placement
@@ -22,11 +20,11 @@ class CountedExecutor(SparkExecutor):
 
     def __init__(
         self,
-        context: SparkContext,
+        *args: Any,
         busy: Busy | None = simulated_seconds,
         seen: list[Seen] | None = None,
     ) -> None:
-        super().__init__(context)
+        super().__init__(*args)
         self._busy_of = busy
         self._seen = seen
 

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cases import check_figures, expected, outcome, random_case
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from test_streaming import settings, stream, write_files
 
@@ -116,10 +115,10 @@ class LosingWork:
 class LosingExecutor(SparkExecutor):
     """Runs each batch with a :class:`Losing` task in place of the matching task."""
 
-    def __init__(self, context: SparkContext, notes: Path) -> None:
-        super().__init__(context)
+    def __init__(self, *args: Any, notes: Path) -> None:
+        super().__init__(*args)
         self._notes = notes
-        self._shuffled = str(context.getConf().get("spark.local.dir"))
+        self._shuffled = str(self.context.getConf().get("spark.local.dir"))
         self._batch = 0
 
     def run(
