@@ -77,7 +77,7 @@ def in_memory(path: Path) -> float:
 
 
 def evict(path: Path) -> None:
-    """Have the system forget a file's pages."""
+    """Have the system drop a file's pages from memory."""
     gc.collect()  # a page that is mapped stays
     with path.open("rb") as opened:
         for _ in range(100):
