@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from roost.errors import StateError
+from roost.model.arrays import Ints
 from roost.model.columns import one_array
 from roost.model.records import Box, Circle, Instant, Polygon, Query
 from roost.model.schemas import TIMESTAMP
@@ -24,7 +25,7 @@ from roost.model.space import Space
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
 from roost.window.evaluate import Live, select, shape_bounds
 from roost.window.nearest import ZONES_AT_FIRST, nearest, ranked
-from roost.window.segment import ZONE_ROWS, Bounds, Integers, WindowSegment
+from roost.window.segment import ZONE_ROWS, Bounds, WindowSegment
 from roost.window.view import WindowFile, WindowFiles, WindowView
 from roost.workload.cells import query_ranges
 
@@ -223,7 +224,7 @@ def points_schema(query: SnapshotQuery, columns: Columns) -> pa.Schema:
     return schema.append(pa.field(columns.distance, pa.float64())) if query.nearest else schema
 
 
-def _taken(segment: WindowSegment, rows: Integers, columns: Columns) -> list[pa.Array]:
+def _taken(segment: WindowSegment, rows: Ints, columns: Columns) -> list[pa.Array]:
     block = segment.take(rows, columns.others)
     time = pa.array(block.time).cast(columns.time_type)
     return [block.ids, time, pa.array(block.x), pa.array(block.y), *block.attributes.values()]
