@@ -19,11 +19,11 @@ import pyarrow as pa
 from roost.errors import StateError
 from roost.model.arrays import Ints
 from roost.model.columns import one_array
-from roost.model.records import Box, Circle, Instant, Polygon, Query
+from roost.model.records import TIME_MIN, Box, Circle, Instant, Polygon, Query
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Space
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
-from roost.window.evaluate import Live, select, shape_bounds
+from roost.window.evaluate import Live, select, shape_bounds, time_of
 from roost.window.nearest import ZONES_AT_FIRST, nearest, ranked
 from roost.window.segment import ZONE_ROWS, Bounds, WindowSegment
 from roost.window.view import WindowFile, WindowFiles, WindowView
@@ -130,16 +130,23 @@ def plan_scans(
     boxes = _boxes(query, space)
     needed_ids = None if boxes is None else _partitions(view, boxes, space)
     after = view.extent.time_after
+    since = TIME_MIN if after is None else after + 1
+    if query.since is not None:
+        since = max(since, time_of(query.since))
+    until = math.inf if query.until is None else time_of(query.until)
     scans = []
     for batch in view.live():
         needed = [
-            (k, file) for k, file in enumerate(batch.files) if _touches(file, boxes, needed_ids)
+            (k, file)
+            for k, file in enumerate(batch.files)
+            if file.time_max >= since
+            and file.time_min < until
+            and _touches(file, boxes, needed_ids)
         ]
         lives = view.lives(batch, files) if needed else []
         for k, file in needed:
-            if after is None or file.time_max > after:
-                likely = _likely(file, boxes, query.nearest)
-                scans.append(SegmentScan(file.file, likely, lives[k], _own(file, needed_ids)))
+            likely = _likely(file, boxes, query.nearest)
+            scans.append(SegmentScan(file.file, likely, lives[k], _own(file, needed_ids)))
     return scans
 
 
