@@ -36,6 +36,7 @@ from roost.runtime.executor import InProcessExecutor
 from roost.stages.contract import MapExecutor, Report, Task
 from roost.stages.matching import MatchingTask
 from roost.stages.statistics import TrioTask, TrioValue, copy_resident, load_statistics
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.workload import MachineStats
 
@@ -654,11 +655,11 @@ class InProcessCounted(InProcessExecutor):
 
 
 def slots_in(
-    files: Files, refs: Sequence[SegmentRef], partition: Partition, space: Space
+    files: Files, cache: WorkerCache, refs: Sequence[SegmentRef], partition: Partition, space: Space
 ) -> dict[str, NDArray[np.int64]]:
     """Return the slots of each segment in a partition, including terminated ones."""
     area = replace(partition, machines=(), parents=())
-    return {ref.file: np.unique(_part(files, ref.file, area, space).owners) for ref in refs}
+    return {ref.file: np.unique(_part(files, cache, ref.file, area, space).owners) for ref in refs}
 
 
 def written_statistics(task: TrioTask, report: Report, executor: MapExecutor) -> MachineStats:
@@ -679,16 +680,16 @@ def observe(
 ) -> Seen:
     task: MatchingTask = tasks["matching"]
     trio = tasks.get("statistics")
-    folder, refs = task.folder, task.segments
+    folder, refs, cache = task.folder, task.segments, WorkerCache()
     names = {ref.file: unpack(folder.map(ref.file)).ids for ref in refs}
     slots, live = {}, {}
     now = trio.now if isinstance(trio, TrioTask) else 0
     for p in task.plan.partitions:
-        found = slots_in(folder, refs, p, task.space)
+        found = slots_in(folder, cache, refs, p, task.space)
         listed = [names[file][int(k)].as_py() for file in found for k in found[file]]
         assert len(set(listed)) == len(listed), "a query occurs twice in a partition"
         slots[p.partition_id] = set(listed)
-        live[p.partition_id] = len(live_ranges(folder, refs, p, task.space, now).ranges)
+        live[p.partition_id] = len(live_ranges(folder, cache, refs, p, task.space, now).ranges)
     noted = {report.machine: report for report in reports.get("statistics", ())}
     results = []
     for report in reports["matching"]:

@@ -10,7 +10,7 @@ import pytest
 
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import run_strategies, summed
-from roost.bench.moving import HOTSPOT_SIDE, SCENARIOS, Hotspot, MovingLoad
+from roost.bench.moving import HOTSPOT_SIDE, SCENARIOS, LoadHotspot, MovingLoad
 from roost.bench.variants import rounds_to_recover
 from roost.model.choices import Strategy
 
@@ -58,7 +58,7 @@ def test_the_load_is_deterministic() -> None:
 
 
 def test_every_strategy_matches_the_same_on_the_emulated_cluster() -> None:
-    hot = (Hotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
+    hot = (LoadHotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
     found = run_strategies(MovingLoad(PICKUPS, 300, 8, POINTS, hot), 5)
     assert set(found) == {strategy.value for strategy in Strategy}
     for batches in found.values():
@@ -71,7 +71,7 @@ def test_every_strategy_matches_the_same_on_the_emulated_cluster() -> None:
 
 
 def test_the_longest_sequence_out_of_balance_counts() -> None:
-    hot = (Hotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
+    hot = (LoadHotspot(0.3, 0.7, 0.5, (0.1, 0.1), step=True),)
     load = MovingLoad(PICKUPS, 50, 4, 200, hot)
     batches = run_strategies(load, 3)[Strategy.UNIFORM]
     series = [1.0, 1.5, 1.3, 1.1, 1.21, 1.2, 9.0, 9.0, 9.0]

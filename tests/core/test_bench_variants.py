@@ -17,12 +17,12 @@ from roost.bench import hotspots, run_bench, swarm
 from roost.bench.cases import load_pickups
 from roost.bench.cluster import SECONDS_PER_BATCH, counted_work, run_strategies
 from roost.bench.counted import CellDay, CountedCluster, CountedLoad, CountedMetrics
-from roost.bench.moving import Hotspot, MovingLoad
-from roost.bench.variants import Case, all_variants, interval, rows_of, run_case, summary_of
+from roost.bench.moving import LoadHotspot, MovingLoad
+from roost.bench.variants import VariantCase, all_variants, interval, rows_of, run_case, summary_of
 from roost.stages.contract import Report
 from roost.stages.matching import MatchingStage
 
-HOT = (Hotspot(0.25, 0.5, 0.4, (0.1, 0.1), step=True),)
+HOT = (LoadHotspot(0.25, 0.5, 0.4, (0.1, 0.1), step=True),)
 NAMES = ("replicated", "history", "swarm", "global", "paper")
 BATCH = CountedMetrics(
     round=0,
@@ -47,13 +47,15 @@ def sample_day() -> CellDay:
     return CellDay(load_pickups(None))
 
 
-def case_of(seconds: dict[str, list[float]], hotspots: tuple[Hotspot, ...], seed: int = 0) -> Case:
+def case_of(
+    seconds: dict[str, list[float]], hotspots: tuple[LoadHotspot, ...], seed: int = 0
+) -> VariantCase:
     """Return a case with given times of batches; a batch has 1,000 units of work."""
     found = {
         name: [replace(BATCH, round=k, batch_s=s) for k, s in enumerate(times)]
         for name, times in seconds.items()
     }
-    return Case("load", seed, 10, hotspots, len(next(iter(seconds.values()))), found)
+    return VariantCase("load", seed, 10, hotspots, len(next(iter(seconds.values()))), found)
 
 
 def test_every_change_alone_is_a_variant_and_swarm_has_all() -> None:
@@ -72,7 +74,7 @@ def test_phases_and_ratios() -> None:
     seconds = {name: [9.0, 1.0, 1.0, 1.0] for name in NAMES}
     seconds["history"] = [1.0, 2.0, 8.0, 1.0]
     seconds["swarm"] = [1.0, 2.0, 2.0, 4.0]
-    hot = (Hotspot(0.5, 0.75, 0.4, (0.1, 0.1)),)
+    hot = (LoadHotspot(0.5, 0.75, 0.4, (0.1, 0.1)),)
     found = summary_of([case_of(seconds, hot)])
     assert found["swarm_vs_history_hotspot"] == pytest.approx(4.0)
     assert found["global_vs_history_hotspot"] == pytest.approx(8.0)

@@ -93,7 +93,7 @@ def last(*rounds: GroupSnapshot, **more: Any) -> ElasticDecision:
     [
         pytest.param(0.8, 10, 2, id="ten executors with 0.8 shrink"),
         pytest.param(0.95, 1, 2, id="one executor with 0.95 grows"),
-        pytest.param(7.2, 1, 12, id="a step of twelve times is answered in one step"),
+        pytest.param(7.2, 1, 12, id="one step suffices for twelve times the load"),
         pytest.param(0.91, 1, 2, id="above the upper limit"),
         pytest.param(3.61, 4, 7, id="the paper's third size"),
         pytest.param(15.4, 17, 26, id="the paper's last size"),
@@ -204,7 +204,7 @@ def test_a_source_without_pace_needs_the_duration_of_a_batch() -> None:
 
 # --------------------------------------------------------------------------- backlog and balance
 
-EVEN, ONE_HOT = [0.175] * 8, [0.17, 0.17, 0.18, 0.18, 0.18, 0.18, 0.17, 0.17]
+EVEN = [0.175] * 8
 UNEVEN = [0, 0, 0, 0, 0, 0, 1, 1]
 SPREAD = [0, 1, 0, 1, 0, 1, 0, 1]
 

@@ -20,7 +20,7 @@ from roost.runtime.executor import SliceInputs
 from roost.runtime.feed import STREAM, Feed
 from roost.runtime.records import INTENTS, Commit, last_intent
 from roost.stages.flow_routing import stage_of
-from roost.stages.sources import Source
+from roost.stages.sources import RowSource
 from roost.storage.store import Fact
 
 STEPS = ("intent", "apply", "run", "after", "commit", "publish", "cleanup", "round")
@@ -46,7 +46,7 @@ def table_of(seed: int) -> pa.Table:
 TABLES = {"a": table_of(1), "b": table_of(2), "file": table_of(5)}
 
 
-class Rows(Source):
+class Rows(RowSource):
     """A source of the rows of a table."""
 
     grows = True

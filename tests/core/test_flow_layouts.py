@@ -579,7 +579,7 @@ def test_auto_shares_tasks_unless_every_machine_pays_too_much_for_it(
     assert chosen(lambda division: pytest.fail("sampled"), 2) == ["b"]
 
 
-def test_a_sample_tells_what_does_not_depend_on_rows() -> None:
+def test_a_sample_separates_the_cost_that_does_not_depend_on_rows() -> None:
     found = Sample({"a": 3.0}, fixed={"a": 1.0}, rows=100).scaled(1_000)
     assert found.seconds == {"a": 21.0} and found.fixed == {"a": 1.0}
     graph = path_of_nine()

@@ -61,8 +61,6 @@ class Directory:
     def open(self) -> None:
         self.store = Store(self.folder)
         self.log = SqliteQueryLog(self.folder / "queries.db")
-        for database in (self.store._database, self.log.database):
-            database.synchronous("off")
         self.state = GuardState.load(self.store) or GuardState.begin(self.store, 7, 1 << 10)
         self.queries = QuerySet(self.store, self.log, RULES, guard=self.state)
 
@@ -80,7 +78,7 @@ class Directory:
     def append_nothing(self) -> None:
         """An entry without requests, as others may write into a topic."""
         data = stream_bytes(pa.table({"op": pa.array([], pa.string())}))
-        self.log.database.write("insert into log (entry, kind) values (?, 0)", data)
+        self.log.entries.append([(data, 0)])
 
     def replay(self) -> None:
         self.state.apply_commands(self.log)

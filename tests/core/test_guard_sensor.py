@@ -80,7 +80,7 @@ def test_every_relieved_machine_has_a_hotspot(changes: tuple, expected: tuple[in
     assert relieved_machines(PLAN, Rebalance(changes, ""), BUSY, hiding=False) == expected
 
 
-def test_a_split_relieves_the_owner_and_a_merge_nobody() -> None:
+def test_a_split_relieves_the_owner_and_a_merge_relieves_no_machine() -> None:
     wide = Plan(0, 4, 1, 2, (Partition(0, 0, 0, 4, 1, (1,)),), 1)
     busy = np.array([3.0, 2.0])
     split = Split(0, True, 2, (1, 2), ((1,), (0,)))

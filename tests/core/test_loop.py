@@ -16,7 +16,7 @@ import pytest
 from roost.errors import SourceError
 from roost.runtime import loop, pipeline, records
 from roost.stages.slices import Slice
-from roost.stages.sources import Source
+from roost.stages.sources import RowSource
 from roost.storage.store import Fact
 from roost.storage.totals import TOTALS
 from roost.testing import pipeline as testing_pipeline
@@ -104,7 +104,7 @@ def test_the_example_of_the_in_process_pipeline_runs() -> None:
 class Shrunk:
     """A source that has lost the end of what it had when a batch was begun."""
 
-    source: Source
+    source: RowSource
     rows: int
 
     def again(self, start: int, stop: int) -> Sequence[Slice]:

@@ -32,6 +32,7 @@ from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
 from roost.queries.versions import SegmentRef
 from roost.stages import matching
+from roost.storage.cache import WorkerCache
 from roost.storage.copies import BLOCK, Copies
 from roost.storage.files import Files, map_arrays, write_arrays
 from stage_scenario import Scenario
@@ -77,7 +78,7 @@ def in_memory(path: Path) -> float:
 
 
 def evict(path: Path) -> None:
-    """Have the system forget a file's pages."""
+    """Have the system drop a file's pages from memory."""
     gc.collect()  # a page that is mapped stays
     with path.open("rb") as opened:
         for _ in range(100):
@@ -151,7 +152,7 @@ def test_the_queries_of_a_partition_are_found_in_its_part_of_the_file(file: Path
     evict(file)
     refs = (SegmentRef(file.name, None, BOXES),)
     quarter = Partition(1, 0, 0, 5, 5, (0,))
-    slots = slots_in(Files(str(file.parent)), refs, quarter, SPACE)[file.name]
+    slots = slots_in(Files(str(file.parent)), WorkerCache(), refs, quarter, SPACE)[file.name]
     assert np.array_equal(slots, expected)
     assert in_memory(file) < 0.35
 

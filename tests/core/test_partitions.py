@@ -57,13 +57,13 @@ class Directory:
 
     def of(self, partition: Partition) -> list[str]:
         refs, folder = self.version.segments, segment_files(self.store)
-        slots = slots_in(folder, refs, partition, self.space)
+        slots = slots_in(folder, WorkerCache(), refs, partition, self.space)
         segments = {ref.file: segment for ref, segment, _ in self.queries.segments}
         return [segments[file].ids[int(k)].as_py() for file in slots for k in slots[file]]
 
     def live(self, partition: Partition, now: int) -> int:
         refs, folder = self.version.segments, segment_files(self.store)
-        return len(live_ranges(folder, refs, partition, self.space, now).ranges)
+        return len(live_ranges(folder, WorkerCache(), refs, partition, self.space, now).ranges)
 
 
 def box(name: str, x0: float, y0: float, x1: float, y1: float, **more: Any) -> dict[str, Any]:
@@ -226,7 +226,9 @@ def test_the_queries_of_a_partition_are_in_few_pages(tmp_path: Path) -> None:
     )
     (ref,) = directory.version.segments
     quarter = Partition(1, 0, 0, 5, 4, (0,))
-    slots = slots_in(segment_files(directory.store), (ref,), quarter, SPACE)[ref.file]
+    slots = slots_in(segment_files(directory.store), WorkerCache(), (ref,), quarter, SPACE)[
+        ref.file
+    ]
     _, _, x1, y1 = bounds_of(quarter, SPACE)
     expected = sum(x < x1 and y < y1 for x, y in corners)
     assert slots.size == expected and (x1, y1) == (50.0, 50.0)

@@ -114,6 +114,15 @@ def test_only_the_engine_imports_pyspark() -> None:
     assert users <= {"engine"}
 
 
+def test_only_the_storage_uses_sqlite() -> None:
+    users = {
+        path.relative_to(SOURCE).parts[0]
+        for path in SOURCE.rglob("*.py")
+        if imported_modules(path) & {"sqlite3", "roost.storage.database"}
+    }
+    assert users == {"storage"}
+
+
 def test_every_package_has_a_place_in_the_layers() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers, forbidden = contracts["contracts"]

@@ -286,6 +286,13 @@ def test_only_files_that_may_match_are_opened(tmp_path: Path, cleanup: ExitStack
     assert any(part.partitions is not None for part in corner)
     nowhere = plan_scans(view, scenario.files, PLANE, SnapshotQuery(Box(500, 500, 501, 501)))
     assert nowhere == []
+    files = {file.file: file for batch in view.batches for file in batch.files}
+    for since, until in ((None, 50), (50, None), (40, 60)):
+        timed = plan_scans(view, scenario.files, PLANE, SnapshotQuery(since=since, until=until))
+        first, last = (since or 0), (10**9 if until is None else until - 1)
+        overlap = {n for n, f in files.items() if f.time_max >= first and f.time_min <= last}
+        assert {scan.file for scan in timed} == overlap
+        assert 0 < len(overlap) < everything
 
 
 def test_files_of_a_leased_window_stay_until_the_lease_is_released(

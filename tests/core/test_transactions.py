@@ -160,6 +160,20 @@ def test_a_version_and_what_the_guard_counted_are_one_transaction(run: Run) -> N
     assert versions >= BATCHES - 1
 
 
+def test_a_round_and_what_the_guard_decided_are_one_transaction(run: Run) -> None:
+    run.to_the_end()
+    closed = 0
+    for facts in run.transactions:
+        tables = Counter(fact.table for fact in facts)
+        verdicts = [
+            v for f in facts if f.table == "rounds" and f.value for v in f.value["verdicts"]
+        ]
+        if any(v["reason"].startswith("detection round") for v in verdicts):
+            assert tables["guard"] and tables["totals"], "state of the guard, totals of the rounds"
+            closed += 1
+    assert closed > 2
+
+
 def full_disk(store: Store, table: str) -> None:
     """Let every transaction fail that writes to a table."""
     with store._database.writing() as db:

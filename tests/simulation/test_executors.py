@@ -158,7 +158,9 @@ def test_noise_does_not_make_the_size_oscillate(
 
 @given(st.floats(0.1, 20.0), st.floats(0.1, 20.0), st.floats(100.0, 130.0), SEEDS)
 @FEW
-def test_a_step_is_answered_in_one_step(before: float, after: float, at: float, seed: int) -> None:
+def test_one_decision_suffices_for_a_step(
+    before: float, after: float, at: float, seed: int
+) -> None:
     n = target(before)
     trace = run(step(before, after, at), 900.0, executors=n, seed=seed)
     outside = after > 0.9 * n or (after < 0.5 * n and target(after) < n)

@@ -31,7 +31,7 @@ from roost.bench.moving import (
     HISTORY_POINTS,
     HOTSPOT_SIDE,
     NORMAL_SPREAD,
-    Hotspot,
+    LoadHotspot,
     slot_at,
     slots_of,
 )
@@ -86,7 +86,7 @@ class CountedLoad:
         queries: int,
         rounds: int,
         points: int,
-        hotspots: tuple[Hotspot, ...] = (),
+        hotspots: tuple[LoadHotspot, ...] = (),
         seed: int = 0,
     ) -> None:
         self.rounds, self.points, self.queries = rounds, points, queries
@@ -140,7 +140,7 @@ class CountedLoad:
             table[part.cells] += part.counts
         return CellCounts.of(table)
 
-    def _hot_ranges(self, index: int, hotspot: Hotspot) -> NDArray[np.int32]:
+    def _hot_ranges(self, index: int, hotspot: LoadHotspot) -> NDArray[np.int32]:
         """Draw queries of a hotspot around points of it."""
         random = np.random.default_rng([self._seed, index, HOT_QUERIES])
         place, grid = self._places[index], self.space.grid
@@ -162,7 +162,7 @@ class _Place(NamedTuple):
     share: Floats
 
 
-def _place(hotspot: Hotspot, space: Space) -> _Place:
+def _place(hotspot: LoadHotspot, space: Space) -> _Place:
     axes = []
     for low, count in zip(hotspot.corner, (space.columns, space.rows), strict=True):
         edges = np.clip((np.arange(count + 1) / count - low) / HOTSPOT_SIDE, 0.0, 1.0)

@@ -72,7 +72,7 @@ REAL_BATCHES = 30  # after a change of the mapping on a real cluster
 
 
 @dataclass(frozen=True)
-class Case:
+class PlacementCase:
     """A deployment, its input, and what the thesis measured or its costs imply."""
 
     name: str
@@ -114,17 +114,19 @@ def operators_of(costs: Costs) -> tuple[SimulatedOperator, ...]:
     )
 
 
-def cases(extreme: Costs = EXTREME_US, static: Costs = STATIC_US) -> list[Case]:
+def cases(extreme: Costs = EXTREME_US, static: Costs = STATIC_US) -> list[PlacementCase]:
     """Return all cases; the input rises as fast as in the thesis in proportion to the costs."""
     first = _input(EXTREME_INPUT, EXTREME_US, extreme)
     second = _input(STATIC_INPUT, STATIC_US, static)
 
-    def small(name: str, policy: str, mapping: Mapping[str, str], **more: Any) -> Case:
-        return Case(name, policy, extreme, EXTREME_GROUPS, mapping, first, EXTREME_S, **more)
+    def small(name: str, policy: str, mapping: Mapping[str, str], **more: Any) -> PlacementCase:
+        return PlacementCase(
+            name, policy, extreme, EXTREME_GROUPS, mapping, first, EXTREME_S, **more
+        )
 
-    def large(name: str, policy: str, groups: Mapping[str, int], **more: Any) -> Case:
+    def large(name: str, policy: str, groups: Mapping[str, int], **more: Any) -> PlacementCase:
         mapping = DEPLOYED if len(groups) > 1 else dict.fromkeys(NAMES, SHARED)
-        return Case(name, policy, static, groups, mapping, second, STATIC_S, **more)
+        return PlacementCase(name, policy, static, groups, mapping, second, STATIC_S, **more)
 
     one, best, free = Algorithm1(), Best(), Algorithm1(capacity=False)
     sizes, ones = Algorithm2(TOTAL), {FIRST: 1, SECOND: 1}
@@ -154,7 +156,7 @@ def _input(given: tuple[float, float], old: Costs, new: Costs) -> tuple[float, f
 # --------------------------------------------------------------------------- metrics
 
 
-def row_of(case: Case, trace: PlacementTrace, costs: str) -> Row:
+def row_of(case: PlacementCase, trace: PlacementTrace, costs: str) -> Row:
     """Return the metrics of a case; ``costs`` says whose they are."""
     smooth = _smooth(trace.completed)
     peak = int(smooth.argmax())
@@ -208,7 +210,7 @@ class Results:
     traces: dict[tuple[str, str], PlacementTrace]
 
     @classmethod
-    def of(cls, given: Sequence[Case], costs: str) -> Results:
+    def of(cls, given: Sequence[PlacementCase], costs: str) -> Results:
         """Simulate cases."""
         traces = {(case.name, case.policy): case.run() for case in given}
         rows = [row_of(case, traces[case.name, case.policy], costs) for case in given]

@@ -306,7 +306,7 @@ def season_rows(counts: Floats) -> tuple[list[Row], dict[str, Line]]:
         traces[name] = simulate_executors(start, schedule)
     rows: list[Row] = []
     for name, trace in traces.items():
-        # What is known needs no time to provision: the comparison favours it.
+        # Known sizes are provisioned without delay, which favours them in the comparison.
         hours = float(known[name].sum()) if name in known else trace.executor_hours
         rows.append(
             {

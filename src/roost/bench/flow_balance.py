@@ -32,8 +32,9 @@ from roost.runtime.chain import Chain, Placement
 from roost.runtime.executor import InProcessExecutor, SliceInputs
 from roost.runtime.flow import flow_rounds, flow_stages
 from roost.runtime.flow_balancing import BALANCING
-from roost.runtime.flow_rounds import FlowPolicy, last_flow_round
+from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowPolicy
 from roost.runtime.loop import BatchLoop
+from roost.runtime.records import last_round
 from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
 from roost.stages.flow_subquery import HOT_KEYS
@@ -58,18 +59,18 @@ MERGED = {"calls": "count", "longest": "max(seconds)"}
 FULL, QUICK = (10, 600_000), (6, 150_000)
 
 
-class Period(NamedTuple):
+class LoadPeriod(NamedTuple):
     """Batches in which the callers have the same distribution."""
 
     name: str
     weights: Floats
 
 
-def periods() -> list[Period]:
+def periods() -> list[LoadPeriod]:
     """Return the periods of both parts of figure 20."""
-    found = [Period(UNIFORM, np.full(KEYS, 1.0 / KEYS))]
-    found += [Period(f"mean {mean}", normal(mean, 100)) for mean in MEANS]
-    found += [Period(f"deviation {one}", normal(MIDDLE, one)) for one in DEVIATIONS]
+    found = [LoadPeriod(UNIFORM, np.full(KEYS, 1.0 / KEYS))]
+    found += [LoadPeriod(f"mean {mean}", normal(mean, 100)) for mean in MEANS]
+    found += [LoadPeriod(f"deviation {one}", normal(MIDDLE, one)) for one in DEVIATIONS]
     return found
 
 
@@ -79,11 +80,11 @@ def normal(mean: float, deviation: float) -> Floats:
     return np.asarray(weights / weights.sum(), np.float64)
 
 
-def hot_key(name: str = "hot key") -> Period:
+def hot_key(name: str = "hot key") -> LoadPeriod:
     """Return a period in which one key has several machines' share of the tuples."""
     weights = np.full(KEYS, (1.0 - HOT_SHARE) / (KEYS - 1))
     weights[MIDDLE] = HOT_SHARE
-    return Period(name, weights)
+    return LoadPeriod(name, weights)
 
 
 WHOLE_KEY, MERGED_KEY = hot_key(), hot_key("hot key, merged")
@@ -203,7 +204,7 @@ class BalancedFlow(EmulatedFlow):
         """Run a batch, and return what it showed."""
         self._executor.busy[:] = 0.0
         self.batch(keys, ended)
-        shown: Row = (last_flow_round(self.store) or {}).get(f"balance {NODE}") or {}
+        shown: Row = (last_round(self.store, FLOW_ROUNDS) or {}).get(f"balance {NODE}") or {}
         moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
         hot, self._hot = self._hot, self.store.get(HOT_KEYS, NODE)
         return RoundMetrics(
@@ -217,7 +218,7 @@ class BalancedFlow(EmulatedFlow):
 
 def run_policy(
     policy: str,
-    load: Sequence[Period],
+    load: Sequence[LoadPeriod],
     batches: int,
     tuples: int,
     functions: Mapping[str, str] = WHOLE,
@@ -249,7 +250,7 @@ def settled_from(rounds: Sequence[RoundMetrics]) -> int:
     return min(changes[-1] + 1 if changes else 0, len(rounds) - 1)
 
 
-def limits(period: Period, machines: int = MACHINES) -> Row:
+def limits(period: LoadPeriod, machines: int = MACHINES) -> Row:
     """Return what the buckets allow: their heaviest, and the least deviation of a packing.
 
     A bucket is a fair share at most, or its machine cannot be balanced. Below that, heaviest-first
@@ -267,7 +268,7 @@ def limits(period: Period, machines: int = MACHINES) -> Row:
     }
 
 
-def compared(period: Period, policy: str, mine: PolicyRun, off: PolicyRun) -> Row:
+def compared(period: LoadPeriod, policy: str, mine: PolicyRun, off: PolicyRun) -> Row:
     """Return the metrics of a policy in a period; rounds until the last move are transient."""
     rounds = [one for one in mine.rounds if one.period == period.name]
     without = [one for one in off.rounds if one.period == period.name]

@@ -35,7 +35,7 @@ SEED = 6
 
 
 @dataclass(frozen=True)
-class Hotspot:
+class LoadHotspot:
     """A square that receives a share of the points for some rounds.
 
     There are as many more queries, relative to the standing ones, as the share says.
@@ -62,17 +62,17 @@ class Hotspot:
         return self.share * math.exp(-0.5 * ((place - middle) / width) ** 2)
 
 
-SCENARIOS: dict[str, tuple[Hotspot, ...]] = {
-    "uniform (6.6)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT),),
-    "normal (6.7)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT, normal=True),),
-    "step (6.8)": (Hotspot(0.2, 0.8, 0.4, LOWER_LEFT, step=True),),
+SCENARIOS: dict[str, tuple[LoadHotspot, ...]] = {
+    "uniform (6.6)": (LoadHotspot(0.2, 0.8, 0.4, LOWER_LEFT),),
+    "normal (6.7)": (LoadHotspot(0.2, 0.8, 0.4, LOWER_LEFT, normal=True),),
+    "step (6.8)": (LoadHotspot(0.2, 0.8, 0.4, LOWER_LEFT, step=True),),
     "overlapping (6.9)": (
-        Hotspot(0.2, 0.65, 0.2, LOWER_LEFT),
-        Hotspot(0.35, 0.8, 0.2, UPPER_RIGHT),
+        LoadHotspot(0.2, 0.65, 0.2, LOWER_LEFT),
+        LoadHotspot(0.35, 0.8, 0.2, UPPER_RIGHT),
     ),
     "consecutive (6.10)": (
-        Hotspot(0.2, 0.5, 0.2, LOWER_LEFT),
-        Hotspot(0.5, 0.8, 0.2, UPPER_RIGHT),
+        LoadHotspot(0.2, 0.5, 0.2, LOWER_LEFT),
+        LoadHotspot(0.5, 0.8, 0.2, UPPER_RIGHT),
     ),
 }
 
@@ -149,7 +149,7 @@ class MovingLoad(TimedLoad):
         queries: int,
         rounds: int,
         points: int,
-        hotspots: tuple[Hotspot, ...] = (),
+        hotspots: tuple[LoadHotspot, ...] = (),
         seed: int = SEED,
     ) -> None:
         super().__init__(pickups, rounds, points, SLOT_S)
@@ -191,7 +191,7 @@ class MovingLoad(TimedLoad):
         return Step(self.table(number, x, y), found, live)
 
     def _inside(
-        self, hotspot: Hotspot, count: int, random: np.random.Generator
+        self, hotspot: LoadHotspot, count: int, random: np.random.Generator
     ) -> tuple[Floats, Floats]:
         if hotspot.normal:
             parts = 0.5 + random.normal(0.0, NORMAL_SPREAD, (2, count))
@@ -201,7 +201,7 @@ class MovingLoad(TimedLoad):
             parts = random.random((2, count))
         return self.place(np.array(hotspot.corner) + HOTSPOT_SIDE * parts.T)
 
-    def _hot_requests(self, index: int, hotspot: Hotspot, count: int, begins: bool) -> pa.Table:
+    def _hot_requests(self, index: int, hotspot: LoadHotspot, count: int, begins: bool) -> pa.Table:
         first = self.queries + index * count
         x, y = self._inside(hotspot, count, np.random.default_rng([self._seed, 1_000 + index]))
         half_x = self.space.bounds.width * SIDE_SHARE / 2

@@ -204,7 +204,7 @@ def fewest(rate_of: Callable[[int], float], rate: float, most: int = MACHINES_MA
     >>> fewest(lambda machines: 1.0, 2.0) is None
     True
     """
-    low, high = 0, 1  # too few, and perhaps enough
+    low, high = 0, 1  # low: too few machines; high: possibly enough
     while rate_of(high) < rate:
         if high >= most:
             return None

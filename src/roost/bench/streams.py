@@ -22,7 +22,7 @@ from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.runtime.records import Commit
 from roost.stages.slices import ParquetSlice
-from roost.stages.sources import Source
+from roost.stages.sources import RowSource
 from roost.storage.store import Store
 
 LOG = "queries.db"
@@ -51,7 +51,7 @@ def admit(folder: Path, space: Space, requests: pa.Table) -> list[tuple[Segment,
         return [(segment, ended) for _, segment, ended in queries.segments]
 
 
-class Repeated(Source):
+class Repeated(RowSource):
     """A source of points that streams one file several times."""
 
     def __init__(self, path: str, passes: int) -> None:

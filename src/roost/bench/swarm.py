@@ -17,7 +17,7 @@ from roost.bench.cases import data_dir, load_pickups
 from roost.bench.cluster import lines
 from roost.bench.common import CORES, Measured, Plot, Row
 from roost.bench.counted import CellDay
-from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, Hotspot, MovingLoad
+from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, LoadHotspot, MovingLoad
 from roost.bench.operations import operation_rows
 from roost.bench.streams import pipeline_config
 from roost.bench.variants import (
@@ -35,8 +35,8 @@ from roost.model.choices import Strategy
 
 # The hotspot comes, moves to the opposite corner, and goes.
 HOTSPOTS = (
-    Hotspot(0.2, 0.45, 0.4, LOWER_LEFT, normal=True),
-    Hotspot(0.45, 0.7, 0.4, UPPER_RIGHT),
+    LoadHotspot(0.2, 0.45, 0.4, LOWER_LEFT, normal=True),
+    LoadHotspot(0.45, 0.7, 0.4, UPPER_RIGHT),
 )
 QUERIES, QUERIES_QUICK = (100_000, 1_000_000), (20_000,)
 SEEDS, SEEDS_QUICK = 10, 2

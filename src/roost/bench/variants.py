@@ -15,7 +15,7 @@ from roost.balance.rules import SwarmRules, variants
 from roost.bench.cluster import Variant, summed
 from roost.bench.common import Row
 from roost.bench.counted import CellDay, CountedCluster, CountedLoad, CountedMetrics
-from roost.bench.moving import Hotspot
+from roost.bench.moving import LoadHotspot
 from roost.model.choices import Strategy
 
 MACHINES = 22
@@ -35,13 +35,13 @@ def all_variants() -> dict[str, Variant]:
 
 
 @dataclass(frozen=True)
-class Case:
+class VariantCase:
     """One load with one seed, and what every variant measured."""
 
     scenario: str
     seed: int
     queries: int
-    hotspots: tuple[Hotspot, ...]
+    hotspots: tuple[LoadHotspot, ...]
     rounds: int
     found: Mapping[str, Sequence[CountedMetrics]]
 
@@ -68,7 +68,7 @@ class Case:
 def run_case(
     day: CellDay,
     scenario: str,
-    hotspots: tuple[Hotspot, ...],
+    hotspots: tuple[LoadHotspot, ...],
     queries: int,
     seed: int,
     chosen: Mapping[str, Variant],
@@ -76,14 +76,14 @@ def run_case(
     machines: int = MACHINES,
     rounds: int = ROUNDS,
     points: int = POINTS,
-) -> Case:
+) -> VariantCase:
     """Run a load with every variant."""
     load = CountedLoad(day, queries, rounds, points, hotspots, seed)
     found: dict[str, list[CountedMetrics]] = {}
     for name, variant in chosen.items():
         cluster = CountedCluster(load, variant, machines)
         found[name] = [cluster.run(step) for step in load.steps]
-    case = Case(scenario, seed, queries, hotspots, rounds, found)
+    case = VariantCase(scenario, seed, queries, hotspots, rounds, found)
     for name in chosen:
         ratios = {phase: ratio(case, name, "history", phase) for phase in case.phases}
         shown = ", ".join(f"{phase} {value:.2f}" for phase, value in ratios.items())
@@ -91,7 +91,9 @@ def run_case(
     return case
 
 
-def ratio(case: Case, name: str, other: str, phase: str | None, key: str = "units_per_s") -> float:
+def ratio(
+    case: VariantCase, name: str, other: str, phase: str | None, key: str = "units_per_s"
+) -> float:
     """Return a metric of one variant over that of another."""
     return summed(case.batches(name, phase))[key] / summed(case.batches(other, phase))[key]
 
@@ -102,7 +104,7 @@ def rounds_to_recover(batches: Sequence[CountedMetrics]) -> int:
     return max((len(list(batch)) for unbalanced, batch in sequences if unbalanced), default=0)
 
 
-def rows_of(cases: Sequence[Case]) -> list[Row]:
+def rows_of(cases: Sequence[VariantCase]) -> list[Row]:
     """Return one row for each load, variant and phase: means over the seeds, with intervals."""
     rows: list[Row] = []
     for (scenario, queries), group in groupby(cases, lambda case: (case.scenario, case.queries)):
@@ -131,7 +133,7 @@ def rows_of(cases: Sequence[Case]) -> list[Row]:
     return rows
 
 
-def _mean_of(cases: Sequence[Case], name: str, phase: str, key: str) -> float:
+def _mean_of(cases: Sequence[VariantCase], name: str, phase: str, key: str) -> float:
     return float(mean(getattr(m, key) for case in cases for m in case.batches(name, phase)))
 
 
@@ -140,14 +142,16 @@ def interval(values: Sequence[float]) -> float | None:
     return None if len(values) < 2 else 1.96 * stdev(values) / len(values) ** 0.5
 
 
-def summary_of(cases: Sequence[Case]) -> Row:
+def summary_of(cases: Sequence[VariantCase]) -> Row:
     """Return the keys that both benchmarks have.
 
     Ratios are means over seeds and geometric means over loads, unless their name says otherwise.
     """
     hot = [case for case in cases if case.hotspots]
 
-    def over_loads(chosen: Sequence[Case], name: str, other: str, phase: str | None) -> float:
+    def over_loads(
+        chosen: Sequence[VariantCase], name: str, other: str, phase: str | None
+    ) -> float:
         return geometric_mean(_by_load(chosen, name, other, phase).values())
 
     latency = _by_load(hot, "history", "swarm", "while", "latency_ms")
@@ -175,7 +179,7 @@ def summary_of(cases: Sequence[Case]) -> Row:
 
 
 def _by_load(
-    cases: Sequence[Case], name: str, other: str, phase: str | None, key: str = "units_per_s"
+    cases: Sequence[VariantCase], name: str, other: str, phase: str | None, key: str = "units_per_s"
 ) -> dict[str, float]:
     """Return the mean ratio over the seeds, by load."""
     found: dict[str, list[float]] = {}

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from roost.dataflow.explain import Explanation
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.loading import load_flow
-from roost.dataflow.operators import Source as FlowSource
+from roost.dataflow.operators import Source
 from roost.dataflow.schema import resolve
 from roost.errors import ConfigError, SourceError
 from roost.model.choices import LayoutName
@@ -67,7 +67,7 @@ def _sampled(flow: Dataflow) -> Sample | None:
     """Run a sample of the sources; None if one has no path that this process can read."""
     slices: dict[str, Sequence[Slice]] = {}
     with tempfile.TemporaryDirectory() as name, closing(Store(Path(name) / "state")) as store:
-        for source in (o for o in flow.operators if isinstance(o, FlowSource)):
+        for source in (o for o in flow.operators if isinstance(o, Source)):
             if source.path is None or source.path.startswith("kafka:"):
                 return None
             try:

@@ -29,7 +29,7 @@ from roost.model.records import Box, Circle, Instant, Polygon
 from roost.model.settings import RunConfig
 from roost.queries.log import QueryLog, kafka_address, open_log
 from roost.runtime.group_rounds import GroupRounds
-from roost.runtime.loop import Sink
+from roost.runtime.loop import ResultSink
 from roost.runtime.pipeline import BasePipeline
 from roost.stages.decode import PointSchema
 from roost.stages.flow_routing import stage_of
@@ -321,7 +321,7 @@ class Pipeline(BasePipeline):
                 topic = Topic(self.spark, *kafka_address(path, setting))
                 self._start(topic.stream(self.config.engine.batch_rows), name, VALUE, topic)
 
-    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[Sink]:
+    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[ResultSink]:
         """Return the configured sink, unless it is Parquet, which the batch loop writes."""
         out = self.config.out
         if out.sink == "console":

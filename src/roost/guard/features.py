@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from roost.guard import loops
 from roost.guard.sensor import ROUNDS, HotspotSummary
 from roost.guard.users import UserTable, keys_of
+from roost.model.arrays import Floats
 
 FADE = 0.5
 WEIGHTS = FADE ** np.arange(ROUNDS)
@@ -32,8 +33,6 @@ COUNT = 14
 X3, X6, X11, X12, X13, X14 = 2, 5, 10, 11, 12, 13
 # A later hotspot replaces a user's place only with at least this share of the earlier weight.
 PLACE_PART = 0.2
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

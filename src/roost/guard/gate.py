@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from roost.guard.blocks import BlockList
-from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED, Keys, Mask
+from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED, Keys
 from roost.guard.tally import Tally
 from roost.guard.users import UserTable, keys_of
+from roost.model.arrays import Mask
 
 
 class Gate:

@@ -27,10 +27,11 @@ from roost.guard.decisions import GuardDecision
 from roost.guard.detector import detect
 from roost.guard.features import add_hotspot, close_features
 from roost.guard.gate import Gate
-from roost.guard.loops import Keys, Mask
+from roost.guard.loops import Keys
 from roost.guard.sensor import ROUNDS, LiveQueries, sense_hotspot
 from roost.guard.suspicion import DetectorSettings, ListedCluster
 from roost.guard.users import NAME_MAX, USERS_MAX, UserTable, keys_of, make_secret, shown
+from roost.model.arrays import Mask
 from roost.model.columns import stream_bytes
 
 _FORMAT = 3

@@ -17,6 +17,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.model.arrays import Floats, Ints, Mask
+
 # Columns of a user's counters. The first five are x1 to x5 of the open round, the next five x6 to
 # x10 as of the last closed round.
 NEW, DELETED, INVOLVED, CONTRIBUTED, SEQUENCE = range(5)
@@ -40,9 +42,6 @@ _LAST = np.uint64(0xFF)
 
 Keys = NDArray[np.uint64]
 Index = NDArray[np.int32]
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 class UserRows(NamedTuple):
@@ -51,7 +50,7 @@ class UserRows(NamedTuple):
     entries: Index
     keys: Keys
     numbers: Floats
-    active: Integers
+    active: Ints
 
 
 class BlockRows(NamedTuple):
@@ -59,8 +58,8 @@ class BlockRows(NamedTuple):
 
     entries: Index
     keys: Keys
-    starts: Integers
-    positions: Integers
+    starts: Ints
+    positions: Ints
     blocked: Mask
 
 
@@ -86,7 +85,7 @@ def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:  # pragma: no cover -
 
 @njit(cache=True, nogil=True)
 def hash_names(
-    offsets: Integers, data: NDArray[np.uint8], secret: Keys, keys: Keys
+    offsets: Ints, data: NDArray[np.uint8], secret: Keys, keys: Keys
 ) -> None:  # pragma: no cover - compiled
     """Compute SipHash-1-3 of each name."""
     for row in range(keys.size):
@@ -164,8 +163,8 @@ def add_rows(
     number: int,
     users: UserRows,
     used: int,
-    counts: Integers,
-    newcomers: Integers,
+    counts: Ints,
+    newcomers: Ints,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Count requests of users from ``start`` on, adding rows for unknown users until full.
 
@@ -193,7 +192,7 @@ def add_rows(
 @njit(cache=True, nogil=True)
 def tally_rows(
     keys: Keys, kinds: NDArray[np.int8]
-) -> tuple[Integers, Integers]:  # pragma: no cover - compiled
+) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
     """Return the first request of each user, and the requests by user and kind."""
     size = 1
     while size <= 2 * keys.size:
@@ -239,10 +238,10 @@ def sense(
     bounds: NDArray[Any],
     rects: NDArray[Any],
     codes: NDArray[np.int32],
-    ages: Integers,
+    ages: Ints,
     present: Mask,
-    by_age: Integers,
-    older: Integers,
+    by_age: Ints,
+    older: Ints,
     places: Floats,
 ) -> None:  # pragma: no cover - compiled
     """Count the queries that touch a rectangle by user and age, and sum their locations.

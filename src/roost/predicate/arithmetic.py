@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from roost.model.arrays import Mask
 from roost.predicate.ast import INT64_MAX, Comparison, Constant, Kind, Literal, Operation, Term
 from roost.predicate.axis import Array, unit_of
-from roost.predicate.columns import Index, Mask, RowBlock
+from roost.predicate.columns import Index, RowBlock
 from roost.predicate.conditions import Combination, Compiled, pick
 from roost.predicate.kinds import kind_of
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from roost.model.arrays import Mask
 from roost.predicate.ast import WORD
 from roost.predicate.axis import NARROW_DIGITS, Array
 
-Mask = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.integer[Any]]
 
 

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from roost.model.arrays import Mask
 from roost.predicate.ast import is_word
 from roost.predicate.axis import Array
-from roost.predicate.columns import Index, Lists, Mask, RowBlock, WordIndex
+from roost.predicate.columns import Index, Lists, RowBlock, WordIndex
 
 #: (Pair, word) combinations looked up at a time; bounds memory.
 _WORDS_AT_ONCE = 1 << 22

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from roost.model.arrays import Mask
 from roost.predicate.arithmetic import Compare
 from roost.predicate.ast import Comparison, Connective, Expression
-from roost.predicate.columns import Index, Mask, RowBlock
+from roost.predicate.columns import Index, RowBlock
 from roost.predicate.conditions import Combination, Compiled
 from roost.predicate.evaluate import compile_expression
 from roost.predicate.kinds import check

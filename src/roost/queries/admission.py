@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from roost.errors import ConfigError, PredicateError
 from roost.kernel.ids import hash_ids
 from roost.kernel.segment import circle_images, query_schema
+from roost.model.arrays import Ints, Mask
 from roost.model.columns import convert, record_at, times_as_int
 from roost.model.records import BOX, CIRCLE, POLYGON, TIME_MAX, TIME_MIN, DeadLetter, Reason
 from roost.model.schemas import SHAPE_FIELDS, request_schema
@@ -31,9 +32,6 @@ from roost.predicate import check, parse
 from roost.window import RequestedOutput, parse_aggregates
 
 POLYGON_VERTICES_MAX = 10_000
-
-Mask = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class _Requests:
         values = self.columns[name].to_numpy(zero_copy_only=False)
         return np.asarray(values, np.float64)
 
-    def _times(self, name: str, default: int) -> Integers:
+    def _times(self, name: str, default: int) -> Ints:
         return np.where(self.has(name), times_as_int(self.columns[name]), default)
 
     def registers(self, kind: int) -> Mask:
@@ -135,7 +133,7 @@ class _Requests:
         for row in np.flatnonzero(rows & self.open).tolist():
             self.refuse(row, reason, detail)
 
-    def refused(self, positions: Integers) -> list[DeadLetter]:
+    def refused(self, positions: Ints) -> list[DeadLetter]:
         return [
             DeadLetter(
                 int(positions[row]), reason, detail, self.messages[row] or record_at(self.raw, row)
@@ -296,7 +294,7 @@ def admit(
     table: pa.Table,
     rules: Rules,
     lookup: Lookup = lambda ids: {},
-    positions: Integers | None = None,
+    positions: Ints | None = None,
 ) -> Admission:
     """Admit or refuse every request of a block, in log order.
 
@@ -384,7 +382,7 @@ def _settle_ids(requests: _Requests, lookup: Lookup) -> tuple[Mask, dict[tuple[i
     return taken, ended
 
 
-def _shape_columns(requests: _Requests, rows: Integers, geometries: Geometries) -> dict[str, Any]:
+def _shape_columns(requests: _Requests, rows: Ints, geometries: Geometries) -> dict[str, Any]:
     kinds = requests.kinds[rows]
     circle = kinds == CIRCLE
     columns: dict[str, Any] = {name: requests.numbers(name)[rows] for name in SHAPE_FIELDS}

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from roost.errors import ConfigError
 from roost.model.columns import stream_bytes
-from roost.storage.database import Database
+from roost.storage.entries import EntryLog
 from roost.storage.private import state_folder
 
 ENTRY_ROWS_MAX = 1 << 17
@@ -87,16 +87,7 @@ class SqliteQueryLog:
     private = True
 
     def __init__(self, path: Path) -> None:
-        self.database = Database(path)
-        with self.database.writing() as db:
-            db.execute(
-                "create table if not exists log (position integer primary key autoincrement,"
-                " entry blob not null, kind integer not null default 0)"
-            )
-            if "kind" not in {row[1] for row in db.execute("pragma table_info(log)")}:
-                # Written before entries had kinds.
-                db.execute("alter table log add column kind integer not null default 0")
-            db.execute("create table if not exists tags (tag text primary key)")
+        self.entries = EntryLog(path)
 
     def append(self, block: pa.Table, tag: str | None = None, tally: pa.Table | None = None) -> int:
         """Append requests, unless the tag was used before; returns the end."""
@@ -108,29 +99,21 @@ class SqliteQueryLog:
             for table, kind in tables
             for start in range(0, table.num_rows, ENTRY_ROWS_MAX)
         )
-        with self.database.writing() as db:
-            insert = "insert or ignore into tags values (?)"
-            if tag is None or db.execute(insert, (tag,)).rowcount:
-                db.executemany("insert into log (entry, kind) values (?, ?)", entries)
+        self.entries.append(entries, tag)
         return self.end()
 
     def end(self) -> int:
         """Return the position after the last entry."""
-        return int(self.database.rows("select max(position) from log")[0][0] or 0)
+        return self.entries.end()
 
     def read(self, after: int, upto: int) -> Iterator[pa.Table]:
         """Yield the entries ``after + 1 .. upto`` in order."""
-        statement = (
-            "select position, entry, kind from log where position > ? and position <= ?"
-            " order by position limit 1"
-        )
-        while rows := self.database.rows(statement, after, upto):
-            after, entry, kind = rows[0]
+        for entry, kind in self.entries.read(after, upto):
             yield marked(pa.ipc.open_stream(entry).read_all(), EntryKind(kind))
 
     def close(self) -> None:
         """Close the file."""
-        self.database.close()
+        self.entries.close()
 
 
 def kafka_address(text: str, key: str) -> tuple[str, str]:

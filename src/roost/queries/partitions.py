@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +21,10 @@ from roost.model.records import TIME_MAX
 from roost.model.space import Space
 from roost.queries.live import LiveSegment, load_ended
 from roost.queries.versions import SegmentRef
+from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.workload import EulerHistogram, query_ranges
 
-SEGMENTS_CACHED = 16
-PARTS_CACHED = 4096
 SLOTS_AT_ONCE = 1 << 16
 """Queries of a partition whose bounds are in memory at the same time."""
 
@@ -51,14 +49,18 @@ class _Shapes(NamedTuple):
     by_end: NDArray[np.int64] | None = None  # rows in the order of ``live_until``
 
 
-@lru_cache(maxsize=SEGMENTS_CACHED)
-def _mapped(files: Files, file: str) -> Segment:
-    return unpack(files.map(file, sparse=True))
+def _mapped(files: Files, cache: WorkerCache, file: str) -> Segment:
+    return cache.get("query segment", (files, file), lambda: unpack(files.map(file, sparse=True)))
 
 
-@lru_cache(maxsize=PARTS_CACHED)
-def _part(files: Files, file: str, partition: Partition, space: Space) -> _Shapes:
-    segment = _mapped(files, file)
+def _part(
+    files: Files, cache: WorkerCache, file: str, partition: Partition, space: Space
+) -> _Shapes:
+    key = (files, file, partition, space)
+    return cache.get("query part", key, lambda: _cut(_mapped(files, cache, file), partition, space))
+
+
+def _cut(segment: Segment, partition: Partition, space: Space) -> _Shapes:
     x0, y0, x1, y1 = bounds_of(partition, space)
     near = slots_near(segment, np.array([[x0, y0, x1, y1]]), IndexGrid.over(space.bounds))
     found = [(np.empty(0, np.int64), np.empty((0, 4), np.int32))]
@@ -87,6 +89,7 @@ class LiveRanges(NamedTuple):
 
 def live_ranges(
     files: Files,
+    cache: WorkerCache,
     refs: tuple[SegmentRef, ...],
     partition: Partition,
     space: Space,
@@ -101,7 +104,7 @@ def live_ranges(
     area = replace(partition, machines=(), parents=())
     found, received = [np.empty((0, 4), np.int32)], [np.empty(0, np.bool_)]
     for ref in refs:
-        part = _part(files, ref.file, area, space)
+        part = _part(files, cache, ref.file, area, space)
         new = np.zeros(part.owners.size, np.bool_)
         if since is not None and part.created is not None:
             new = part.created >= since
@@ -135,6 +138,7 @@ class LiveChanges(NamedTuple):
 
 def live_changes(
     files: Files,
+    cache: WorkerCache,
     before: Counted,
     after: Counted,
     partition: Partition,
@@ -150,7 +154,7 @@ def live_changes(
     left, came = [np.empty((0, 4), np.int32)], [np.empty((0, 4), np.int32)]
     received = [np.empty(0, np.bool_)]
     for file in old.keys() | new.keys():
-        part = _part(files, file, area, space)
+        part = _part(files, cache, file, area, space)
         rows = None  # all of them
         if file in old and file in new:
             rows = _doubtful(files, old[file], new[file], part, before.now, after.now)

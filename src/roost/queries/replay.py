@@ -25,6 +25,7 @@ from roost.guard import Guard
 from roost.guard.loops import REFUSED, REGISTERS, TERMINATES, UNCOUNTED
 from roost.guard.tally import Tally
 from roost.guard.users import shown
+from roost.model.arrays import Mask
 from roost.model.columns import convert, record_at
 from roost.model.records import TIME_MIN, DeadLetter, Reason
 from roost.queries.admission import Admission
@@ -32,8 +33,6 @@ from roost.queries.log import EntryKind, kind_of
 
 # Operation of an entry that terminates a user's queries, and the column with the user.
 EVICT, EVICTED = "evict", "evicted"
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ from roost.runtime.flow_layout import Sample
 from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
 from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
-from roost.runtime.loop import BatchLoop, Sink, kind_of, staging
+from roost.runtime.loop import BatchLoop, ResultSink, kind_of, staging
 from roost.runtime.prefix_rounds import PrefixRounds
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
 from roost.runtime.rounds import HiddenQueries, PlanRounds, Policy, Proposer, Resizing, Rounds
@@ -87,7 +87,7 @@ HISTORY_QUERIES = 200_000
 class Hooks:
     """What a caller may add, observe or replace."""
 
-    sinks: Sequence[Sink] = ()  # beside the one that the configuration names
+    sinks: Sequence[ResultSink] = ()  # beside the one that the configuration names
     more_stages: Sequence[Stage] = ()  # beside Roost's own
     # Called before each step of a batch, see :mod:`roost.runtime.loop`.
     on_step: Callable[[str, int], None] = lambda step, number: None

@@ -18,7 +18,7 @@ from roost.runtime.records import Commit, Intent, commit_of, last_intent
 from roost.stages.flow_routing import FLOW, node_of
 from roost.stages.reading import ReadingStage
 from roost.stages.slices import Slice
-from roost.stages.sources import Source
+from roost.stages.sources import RowSource
 
 STREAM = "stream "  # begins the names of streams in offsets
 
@@ -33,7 +33,7 @@ class Feed:
     """
 
     loop: BatchLoop
-    sources: Mapping[str, Source]
+    sources: Mapping[str, RowSource]
     streams: Sequence[str]
     limit: int
     final: bool

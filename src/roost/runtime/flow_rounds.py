@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -28,12 +27,13 @@ from roost.dataflow.moves import (
     window_times,
 )
 from roost.dataflow.schema import Node
-from roost.runtime.rounds import AnyDecision, CommittedBatch, Proposer, arbitrate
+from roost.runtime.records import last_round
+from roost.runtime.rounds import AnyDecision, CommittedBatch, Proposer, arbitrate, memories
 from roost.stages.contract import Batch
 from roost.stages.flow_routing import FLOW, BucketTable, KeyRouting
 from roost.stages.flow_stateless import StatelessStage
 from roost.stages.flow_subquery import HOT_KEYS, SubqueryStage
-from roost.storage.store import Fact, Store, View
+from roost.storage.store import Fact, Store
 
 FLOW_ROUNDS = "flow rounds"  # table of the rounds
 # Moving a bucket costs more than reading its state: the map grows, and files are opened.
@@ -193,7 +193,7 @@ class FlowRounds:
     records: str = FLOW_ROUNDS
 
     def __post_init__(self) -> None:
-        last = last_flow_round(self.store) or {}
+        last = last_round(self.store, FLOW_ROUNDS) or {}
         self.number = int(last.get("round", -1)) + 1
         models = last.get("models", {})
         self._meters = {
@@ -301,7 +301,7 @@ class FlowRounds:
             "epochs": {name: one.epoch for name, one in after.items()},
             "models": {name: meter.model.to_json() for name, meter in self._meters.items()},
             "verdicts": [verdict.to_json() for verdict in verdicts],
-            **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
+            **memories(verdicts),
         }
         changed = [(t, after[t.node.name]) for _, t in self._tables if t.node.name in after]
         maps = [table.fact(new) for table, new in changed]
@@ -321,9 +321,3 @@ class FlowRounds:
         self._keys = {name: KeyMeter() for name in self._keys}
         self.number += 1
         self._opened = clock
-
-
-def last_flow_round(view: View) -> dict[str, Any] | None:
-    """Return the newest round."""
-    found = view.last(FLOW_ROUNDS)
-    return None if found is None else found[1]

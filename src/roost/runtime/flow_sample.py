@@ -25,7 +25,7 @@ from roost.runtime.loop import BatchLoop
 from roost.stages.contract import Report
 from roost.stages.flow_routing import node_of, stage_of
 from roost.stages.slices import Slice, cut
-from roost.stages.sources import Source as RowSource
+from roost.stages.sources import RowSource
 from roost.storage.store import Store
 
 RUNS = 3  # the first one includes loading code

@@ -22,12 +22,12 @@ from roost.model.settings import ElasticSettings
 from roost.runtime.executor import Allocator
 from roost.runtime.group_size import GroupSize
 from roost.runtime.operator_placement import PLACEMENT, OperatorPlacement
-from roost.runtime.records import Intent
+from roost.runtime.records import Intent, last_round
 from roost.runtime.rounds import CommittedBatch, arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, SharedSizes, size_policy
 from roost.stages.flow_routing import node_of
-from roost.stages.sources import Source
-from roost.storage.store import Fact, Store, View
+from roost.stages.sources import RowSource
+from roost.storage.store import Fact, Store
 from roost.storage.totals import TOTALS
 
 GROUP_ROUNDS = "executor rounds"  # table of the rounds
@@ -70,13 +70,13 @@ class GroupRounds:
         rules = settings.rules
         self._store, self._allocator = store, allocator
         self._length_s, self._clock = settings.round, clock
-        self.sources: Mapping[str, Source] = {}
+        self.sources: Mapping[str, RowSource] = {}
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
         self.needed: Callable[[], int] = lambda: 0
         self.waiting: Callable[[], int] = lambda: 0
         self._streamed = 0  # rows that Spark read in the last batch
-        last = last_group_round(store) or {}
+        last = last_round(store, GROUP_ROUNDS) or {}
         self.number = int(last.get("round", -1)) + 1
         saved = {DEFAULT_GROUP: last, **last.get(GROUPS, {})}
         self._own = GroupSize(allocator, rules, last, clock())
@@ -270,9 +270,3 @@ class GroupRounds:
                 ExecutorGroup(name, observed * count, missing * count, group.rules.min * count)
             )
         return found
-
-
-def last_group_round(view: View) -> dict[str, Any] | None:
-    """Return the newest round."""
-    found = view.last(GROUP_ROUNDS)
-    return None if found is None else found[1]

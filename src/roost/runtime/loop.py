@@ -65,14 +65,14 @@ CLEANUP_BATCHES = 64
 """Batches between two deletions of old rows: at most so many rows exceed the history."""
 
 
-class Sink(Protocol):
+class ResultSink(Protocol):
     """Receives results of a batch: matches, or those of the dataflow's sink that ``of`` names."""
 
     def deliver(self, batch_id: int, files: Sequence[str]) -> None:
         """Store a batch; must not return before the results are durable."""
 
 
-def kind_of(sink: Sink) -> str:
+def kind_of(sink: ResultSink) -> str:
     """Return the kind of results that a sink receives."""
     return str(getattr(sink, "of", "matches"))
 
@@ -98,7 +98,7 @@ class BatchLoop:
     stages: Sequence[Stage]
     executor: Executor
     out: Path
-    sinks: Sequence[Sink] = ()
+    sinks: Sequence[ResultSink] = ()
     only_delivered: frozenset[str] = frozenset()
     rounds: Sequence[Rounds] = ()  # of all that adapts; executors follow the layouts
     operators: OperatorPlacement | None = None  # if there may be several executor groups

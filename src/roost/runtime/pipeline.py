@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
-from roost.dataflow.operators import Source as FlowSource
-from roost.dataflow.operators import SourceKind
+from roost.dataflow.operators import Source, SourceKind
 from roost.errors import ConfigError, DataflowError, SourceError
 from roost.model.choices import Strategy
 from roost.model.records import Request, request_record
@@ -30,7 +29,7 @@ from roost.runtime.feed import Feed
 from roost.runtime.flow import sinks_of
 from roost.runtime.flow_layout import Sample
 from roost.runtime.group_rounds import GroupRounds
-from roost.runtime.loop import BatchLoop, Sink, kind_of
+from roost.runtime.loop import BatchLoop, ResultSink, kind_of
 from roost.runtime.records import Commit
 from roost.runtime.report import build_report
 from roost.runtime.sampled import Sampled
@@ -40,7 +39,7 @@ from roost.stages.flow_routing import stage_of
 from roost.stages.point_files import read_requests
 from roost.stages.reading import ReadingStage
 from roost.stages.schema import point_schema, space_for
-from roost.stages.sources import Source, open_source
+from roost.stages.sources import RowSource, open_source
 from roost.storage.agreement import agreed
 from roost.storage.inputs import add_inputs, seen_inputs
 from roost.storage.lock import RunLock
@@ -83,7 +82,7 @@ class BasePipeline(ABC):
         self,
         config: RunConfig,
         *,
-        source: Source | None = None,
+        source: RowSource | None = None,
         flow: Dataflow | None = None,
         on_batch: Callable[[Commit], None] = lambda commit: None,
         **hooks: Any,
@@ -204,7 +203,7 @@ class BasePipeline(ABC):
         self._replay(self._make_feed(sources, self._assemble(points, self.source, None)))
         return self.report()
 
-    def _open_points(self, sources: dict[str, Source]) -> PointSchema | None:
+    def _open_points(self, sources: dict[str, RowSource]) -> PointSchema | None:
         """Add the configured points to the sources, if there are any; returns their schema."""
         points = self.config.points
         if points.path is None:
@@ -213,16 +212,16 @@ class BasePipeline(ABC):
         sources[ReadingStage.name] = self.source
         return point_schema(self.source.schema, self.config, numbered=True)
 
-    def _open(self, path: str, time: str, name: str = "") -> Source:
+    def _open(self, path: str, time: str, name: str = "") -> RowSource:
         points = self.config.points
         form, speed, clock = points.format, points.speed, self._hooks.clock
         return open_source(path, form, time, self.store, speed, clock, name)
 
     @property
-    def _records(self) -> list[FlowSource]:
+    def _records(self) -> list[Source]:
         """The sources of records that the dataflow reads."""
         operators = [] if self.flow is None else self.flow.operators
-        sources = (operator for operator in operators if isinstance(operator, FlowSource))
+        sources = (operator for operator in operators if isinstance(operator, Source))
         return [source for source in sources if source.kind is SourceKind.RECORDS]
 
     def _check_source_paths(self) -> None:
@@ -238,10 +237,10 @@ class BasePipeline(ABC):
         if path is not None:
             raise ConfigError("queries.path", path, "points.path, too: queries match points")
 
-    def _path_of(self, source: FlowSource) -> str | None:
+    def _path_of(self, source: Source) -> str | None:
         return self.config.dataflow.sources.get(source.name, source.path)
 
-    def _flow_sources(self, records: Iterable[FlowSource]) -> dict[str, Source]:
+    def _flow_sources(self, records: Iterable[Source]) -> dict[str, RowSource]:
         """Open sources of records that the dataflow reads, by stage."""
         sources = {}
         for source in records:
@@ -256,7 +255,7 @@ class BasePipeline(ABC):
             sources[stage_of(source.name)] = opened
         return sources
 
-    def _sample(self, sources: Mapping[str, Source], division: Division) -> Sample | None:
+    def _sample(self, sources: Mapping[str, RowSource], division: Division) -> Sample | None:
         """Run some rows of the dataflow's sources."""
         from roost.runtime.flow_sample import first_rows, sample_flow
 
@@ -303,7 +302,7 @@ class BasePipeline(ABC):
             sample = source.sample([points.x, points.y])
         return space_for(config, points, sample)
 
-    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[Sink]:
+    def _configured_sinks(self, kinds: Sequence[str]) -> Sequence[ResultSink]:
         """Return the sinks that the configuration names, for these kinds of results."""
         return []
 
@@ -324,7 +323,7 @@ class BasePipeline(ABC):
         add_inputs(self.store, [], [tag])
 
     def _make_feed(
-        self, sources: Mapping[str, Source], loop: BatchLoop, streams: Sequence[str] = ()
+        self, sources: Mapping[str, RowSource], loop: BatchLoop, streams: Sequence[str] = ()
     ) -> Feed:
         engine = self.config.engine
         for rounds in loop.rounds:

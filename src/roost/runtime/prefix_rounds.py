@@ -14,6 +14,7 @@ import numpy as np
 
 from roost.balance.changes import Resize
 from roost.model.arrays import Floats, Ints
+from roost.runtime.records import last_round
 from roost.runtime.rounds import (
     REFUSED,
     AnyDecision,
@@ -22,6 +23,7 @@ from roost.runtime.rounds import (
     Proposer,
     Verdict,
     arbitrate,
+    memories,
 )
 from roost.stages.contract import Batch, Reports, task_seconds
 from roost.stages.synopsis import TREES, SynopsisStage, owner_bytes
@@ -111,10 +113,9 @@ class Scaling:
         left = {m: left - 1 for m, left in self._quiet.items() if left > 1}
         new = dict.fromkeys(sorted(decided.seen.busy - busy), self._rules.stabilisation)
         self._quiet = left | new
-        own = {key: value for v in verdicts for key, value in v.proposal.memory.items()}
         self.needs = self.needs.observed(seen, decided.seen, self._rules)
         quiet = {str(m): left for m, left in self._quiet.items()}
-        self.memory = own | {QUIET: quiet, NEEDS: asdict(self.needs)}
+        self.memory = memories(verdicts) | {QUIET: quiet, NEEDS: asdict(self.needs)}
         return verdicts, decided.seen
 
 
@@ -139,8 +140,7 @@ class PrefixRounds:
         self._machines_max = machines_max
         self._store, self._stage, self._rules, self._clock = store, stage, rules, clock
         self._resize = [] if resize is None else [resize]
-        found = store.last(PREFIX_ROUNDS)
-        last = {} if found is None else found[1]
+        last = last_round(store, PREFIX_ROUNDS) or {}
         self.number = int(last.get("round", -1)) + 1
         machines = stage.table.at(stage.table.epoch).machines
         saved = last.get("memory", {})

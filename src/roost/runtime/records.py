@@ -124,7 +124,7 @@ def last_epoch(view: View) -> int | None:
     return None if found is None else found[0]
 
 
-def last_round(view: View) -> dict[str, Any] | None:
-    """Return the newest round."""
-    found = view.last(ROUNDS)
+def last_round(view: View, table: str = ROUNDS) -> dict[str, Any] | None:
+    """Return the newest round of the spatial plan, or of another table of rounds."""
+    found = view.last(table)
     return None if found is None else found[1]

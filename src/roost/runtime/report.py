@@ -13,9 +13,9 @@ from roost.balance.planner import imbalance
 from roost.model.elastic import DEFAULT_GROUP
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.flow_balancing import BALANCING
-from roost.runtime.group_rounds import EXECUTORS, GROUP_ROUNDS, GROUPS, last_group_round
+from roost.runtime.group_rounds import EXECUTORS, GROUP_ROUNDS, GROUPS
 from roost.runtime.operator_placement import PLACEMENT
-from roost.runtime.records import commits
+from roost.runtime.records import commits, last_round
 from roost.runtime.scaling import ELASTIC
 from roost.storage.store import View
 from roost.storage.totals import BATCHES, DATAFLOW, FLOW_SUMS, HOMES, ROUNDS, SUMMED, TOTALS
@@ -81,7 +81,7 @@ def executor_summary(view: View) -> dict[str, Any] | None:
     ``changes`` are the rounds, among those still stored, that decided more than to change nothing;
     ``forecast_error`` is the mean error of the last forecasts over that of a constant load.
     """
-    totals, last = view.get(TOTALS, EXECUTORS), last_group_round(view)
+    totals, last = view.get(TOTALS, EXECUTORS), last_round(view, GROUP_ROUNDS)
     if totals is None or last is None:
         return None
     shown = ("clock", "decision", "planned", "observed", "load", "backlog", "reason")

@@ -10,7 +10,7 @@ crash leaves a change complete or absent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -182,6 +182,11 @@ class Verdict(NamedTuple):
         return {"policy": self.policy, "verdict": self.verdict, "reason": self.reason}
 
 
+def memories(verdicts: Iterable[Verdict]) -> dict[str, Any]:
+    """Return what policies remember of a round, which is part of its record."""
+    return {key: value for v in verdicts for key, value in v.proposal.memory.items()}
+
+
 def arbitrate(snapshot: Seen, policies: Sequence[Proposer[Seen]]) -> tuple[list[Verdict], Seen]:
     """Accept or refuse what policies propose, in their order; the only place that does.
 
@@ -314,7 +319,7 @@ class PlanRounds:
             "imbalance": imbalance(busy_s),
             "seconds": self.clock() - started,
             "verdicts": [verdict.to_json() for verdict in verdicts],
-            **{key: value for v in verdicts for key, value in v.proposal.memory.items()},
+            **memories(verdicts),
         }
         totals = add_round(self.store.get(TOTALS, ROUNDS) or {}, row)
         facts = [Fact(ROUNDS, self.number, row), Fact(TOTALS, ROUNDS, totals)]

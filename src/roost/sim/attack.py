@@ -43,7 +43,7 @@ class Tick(NamedTuple):
     data: Floats
 
 
-class Step(NamedTuple):
+class Actions(NamedTuple):
     """Actions of a party in a tick: new queries by user and centre, and how many to terminate.
 
     Only the first ``users`` terminate queries; all users if None.
@@ -73,12 +73,12 @@ class Party:
         """Return the party with fewer requests and queries, by the same number of users."""
         return replace(self, queries=int(self.queries * factor), rate=self.rate * factor)
 
-    def begin(self, random: Random, data: Floats) -> Step:
+    def begin(self, random: Random, data: Floats) -> Actions:
         """Register queries before the first tick: all, where the data is."""
         owners = self._owners(random, self.queries, self.users)
-        return Step(owners, drawn(random, data, self.queries))
+        return Actions(owners, drawn(random, data, self.queries))
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Return the actions of one tick."""
         raise NotImplementedError
 
@@ -104,11 +104,11 @@ class Normal(Party):
     name: str = "normal"
     oldest_first = False
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Register queries and terminate as many."""
         count = int(tick.random.poisson(self.rate * tick.seconds))
         owners = self._owners(tick.random, count, self.users)
-        return Step(owners, drawn(tick.random, tick.data, count), count)
+        return Actions(owners, drawn(tick.random, tick.data, count), count)
 
     def _owners(self, random: Random, count: int, users: int) -> Ids:
         return random.choice(users, count, p=rank_weights(users))
@@ -143,11 +143,11 @@ class Attack(Party):
     targets: list[tuple[int, Floats]] = field(init=False, default_factory=list)
     _rest_until: int = field(init=False, default=0)
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Move queries to the target."""
         number, random = tick.number, tick.random
         if number < max(self.start, self._rest_until):
-            return Step()
+            return Actions()
         if not self.targets or self._placed >= self.queries:
             self.targets.append((number, self._next_target(random, tick.data)))
             self._placed = 0
@@ -161,7 +161,7 @@ class Attack(Party):
         places = around(random, self.targets[-1][1], self.side, count)
         normal = random.random(count) < self.normal_part
         places[normal] = drawn(random, tick.data, int(normal.sum()))
-        return Step(self._owners(random, count, joined), places, count, joined)
+        return Actions(self._owners(random, count, joined), places, count, joined)
 
     def _next_target(self, random: Random, data: Floats) -> Floats:
         for _ in range(_TARGET_TRIES):
@@ -177,10 +177,10 @@ class _Arriving(Party):
 
     _place: Floats = field(init=False, repr=False)
 
-    def begin(self, random: Random, data: Floats) -> Step:
+    def begin(self, random: Random, data: Floats) -> Actions:
         """Register nothing; draw the place."""
         self._place = drawn(random, data, 1)[0]
-        return Step()
+        return Actions()
 
 
 @dataclass
@@ -198,16 +198,16 @@ class Crowd(_Arriving):
         """Return the crowd with as many users and fewer queries."""
         return replace(self, queries_each=max(round(self.queries_each * factor), 1))
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Arrive, stay or leave."""
         turn = tick.number - self.start
         if tick.number >= self.stop:
-            return Step(terminated=tick.live // 4 + 1)
+            return Actions(terminated=tick.live // 4 + 1)
         if not 0 <= turn < self.rise:
-            return Step()
+            return Actions()
         coming = np.arange(turn * self.users // self.rise, (turn + 1) * self.users // self.rise)
         owners = np.repeat(coming, self.queries_each)
-        return Step(owners, around(tick.random, self._place, self.side, len(owners)))
+        return Actions(owners, around(tick.random, self._place, self.side, len(owners)))
 
 
 @dataclass
@@ -221,13 +221,13 @@ class Newcomer(_Arriving):
     town: float = 0.05
     name: str = "newcomer"
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Register queries until all are there."""
         count = self._due(tick)
         if self.town >= 1.0:
-            return Step(np.zeros(count, np.int64), drawn(tick.random, tick.data, count))
+            return Actions(np.zeros(count, np.int64), drawn(tick.random, tick.data, count))
         places = around(tick.random, self._place, self.town, count)
-        return Step(np.zeros(count, np.int64), places)
+        return Actions(np.zeros(count, np.int64), places)
 
 
 @dataclass
@@ -239,17 +239,17 @@ class Mover(Party):
     name: str = "mover"
     _places: Floats = field(init=False, repr=False)
 
-    def begin(self, random: Random, data: Floats) -> Step:
+    def begin(self, random: Random, data: Floats) -> Actions:
         """Register all queries at the first place."""
         self._places = drawn(random, data, 2)
         places = around(random, self._places[0], self.side, self.queries)
-        return Step(np.zeros(self.queries, np.int64), places)
+        return Actions(np.zeros(self.queries, np.int64), places)
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Move queries until all are at the second place."""
         count = self._due(tick)
         places = around(tick.random, self._places[1], self.side, count)
-        return Step(np.zeros(count, np.int64), places, count)
+        return Actions(np.zeros(count, np.int64), places, count)
 
 
 @dataclass
@@ -259,9 +259,9 @@ class Leaver(Party):
     users: int = 10
     name: str = "leaver"
 
-    def step(self, tick: Tick) -> Step:
+    def step(self, tick: Tick) -> Actions:
         """Stay, then terminate all queries at once."""
-        return Step(terminated=tick.live if tick.number >= self.start else 0)
+        return Actions(terminated=tick.live if tick.number >= self.start else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,7 +358,7 @@ class World:
         order = self._random.permutation(len(joined))
         return Requests(*(getattr(joined, column.name)[order] for column in fields(Requests)))
 
-    def _registered(self, k: int, step: Step) -> Requests:
+    def _registered(self, k: int, step: Actions) -> Requests:
         count = len(step.owners)
         numbers = len(self._codes) + np.arange(count)
         codes = (step.owners + self._first[k]).astype(np.int32)
@@ -368,7 +368,7 @@ class World:
         low, high = np.clip(step.places - half, 0, 1), np.clip(step.places + half, 0, 1)
         return Requests(codes, np.ones(count, np.bool_), numbers, np.hstack([low, high]))
 
-    def _terminated(self, k: int, step: Step) -> Requests:
+    def _terminated(self, k: int, step: Actions) -> Requests:
         own = live = self._live[k]
         if step.users is not None:
             own = own[self._codes[own] < self._first[k] + step.users]

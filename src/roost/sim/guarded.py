@@ -221,7 +221,7 @@ class _Users:
         assert right, "the load's queries are not the first parties'"
         self._id_of = np.append(np.arange(scattered), query_table.register(self._cells(placed)))
         self.codes = begun.codes.copy()
-        # Before the first round, and long ago.
+        # Initial queries count as much older than the first round.
         self.rounds = np.full(len(begun), -100, np.int64)
 
     def _cells(self, boxes: Floats) -> NDArray[np.int32]:

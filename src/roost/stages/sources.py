@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 SAMPLE_ROWS = 400_000
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where points come from."""
 
     schema: pa.Schema
@@ -90,7 +90,7 @@ class _Pace:
         return first + (self.clock() - wall) * self.per_s
 
 
-class FileSource(Source):
+class FileSource(RowSource):
     """A file, or the files of a folder that may grow, replayed in event order.
 
     The store has the order of the files. ``speed`` is in event seconds per second of the clock;
@@ -201,7 +201,7 @@ def _due_times(path: str, name: str) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.where(there, values, known[0]))
 
 
-class GeneratorSource(Source):
+class GeneratorSource(RowSource):
     """A seeded generator of ``rows`` rows, or without an end."""
 
     def __init__(self, generator: Generator, rows: int | None, pace: _Pace | None) -> None:
@@ -386,7 +386,7 @@ def open_source(
     speed: float | None,
     clock: Clock,
     name: str = "",
-) -> Source:
+) -> RowSource:
     """Open the source of a path, or of the text of a generator.
 
     The files of a source of a dataflow are registered under its ``name``.

@@ -217,7 +217,7 @@ class TrioWork(CountingWork):
         now = Counted(task.segments, task.now)
         try:
             changes = live_changes(
-                task.folder, task.counted, now, partition, task.space, task.since
+                task.folder, self._cache, task.counted, now, partition, task.space, task.since
             )
         except StateError:
             return None  # files of the version before are gone
@@ -230,7 +230,7 @@ class TrioWork(CountingWork):
         """Return earlier statistics with all queries counted again, and the number of queries."""
         task = self._task
         ranges, received = live_ranges(
-            task.folder, task.segments, partition, task.space, task.now, task.since
+            task.folder, self._cache, task.segments, partition, task.space, task.now, task.since
         )
         stats = _inherited(self._earlier, self._machine, partition, ranges)
         if task.closes:

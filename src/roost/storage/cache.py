@@ -17,6 +17,8 @@ class WorkerCache:
     LIMITS: ClassVar[Mapping[str, int]] = {
         "index": 2,
         "open segment": 1 << 20,  # dropped with the versions that have them
+        "query segment": 16,
+        "query part": 1 << 12,
         "router": 2,
         "parquet": 8,
         "row groups": 2,

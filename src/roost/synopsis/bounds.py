@@ -64,11 +64,6 @@ class ValueCounts(NamedTuple):
     most: Floats  # possibly in the scope
     expected: Floats
 
-    @property
-    def optional(self) -> Floats:
-        """Rows that may be in the scope and may not."""
-        return self.most - self.sure
-
 
 def join_counts(parts: Sequence[ValueCounts]) -> ValueCounts:
     """Return the entries of all parts."""

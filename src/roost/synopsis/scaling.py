@@ -257,7 +257,7 @@ class Scaler:
             decision = self._scale_out(seen, Trigger.MEMORY)
         if streak.idle >= rules.observations:
             decision = self._scale_in(seen)
-        # What is refused is proposed at the next observation, except what nobody can do now.
+        # Refused operations are proposed again at the next observation, unless impossible now.
         return decision, Streak() if isinstance(decision, AddMachines) else streak
 
     def _room(self, seen: SketchletSnapshot, machine: int) -> PrefixLoad:

@@ -21,11 +21,11 @@ from numba import njit
 from roost.errors import RequestError
 from roost.kernel.segment import circle_images
 from roost.kernel.shapes import in_circle
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, Mask, as_arrow
 from roost.model.records import Box, Circle, Instant, Polygon, Query, Reason
 from roost.model.space import Space
 from roost.predicate import PredicateSet
-from roost.window.segment import Booleans, Bounds, Doubles, Integers, Rows, WindowSegment
+from roost.window.segment import Bounds, Rows, WindowSegment
 from roost.window.spec import Extent
 
 CACHED = 64  # compiled predicates, and polygons
@@ -85,9 +85,9 @@ def live_parts(extent: Extent, batch_id: int, segments: Sequence[WindowSegment])
     return lines
 
 
-def above_line(segment: WindowSegment, line: CutLine) -> Booleans:
+def above_line(segment: WindowSegment, line: CutLine) -> Mask:
     """Return whether each row of a segment is on the live side of a boundary."""
-    keep: Booleans = segment.time > line.time
+    keep: Mask = segment.time > line.time
     tied = np.flatnonzero(segment.time == line.time)
     ids = segment.ids.take(as_arrow(tied))
     limit = pa.scalar(line.point_id, ids.type)
@@ -168,8 +168,8 @@ def polygon_of(text: str) -> shapely.Geometry:
 
 @njit(cache=True, nogil=True)
 def _in_circle(
-    x: Doubles, y: Doubles, rows: Integers, cx: float, cy: float, radius: float, lonlat: bool
-) -> Booleans:  # pragma: no cover - compiled
+    x: Floats, y: Floats, rows: Ints, cx: float, cy: float, radius: float, lonlat: bool
+) -> Mask:  # pragma: no cover - compiled
     inside = np.empty(rows.size, np.bool_)
     for k in range(rows.size):
         inside[k] = in_circle(x[rows[k]], y[rows[k]], cx, cy, radius, lonlat)

@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from datasketches import hll_sketch, hll_union, kll_doubles_sketch
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, Mask, as_arrow, as_numpy
 from roost.window.grouped_loops import (
     LIMB,
     LIMBS_MORE,
@@ -42,7 +42,6 @@ from roost.window.grouped_loops import (
     sum_runs,
     sum_whole,
 )
-from roost.window.segment import Booleans, Doubles, Integers
 
 SCALE = 1074  # a double, and so a sum of doubles, is an integer multiple of 2**-1074
 BASE_MAX = SCALE // LIMB  # limbs from here on are integers
@@ -58,7 +57,7 @@ class Groups:
     If ``whole``, a single group has all rows in order; snapshot queries gain from the shortcuts.
     """
 
-    starts: Integers
+    starts: Ints
     rows: NDArray[np.int32]
     whole: bool = False
 
@@ -68,16 +67,16 @@ class Groups:
         return cls(np.array([0, size]), np.arange(size, dtype=np.int32), whole=True)
 
     @property
-    def sizes(self) -> Integers:
+    def sizes(self) -> Ints:
         """Number of rows of each group."""
         return np.diff(self.starts)
 
-    def where(self, keep: Booleans) -> Groups:
+    def where(self, keep: Mask) -> Groups:
         """Filter the rows; all groups remain."""
         kept = np.concatenate([[0], np.cumsum(keep)])
         return Groups(kept[self.starts], self.rows[keep])
 
-    def take(self, groups: Integers) -> Groups:
+    def take(self, groups: Ints) -> Groups:
         """Select groups, given in ascending order."""
         if groups.size == self.starts.size - 1:
             return self
@@ -93,7 +92,7 @@ class Groups:
         return self.where(np.asarray(column.is_valid())[self.rows])
 
     @property
-    def frozen(self) -> tuple[Integers, NDArray[np.int32]]:
+    def frozen(self) -> tuple[Ints, NDArray[np.int32]]:
         """The arrays as arguments of compiled loops."""
         return frozen(self.starts), frozen(self.rows)
 
@@ -101,8 +100,8 @@ class Groups:
 class Values(NamedTuple):
     """Results: numbers or texts, and whether each is known."""
 
-    known: Booleans
-    numbers: Doubles | None
+    known: Mask
+    numbers: Floats | None
     texts: list[str] | None = None
 
 
@@ -110,8 +109,8 @@ class Contribution(NamedTuple):
     """Some partial results of a set (``picks``), and the slot that each is merged into."""
 
     grouped: Any
-    picks: Integers
-    slots: Integers
+    picks: Ints
+    slots: Ints
 
 
 class Stored:
@@ -188,7 +187,7 @@ def raw_values(column: pa.Array) -> NDArray[Any]:
     return as_numpy(column)
 
 
-def doubles(column: pa.Array) -> Doubles:
+def doubles(column: pa.Array) -> Floats:
     """Return a column of numbers or booleans as doubles."""
     if pt.is_boolean(column.type):
         column = column.cast(pa.uint8())
@@ -201,7 +200,7 @@ def doubles(column: pa.Array) -> Doubles:
 class Counts(Grouped):
     """Numbers of values."""
 
-    n: Integers
+    n: Ints
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Counts:
@@ -217,7 +216,7 @@ class Counts(Grouped):
         return cls(n)
 
     @classmethod
-    def slid(cls, parts: Sequence[Self], order: Integers, low: Integers, high: Integers) -> Self:
+    def slid(cls, parts: Sequence[Self], order: Ints, low: Ints, high: Ints) -> Self:
         """Add runs of counts: ``order[low[k]:high[k]]``, numbered through all parts."""
         return cls(_runs(np.concatenate([one.n for one in parts]), order, low, high))
 
@@ -235,9 +234,9 @@ class Totals(Grouped):
     of doubles (not ``whole``) are multiples of ``2**-SCALE``.
     """
 
-    n: Integers
-    others: Doubles
-    limbs: Integers
+    n: Ints
+    others: Floats
+    limbs: Ints
     base: int
     whole: bool
 
@@ -287,9 +286,7 @@ class Totals(Grouped):
         return cls(*target, base, whole)
 
     @classmethod
-    def slid(
-        cls, parts: Sequence[Self], order: Integers, low: Integers, high: Integers
-    ) -> Self | None:
+    def slid(cls, parts: Sequence[Self], order: Ints, low: Ints, high: Ints) -> Self | None:
         """Add runs of sums, as :meth:`Counts.slid`; None if values are not finite.
 
         Sums are exact, so the difference of two running sums is.
@@ -343,7 +340,7 @@ class Totals(Grouped):
             yield int.from_bytes(data[begin : begin + step], "little", signed=True)
 
 
-def _runs(values: Integers, order: Integers, low: Integers, high: Integers) -> Integers:
+def _runs(values: Ints, order: Ints, low: Ints, high: Ints) -> Ints:
     """Return the sums of ``values[order[low[k]:high[k]]]`` for each ``k``."""
     table = values.reshape(values.shape[0], -1)
     sums = np.empty((low.size, table.shape[1]), np.int64)
@@ -351,7 +348,7 @@ def _runs(values: Integers, order: Integers, low: Integers, high: Integers) -> I
     return sums.reshape(low.size, *values.shape[1:])
 
 
-def _halves(values: NDArray[Any]) -> tuple[Integers, Integers]:
+def _halves(values: NDArray[Any]) -> tuple[Ints, Ints]:
     """Return the low 32 bits and the rest of integers of any width."""
     if values.dtype != np.uint64:
         values = values.astype(np.int64, copy=False)
@@ -372,9 +369,9 @@ def quotient(total: int, scale: int, divisor: int = 1) -> float:
 class Spreads(Grouped):
     """Counts, means, and sums of squared deviations from the mean."""
 
-    n: Integers
-    means: Doubles
-    squares: Doubles
+    n: Ints
+    means: Floats
+    squares: Floats
 
     @classmethod
     def of(cls, column: pa.Array, groups: Groups) -> Spreads:

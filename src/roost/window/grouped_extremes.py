@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
 from roost.window.grouped import (
     Contribution,
     Grouped,
@@ -29,7 +29,6 @@ from roost.window.grouped import (
     raw_values,
 )
 from roost.window.grouped_loops import add_extremes, find_extremes, frozen
-from roost.window.segment import Doubles, Integers
 
 DAY_MS = 86_400_000
 
@@ -38,7 +37,7 @@ DAY_MS = 86_400_000
 class ExtremeValues(Grouped):
     """Minima and maxima of numbers (doubles) or times (integers), valid where ``n`` is not 0."""
 
-    n: Integers
+    n: Ints
     least: NDArray[Any]
     greatest: NDArray[Any]
     kind: pa.DataType
@@ -155,7 +154,7 @@ class TextExtremes(Grouped):
         return Values(np.asarray(values.is_valid()), None, values.to_pylist())
 
 
-def _ranked(column: pa.Array) -> tuple[Integers, pa.Array]:
+def _ranked(column: pa.Array) -> tuple[Ints, pa.Array]:
     """Return the rank of each text (arbitrary for nulls), and the distinct texts in order."""
     encoded = column.dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary)
@@ -166,7 +165,7 @@ def _ranked(column: pa.Array) -> tuple[Integers, pa.Array]:
     return rank[np.where(valid, codes, len(order))], encoded.dictionary.take(order)
 
 
-def _named(ranks: Doubles, n: Integers, words: pa.Array) -> pa.Array:
+def _named(ranks: Floats, n: Ints, words: pa.Array) -> pa.Array:
     """Return the texts of some ranks, null for groups without values."""
     with_null = pa.concat_arrays([words, pa.nulls(1, words.type)])
     return with_null.take(as_arrow(np.where(n > 0, ranks, len(words)).astype(np.int64)))

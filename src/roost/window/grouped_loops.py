@@ -18,8 +18,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from roost.model.arrays import Floats, Ints, Mask
 from roost.window.distance import apart
-from roost.window.segment import Booleans, Doubles, Integers
 
 LIMB = 32
 # A double takes three limbs, and a sum of up to 2**31 of them one more.
@@ -29,9 +29,9 @@ LIMBS_MORE = 4
 class TotalArrays(NamedTuple):
     """Count, sum of values that are not finite, and limbs of the sum, per group."""
 
-    n: Integers
-    others: Doubles
-    limbs: Integers
+    n: Ints
+    others: Floats
+    limbs: Ints
 
 
 def frozen(values: NDArray[Any]) -> NDArray[Any]:
@@ -43,7 +43,7 @@ def frozen(values: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def limb_range(
-    bits: Integers, rows: NDArray[np.int32]
+    bits: Ints, rows: NDArray[np.int32]
 ) -> tuple[int, int, bool]:  # pragma: no cover - compiled
     """Return the lowest and highest limb at which a finite double begins, and if all are finite.
 
@@ -62,7 +62,7 @@ def limb_range(
 
 
 @njit(cache=True, nogil=True)
-def carry(limbs: Integers) -> None:  # pragma: no cover - compiled
+def carry(limbs: Ints) -> None:  # pragma: no cover - compiled
     """Normalise all limbs but the last to 0 .. 2**32 - 1; the last holds the sign."""
     for g in range(limbs.shape[0]):
         for k in range(limbs.shape[1] - 1):
@@ -73,8 +73,8 @@ def carry(limbs: Integers) -> None:  # pragma: no cover - compiled
 
 @njit(cache=True, nogil=True)
 def divide_totals(
-    limbs: Integers, divisors: Integers, scale: int, quotients: Doubles
-) -> Booleans:  # pragma: no cover - compiled
+    limbs: Ints, divisors: Ints, scale: int, quotients: Floats
+) -> Mask:  # pragma: no cover - compiled
     """Divide sums by ``divisors * 2**scale``, each rounded once, half to even.
 
     Returns which are left to the caller: divisors of 2**31 and more, and quotients that are not
@@ -142,7 +142,7 @@ def divide_totals(
 
 @njit(cache=True, nogil=True)
 def sum_runs(
-    values: Integers, order: Integers, low: Integers, high: Integers, sums: Integers
+    values: Ints, order: Ints, low: Ints, high: Ints, sums: Ints
 ) -> None:  # pragma: no cover - compiled
     """Add the rows ``order[low[k]:high[k]]`` of a table, for each ``k``, by running sums."""
     width = values.shape[1]
@@ -157,7 +157,7 @@ def sum_runs(
 
 @njit(cache=True, nogil=True)
 def sum_doubles(
-    bits: Integers, starts: Integers, rows: NDArray[np.int32] | None, base: int, limbs: Integers
+    bits: Ints, starts: Ints, rows: NDArray[np.int32] | None, base: int, limbs: Ints
 ) -> None:  # pragma: no cover - compiled
     """Add the finite doubles of each group, given as bits, to its limbs from ``base`` on.
 
@@ -185,7 +185,7 @@ def sum_doubles(
 
 @njit(cache=True, nogil=True)
 def sum_others(
-    values: Doubles, starts: Integers, rows: NDArray[np.int32], others: Doubles
+    values: Floats, starts: Ints, rows: NDArray[np.int32], others: Floats
 ) -> None:  # pragma: no cover - compiled
     """Add the values of each group that are not finite."""
     for g in range(starts.size - 1):
@@ -196,7 +196,7 @@ def sum_others(
 
 @njit(cache=True, nogil=True)
 def sum_whole(
-    low: Integers, high: Integers, starts: Integers, rows: NDArray[np.int32], limbs: Integers
+    low: Ints, high: Ints, starts: Ints, rows: NDArray[np.int32], limbs: Ints
 ) -> None:  # pragma: no cover - compiled
     """Add the integers of each group, given as low and high halves."""
     for g in range(starts.size - 1):
@@ -210,7 +210,7 @@ def sum_whole(
 
 @njit(cache=True, nogil=True)
 def add_totals(
-    picks: Integers, slots: Integers, source: TotalArrays, shift: int, target: TotalArrays
+    picks: Ints, slots: Ints, source: TotalArrays, shift: int, target: TotalArrays
 ) -> None:  # pragma: no cover - compiled
     """Merge sums; limb 0 of the source is limb ``shift`` of the target."""
     n, others, limbs = source
@@ -225,7 +225,7 @@ def add_totals(
 
 @njit(cache=True, nogil=True)
 def add_counts(
-    picks: Integers, slots: Integers, n: Integers, n_to: Integers
+    picks: Ints, slots: Ints, n: Ints, n_to: Ints
 ) -> None:  # pragma: no cover - compiled
     """Merge counts."""
     for i in range(picks.size):
@@ -235,7 +235,7 @@ def add_counts(
 @njit(cache=True, nogil=True)
 def find_extremes(
     values: NDArray[Any],
-    starts: Integers,
+    starts: Ints,
     rows: NDArray[np.int32],
     least: NDArray[Any],
     greatest: NDArray[Any],
@@ -254,12 +254,12 @@ def find_extremes(
 
 @njit(cache=True, nogil=True)
 def add_extremes(
-    picks: Integers,
-    slots: Integers,
-    n: Integers,
+    picks: Ints,
+    slots: Ints,
+    n: Ints,
     least: NDArray[Any],
     greatest: NDArray[Any],
-    n_to: Integers,
+    n_to: Ints,
     least_to: NDArray[Any],
     greatest_to: NDArray[Any],
 ) -> None:  # pragma: no cover - compiled
@@ -278,7 +278,7 @@ def add_extremes(
 
 @njit(cache=True, nogil=True)
 def find_spreads(
-    values: Doubles, starts: Integers, rows: NDArray[np.int32], means: Doubles, squares: Doubles
+    values: Floats, starts: Ints, rows: NDArray[np.int32], means: Floats, squares: Floats
 ) -> None:  # pragma: no cover - compiled
     """Compute mean and sum of squared deviations of each group with rows."""
     for g in range(starts.size - 1):
@@ -303,14 +303,14 @@ def find_spreads(
 
 @njit(cache=True, nogil=True)
 def add_spreads(
-    picks: Integers,
-    slots: Integers,
-    n: Integers,
-    means: Doubles,
-    squares: Doubles,
-    n_to: Integers,
-    means_to: Doubles,
-    squares_to: Doubles,
+    picks: Ints,
+    slots: Ints,
+    n: Ints,
+    means: Floats,
+    squares: Floats,
+    n_to: Ints,
+    means_to: Floats,
+    squares_to: Floats,
 ) -> None:  # pragma: no cover - compiled
     """Merge spreads (Chan, Golub and LeVeque)."""
     for i in range(picks.size):
@@ -331,13 +331,13 @@ def add_spreads(
 
 @njit(cache=True, nogil=True)
 def group_distances(
-    x: Doubles,
-    y: Doubles,
-    starts: Integers,
+    x: Floats,
+    y: Floats,
+    starts: Ints,
     rows: NDArray[np.int32],
-    centres: Doubles,
+    centres: Floats,
     lonlat: bool,
-) -> Doubles:  # pragma: no cover - compiled
+) -> Floats:  # pragma: no cover - compiled
     """Return the distance of each row from its group's centre."""
     distances = np.empty(rows.size)
     for g in range(starts.size - 1):
@@ -349,8 +349,8 @@ def group_distances(
 
 @njit(cache=True, nogil=True)
 def not_farther_than_kth(
-    distances: Doubles, starts: Integers, k: Integers
-) -> Booleans:  # pragma: no cover - compiled
+    distances: Floats, starts: Ints, k: Ints
+) -> Mask:  # pragma: no cover - compiled
     """Return whether each row is at most as far as the k-th nearest of its group."""
     kept = np.ones(distances.size, np.bool_)
     for g in range(starts.size - 1):

@@ -21,24 +21,14 @@ import pyarrow as pa
 from numba import njit
 
 from roost.errors import ConfigError, PredicateError
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, Mask, as_arrow
 from roost.model.records import TIME_MAX
 from roost.model.settings import JoinSettings
 from roost.predicate import check, parse
 from roost.window.evaluate import Live, on_live_side, satisfying
 from roost.window.grouped_loops import frozen
 from roost.window.near import TURN_SLACK, near_chunks, reach_of, times_near
-from roost.window.segment import (
-    ZONE_ROWS,
-    Booleans,
-    Doubles,
-    Integers,
-    PointColumns,
-    Rows,
-    WindowSegment,
-    ZoneMaps,
-    first_time,
-)
+from roost.window.segment import ZONE_ROWS, PointColumns, Rows, WindowSegment, ZoneMaps, first_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +99,17 @@ def join_schema(id_type: pa.DataType) -> pa.Schema:
 class _ZoneReach(NamedTuple):
     """Zones of a segment, with the coordinates and times that are near each."""
 
-    boxes: Doubles
-    low_y: Doubles
-    high_y: Doubles
-    beside: Doubles
-    low_time: Integers
-    high_time: Integers
+    boxes: Floats
+    low_y: Floats
+    high_y: Floats
+    beside: Floats
+    low_time: Ints
+    high_time: Ints
 
 
 @njit(cache=True, nogil=True)
 def _mark_near(
-    zones: _ZoneReach, others: ZoneMaps, lonlat: bool, mine: Booleans, theirs: Booleans
+    zones: _ZoneReach, others: ZoneMaps, lonlat: bool, mine: Mask, theirs: Mask
 ) -> None:  # pragma: no cover - compiled
     """Mark the zones of two segments that are near a zone of the other one."""
     boxes, low_y, high_y, beside, low_t, high_t = zones
@@ -141,9 +131,7 @@ def _mark_near(
                 mine[a] = theirs[b] = True
 
 
-def _near_zones(
-    new: WindowSegment, other: WindowSegment, spec: JoinSpec
-) -> tuple[Booleans, Booleans]:
+def _near_zones(new: WindowSegment, other: WindowSegment, spec: JoinSpec) -> tuple[Mask, Mask]:
     """Return which zones of both segments may have pairs."""
     boxes, times = new.zone_boxes, new.zone_times
     reach = reach_of(boxes[:, 1], boxes[:, 3], float(spec.distance), new.lonlat)
@@ -155,7 +143,7 @@ def _near_zones(
     return mine, theirs
 
 
-def _live_rows(segment: WindowSegment, zones: Booleans, live: Live) -> Rows:
+def _live_rows(segment: WindowSegment, zones: Mask, live: Live) -> Rows:
     """Return the live rows of some zones."""
     since = first_time(live.time_after)
     if since is None:
@@ -211,7 +199,7 @@ def join_segment(
 
 
 def _joined(
-    left: tuple[WindowSegment, Rows], right: tuple[WindowSegment, Rows], distances: Doubles
+    left: tuple[WindowSegment, Rows], right: tuple[WindowSegment, Rows], distances: Floats
 ) -> pa.RecordBatch:
     sides = (left, right)
     columns = [

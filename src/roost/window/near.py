@@ -20,11 +20,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.shapes import in_circle
+from roost.model.arrays import Floats, Ints
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.space import EARTH_RADIUS_M
 from roost.window.distance import apart
 from roost.window.grouped_loops import frozen
-from roost.window.segment import Doubles, Integers, PointColumns
+from roost.window.segment import PointColumns
 
 CHUNK = 1 << 18  # pairs in a chunk
 ROWS_MAX = 1 << 19
@@ -44,9 +45,9 @@ TURN_SLACK = 1e-6
 class Reach(NamedTuple):
     """Range of latitudes (or y) and half-width in longitude (or x) where near points can be."""
 
-    low: Doubles
-    high: Doubles
-    beside: Doubles
+    low: Floats
+    high: Floats
+    beside: Floats
 
 
 class RowGrid(NamedTuple):
@@ -60,42 +61,42 @@ class RowGrid(NamedTuple):
 class _Probes(NamedTuple):
     """Points to find neighbours of, in the order in which they are processed."""
 
-    order: Integers
-    x: Doubles
-    y: Doubles
+    order: Ints
+    x: Floats
+    y: Floats
 
 
 class _SearchLimits(NamedTuple):
     """Where neighbours of each probe can be: coordinates, times, slabs and turns (inclusive)."""
 
-    low_y: Doubles
-    high_y: Doubles
-    beside: Doubles
-    low_time: Integers
-    high_time: Integers
-    first_slab: Integers
-    last_slab: Integers
-    first_turn: Integers
-    last_turn: Integers
+    low_y: Floats
+    high_y: Floats
+    beside: Floats
+    low_time: Ints
+    high_time: Ints
+    first_slab: Ints
+    last_slab: Ints
+    first_turn: Ints
+    last_turn: Ints
 
 
 class _SortedTargets(NamedTuple):
     """The other set, sorted by key; ``x_by_rank`` has its sorted x coordinates."""
 
-    keys: Integers
-    x: Doubles
-    y: Doubles
-    time: Integers
-    x_by_rank: Doubles
+    keys: Ints
+    x: Floats
+    y: Floats
+    time: Ints
+    x_by_rank: Floats
 
 
 class _PairsOut(NamedTuple):
-    probe: Integers
-    target: Integers
-    distance: Doubles
+    probe: Ints
+    target: Ints
+    distance: Floats
 
 
-def reach_of(y0: Doubles, y1: Doubles, distance: float, lonlat: bool) -> Reach:
+def reach_of(y0: Floats, y1: Floats, distance: float, lonlat: bool) -> Reach:
     """Return where points within a distance of ranges of latitudes (or y) can be."""
     if not lonlat:
         reach = distance * (1.0 + 1e-12) + UNDERFLOW
@@ -116,7 +117,7 @@ def reach_of(y0: Doubles, y1: Doubles, distance: float, lonlat: bool) -> Reach:
     return Reach(low, high, np.where(around, math.inf, beside))
 
 
-def times_near(first: Integers, last: Integers, within: int) -> tuple[Integers, Integers]:
+def times_near(first: Ints, last: Ints, within: int) -> tuple[Ints, Ints]:
     """Return the range of event times within a time of ``first`` to ``last``."""
     low = np.where(first < TIME_MIN + within, TIME_MIN, first - within)
     high = np.where(last > TIME_MAX - within, TIME_MAX, last + within)
@@ -124,8 +125,8 @@ def times_near(first: Integers, last: Integers, within: int) -> tuple[Integers, 
 
 
 def _turns_near(
-    x: Doubles, beside: Doubles, left: float, right: float, lonlat: bool
-) -> tuple[Integers, Integers]:
+    x: Floats, beside: Floats, left: float, right: float, lonlat: bool
+) -> tuple[Ints, Ints]:
     """Return by how many turns of 360 degrees longitudes reach ``left`` to ``right``."""
     if not lonlat:
         none = np.zeros(x.size, np.int64)
@@ -146,7 +147,7 @@ def _row_of(y: float, grid: RowGrid) -> int:  # pragma: no cover - compiled
 
 
 @njit(cache=True, nogil=True)
-def _cells(y: Doubles, slabs: Integers, grid: RowGrid) -> Integers:  # pragma: no cover - compiled
+def _cells(y: Floats, slabs: Ints, grid: RowGrid) -> Ints:  # pragma: no cover - compiled
     """Return slab and row of each point as one number."""
     cells = np.empty(y.size, np.int64)
     for i in range(y.size):
@@ -206,7 +207,7 @@ def _sweep(
 
 def near_chunks(
     one: PointColumns, other: PointColumns, distance: float, within: int, lonlat: bool
-) -> Iterator[tuple[Integers, Integers, Doubles]]:
+) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Find all pairs of points within a distance and a time of each other, inclusive.
 
     Yields chunks of about ``CHUNK`` pairs, in no particular order: the indices into the two sets,
@@ -223,7 +224,7 @@ def near_chunks(
     start, stop = (int(time) for time in _central_range(bt))
     width = np.uint64(max(within, (stop - start) // SLABS_MAX + 1))
 
-    def slabs_of(times: Integers) -> Integers:
+    def slabs_of(times: Ints) -> Ints:
         since = np.clip(times, start, stop).view(np.uint64) - np.int64(start).view(np.uint64)
         return (since // width).astype(np.int64)
 
@@ -265,7 +266,7 @@ def _central_range(values: NDArray[Any]) -> tuple[Any, Any]:
     return sample[few], sample[-1 - few]
 
 
-def _rows_over(y: Doubles, distance: float, lonlat: bool) -> RowGrid:
+def _rows_over(y: Floats, distance: float, lonlat: bool) -> RowGrid:
     """Divide the range of most points into rows as high as the distance."""
     height = math.degrees(distance / EARTH_RADIUS_M) if lonlat else distance
     low, high = (float(value) for value in _central_range(y))

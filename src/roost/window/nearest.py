@@ -17,10 +17,10 @@ from numba import njit
 
 from roost.kernel.cells import Whole
 from roost.kernel.shapes import half_arc
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, as_arrow
 from roost.window.distance import apart, arc_m
 from roost.window.evaluate import ALL, Live, on_live_side, satisfying
-from roost.window.segment import Doubles, Integers, PointColumns, Rows, WindowSegment, first_time
+from roost.window.segment import PointColumns, Rows, WindowSegment, first_time
 
 ZONES_AT_FIRST = 4
 # Rounding error of a haversine; a zone is skipped only if it is farther by more.
@@ -56,8 +56,8 @@ def _least_arc(
 
 @njit(cache=True, nogil=True)
 def _reaches(
-    pieces: Integers, boxes: Doubles, x: float, y: float, lonlat: bool
-) -> Doubles:  # pragma: no cover - compiled
+    pieces: Ints, boxes: Floats, x: float, y: float, lonlat: bool
+) -> Floats:  # pragma: no cover - compiled
     """Return a lower bound of the distance to the rows of each piece."""
     reaches = np.empty(pieces.shape[0])
     for k in range(pieces.shape[0]):
@@ -76,13 +76,13 @@ def _reaches(
 @njit(cache=True, nogil=True)
 def _measure(
     points: PointColumns,
-    pieces: Integers,
+    pieces: Ints,
     x: float,
     y: float,
     lonlat: bool,
     since: Whole,
     at_most: float,
-) -> tuple[Doubles, Integers]:  # pragma: no cover - compiled
+) -> tuple[Floats, Ints]:  # pragma: no cover - compiled
     """Return distances and rows that are near enough and not older than ``since``."""
     px, py, time = points
     room = 0
@@ -112,7 +112,7 @@ def nearest(
     predicate: str | None = None,
     partition_ids: Collection[int] | None = None,
     at_most: float = math.inf,
-) -> tuple[Doubles, Rows]:
+) -> tuple[Floats, Rows]:
     """Find the ``k`` rows nearest to a point, ordered by distance and then identifier.
 
     Doubles are metres on lon/lat, coordinate units on a plane. If ``at_most`` is the k-th
@@ -146,8 +146,8 @@ def nearest(
 
 
 def _live_matches(
-    segment: WindowSegment, distances: Doubles, rows: Rows, live: Live, predicate: str | None
-) -> tuple[Doubles, Rows]:
+    segment: WindowSegment, distances: Floats, rows: Rows, live: Live, predicate: str | None
+) -> tuple[Floats, Rows]:
     if live.line is None and predicate is None:
         return distances, rows
     order = np.argsort(rows)  # rows are unique, so a kept row is found by binary search
@@ -156,7 +156,7 @@ def _live_matches(
     return distances[places], kept
 
 
-def ranked(distances: Doubles, ids: pa.Array) -> Integers:
+def ranked(distances: Floats, ids: pa.Array) -> Ints:
     """Return the stable order by distance and then identifier."""
     table = pa.table({"distance": as_arrow(distances), "id": ids})
     keys = [("distance", "ascending"), ("id", "ascending")]

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
 from roost.window.aggregate import ACCUMULATORS, Key, key_of, read_column
 from roost.window.evaluate import Live, above_line
 from roost.window.grouped import (
@@ -43,14 +43,7 @@ from roost.window.grouped import (
 from roost.window.grouped_extremes import ExtremeValues, TextExtremes
 from roost.window.grouped_loops import frozen, group_distances, not_farther_than_kth
 from roost.window.output import RequestedOutput
-from roost.window.segment import (
-    Arrays,
-    Doubles,
-    Integers,
-    WindowSegment,
-    pack_columns,
-    unpack_columns,
-)
+from roost.window.segment import Arrays, WindowSegment, pack_columns, unpack_columns
 
 PREFIX = "pane."
 ROW_BITS = 32
@@ -63,7 +56,7 @@ class Near(Stored):
     """Rows and distances of the nearest points, by query."""
 
     row: NDArray[np.int32]
-    distance: Doubles
+    distance: Floats
 
 
 # Names in stored panes.
@@ -90,11 +83,11 @@ class Pane:
     the centres of the queries' circles.
     """
 
-    created: Integers
+    created: Ints
     groups: Groups
     texts: tuple[str, ...]
     text_of: NDArray[np.int32]
-    centres: Doubles
+    centres: Floats
     _streams: tuple[NDArray[np.uint8], ...]
 
     @classmethod
@@ -152,7 +145,7 @@ class Pane:
         """Codes and nearest points; None if no query requests them."""
         return self._parts.get(NEAR)
 
-    def alive(self, segment: WindowSegment, live: Live, codes: Integers) -> Pane | None:
+    def alive(self, segment: WindowSegment, live: Live, codes: Ints) -> Pane | None:
         """Rebuild the pane of some queries from the live rows; return None without any.
 
         ``segment`` is that of the pane; ``codes`` are the queries, ascending.
@@ -181,8 +174,8 @@ def is_whole(segment: WindowSegment, live: Live) -> bool:
 
 def build_pane(
     segment: WindowSegment,
-    created: Integers,
-    rows: Integers,
+    created: Ints,
+    rows: Ints,
     outputs: Mapping[int, tuple[str, float, float]],
 ) -> Arrays:
     """Build the pane of a segment: arrays to store with those of the segment, none without pairs.
@@ -213,11 +206,11 @@ def build_pane(
 
 def _compute(
     segment: WindowSegment,
-    created: Integers,
+    created: Ints,
     groups: Groups,
     texts: tuple[str, ...],
     text_of: NDArray[np.int32],
-    centres: Doubles,
+    centres: Floats,
 ) -> Pane:
     """Compute the partial results of some pairs."""
     by_column: dict[str | None, dict[Key, list[int]]] = {}
@@ -261,7 +254,7 @@ def _pack(key: Key, codes: NDArray[Any], part: Stored) -> NDArray[np.uint8]:
 
 
 def _nearest_rows(
-    segment: WindowSegment, groups: Groups, counts: Integers, centres: Doubles
+    segment: WindowSegment, groups: Groups, counts: Ints, centres: Floats
 ) -> Iterable[NDArray[np.uint8]]:
     """Find the nearest rows of each query that requests them."""
     codes = np.flatnonzero(counts)
@@ -280,8 +273,8 @@ def _nearest_rows(
 
 
 def first_nearest(
-    owners: Integers, distances: Doubles, ids: pa.Array, limits: Integers
-) -> tuple[Integers, Integers]:
+    owners: Ints, distances: Floats, ids: pa.Array, limits: Ints
+) -> tuple[Ints, Ints]:
     """Select the nearest points of each owner, by distance and then identifier.
 
     ``limits`` has the maximum number of points by owner. Returns the indices of the selected points

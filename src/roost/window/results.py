@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, Mask, as_arrow
 from roost.window.aggregate import FUNCTIONS, Function, Key, key_of
 from roost.window.evaluate import Live
 from roost.window.grouped import Contribution, Values
 from roost.window.grouped_loops import frozen, not_farther_than_kth
 from roost.window.output import RequestedOutput
 from roost.window.panes import Pane, first_nearest, is_whole
-from roost.window.segment import Booleans, Doubles, Integers, WindowSegment
+from roost.window.segment import WindowSegment
 
 NARROW_MAX = 1 << 16  # numpy sorts 16-bit numbers in linear time
 
@@ -53,11 +53,11 @@ NEAREST = pa.schema(
 class _Queries:
     """The standing queries in the given order; the index of a query is its *slot*."""
 
-    created: Integers
-    text_of: Integers
+    created: Ints
+    text_of: Ints
     texts: dict[str, int]
-    order: Integers  # slots in order of created position
-    ranked: Integers  # created positions in order
+    order: Ints  # slots in order of created position
+    ranked: Ints  # created positions in order
 
     @classmethod
     def of(cls, queries: Mapping[int, str]) -> _Queries:
@@ -67,7 +67,7 @@ class _Queries:
         order = np.argsort(created, kind="stable")
         return cls(created, text_of, texts, order, created[order])
 
-    def slots_in(self, pane: Pane) -> Integers:
+    def slots_in(self, pane: Pane) -> Ints:
         """Return the slot of each code of a pane, -1 for other queries."""
         if not self.created.size:
             return np.full(pane.created.size, -1)
@@ -81,7 +81,7 @@ class _Queries:
 
 
 # A pane with the slot of each of its codes.
-_Source = tuple[WindowSegment, Pane, Integers]
+_Source = tuple[WindowSegment, Pane, Ints]
 
 
 def standing_results(
@@ -123,10 +123,10 @@ class _ResultRows:
 
     functions: tuple[Function, ...]
     labels: tuple[str, ...]
-    slots: Integers
-    functions_of: Integers
-    order: Integers
-    starts: Integers
+    slots: Ints
+    functions_of: Ints
+    order: Ints
+    starts: Ints
 
     @classmethod
     def of(cls, queries: _Queries) -> _ResultRows:
@@ -154,7 +154,7 @@ class _ResultRows:
         slots = np.repeat(np.arange(sizes.size), sizes)
         return cls(tuple(numbers), tuple(labels), slots, functions_of, order, starts)
 
-    def rows_of(self, function: int) -> Integers:
+    def rows_of(self, function: int) -> Ints:
         """Return the rows of a function."""
         return self.order[self.starts[function] : self.starts[function + 1]]
 
@@ -196,7 +196,7 @@ def _aggregates(queries: _Queries, sources: list[_Source]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=AGGREGATES)
 
 
-def _merged(key: Key, sources: list[_Source], place_of: Integers, size: int) -> Any | None:
+def _merged(key: Key, sources: list[_Source], place_of: Ints, size: int) -> Any | None:
     """Merge an accumulator of all sources; return None if no source has it."""
     parts = []
     for _, pane, slots_of in sources:
@@ -211,7 +211,7 @@ def _merged(key: Key, sources: list[_Source], place_of: Integers, size: int) -> 
     return type(parts[0].grouped).merged(parts, size) if parts else None
 
 
-def _nullable(numbers: Doubles, known: Booleans) -> pa.Array:
+def _nullable(numbers: Floats, known: Mask) -> pa.Array:
     bits = np.packbits(known, bitorder="little")
     buffers = [pa.py_buffer(bits), pa.py_buffer(numbers)]
     return pa.Array.from_buffers(pa.float64(), numbers.size, buffers)
@@ -243,10 +243,10 @@ def _nearest(queries: _Queries, sources: list[_Source], id_type: pa.DataType) ->
     return pa.Table.from_arrays([chosen[name] for name in schema.names], schema=schema)
 
 
-_Found = tuple[WindowSegment, Integers, NDArray[np.int32], Doubles]
+_Found = tuple[WindowSegment, Ints, NDArray[np.int32], Floats]
 
 
-def _near_enough(owners: Integers, distances: Doubles, limit_of: Integers) -> Booleans:
+def _near_enough(owners: Ints, distances: Floats, limit_of: Ints) -> Mask:
     """Return whether each point may be among its query's nearest, up to ties in distance."""
     narrow = owners.astype(np.uint16) if limit_of.size <= NARROW_MAX else owners
     order = np.argsort(narrow, kind="stable")
@@ -257,7 +257,7 @@ def _near_enough(owners: Integers, distances: Doubles, limit_of: Integers) -> Bo
     return kept
 
 
-def _gather(found: Iterable[_Found], kept: Booleans) -> dict[str, pa.Array]:
+def _gather(found: Iterable[_Found], kept: Mask) -> dict[str, pa.Array]:
     """Return the columns of the selected points, in the order of their segments."""
     pieces: dict[str, list[pa.Array]] = {}
     begin = 0

@@ -23,7 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.cells import IndexGrid, Whole, code_points, sort_codes
-from roost.model.arrays import as_arrow
+from roost.model.arrays import Floats, Ints, as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import TIMESTAMP, PointBlock
 from roost.model.space import Coordinates, Space
@@ -40,26 +40,23 @@ STORED = (
 )
 
 Arrays = dict[str, NDArray[Any]]
-Integers = NDArray[np.int64]
-Doubles = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
-Rows = Integers  # indices into the arrays of a segment
+Rows = Ints  # indices into the arrays of a segment
 Bounds = tuple[float, float, float, float]
 
 
 class PointColumns(NamedTuple):
     """Coordinates and event times of points, for compiled loops."""
 
-    x: Doubles
-    y: Doubles
-    time: Integers
+    x: Floats
+    y: Floats
+    time: Ints
 
 
 class ZoneMaps(NamedTuple):
     """Bounds ``x0, y0, x1, y1`` and minimum and maximum time of every ``ZONE_ROWS`` rows."""
 
-    boxes: Doubles
-    times: Integers
+    boxes: Floats
+    times: Ints
 
 
 @njit(cache=True, nogil=True)
@@ -80,7 +77,7 @@ def _fill_zone_maps(points: PointColumns, zones: ZoneMaps) -> None:  # pragma: n
 
 
 @njit(cache=True, nogil=True)
-def cut_runs(starts: Integers, stops: Integers) -> Integers:  # pragma: no cover - compiled
+def cut_runs(starts: Ints, stops: Ints) -> Ints:  # pragma: no cover - compiled
     """Split runs of rows at zone borders: first row, end row (exclusive) and zone of each."""
     count = 0
     for k in range(starts.size):
@@ -113,13 +110,13 @@ def _misses(
 def _find_rows(
     points: PointColumns,
     zones: ZoneMaps,
-    pieces: Integers,
+    pieces: Ints,
     x0: float,
     y0: float,
     x1: float,
     y1: float,
     since: Whole,
-) -> Integers:  # pragma: no cover - compiled
+) -> Ints:  # pragma: no cover - compiled
     """Return the rows of some pieces that lie in a closed box and are not older than a time."""
     x, y, time = points
     boxes, times = zones
@@ -174,7 +171,7 @@ def build(
     block: PointBlock,
     cells: NDArray[np.int32],
     places: NDArray[np.int32],
-    partition_ids: Integers,
+    partition_ids: Ints,
     space: Space,
     order: NDArray[np.int32] | None = None,
     aliases: Mapping[str, Alias] = NO_ALIASES,
@@ -241,15 +238,15 @@ class WindowSegment:
     Partition ``partition_ids[k]`` has rows ``partition_starts[k]`` to ``partition_starts[k + 1]``.
     """
 
-    x: Doubles
-    y: Doubles
-    time: Integers
-    zone_boxes: Doubles
-    zone_times: Integers
-    partition_ids: Integers
-    partition_starts: Integers
+    x: Floats
+    y: Floats
+    time: Ints
+    zone_boxes: Floats
+    zone_times: Ints
+    partition_ids: Ints
+    partition_starts: Ints
     _cells: NDArray[np.int32]
-    _cell_counts: Integers
+    _cell_counts: Ints
     _space: NDArray[np.uint8]
     _columns: NDArray[np.uint8]
     _aliases: NDArray[np.uint8]
@@ -309,7 +306,7 @@ class WindowSegment:
         """Names and types of the attributes."""
         return pa.schema([(name, array.type) for name, array in self.attributes.items()])
 
-    def pieces(self, partition_ids: Collection[int] | None = None) -> Integers:
+    def pieces(self, partition_ids: Collection[int] | None = None) -> Ints:
         """Return the rows of some partitions, or of all, as pieces; see :func:`cut_runs`."""
         if partition_ids is None:
             return cut_runs(np.zeros(1, np.int64), np.array([self.size]))

@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from roost.errors import StateError
+from roost.model.arrays import Ints
 from roost.model.columns import one_array
-from roost.model.records import Box, Circle, Instant, Polygon, Query
+from roost.model.records import TIME_MIN, Box, Circle, Instant, Polygon, Query
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Space
 from roost.window.aggregate import AggregateSpec, State, finish, merge, partial
-from roost.window.evaluate import Live, select, shape_bounds
+from roost.window.evaluate import Live, select, shape_bounds, time_of
 from roost.window.nearest import ZONES_AT_FIRST, nearest, ranked
-from roost.window.segment import ZONE_ROWS, Bounds, Integers, WindowSegment
+from roost.window.segment import ZONE_ROWS, Bounds, WindowSegment
 from roost.window.view import WindowFile, WindowFiles, WindowView
 from roost.workload.cells import query_ranges
 
@@ -129,16 +130,23 @@ def plan_scans(
     boxes = _boxes(query, space)
     needed_ids = None if boxes is None else _partitions(view, boxes, space)
     after = view.extent.time_after
+    since = TIME_MIN if after is None else after + 1
+    if query.since is not None:
+        since = max(since, time_of(query.since))
+    until = math.inf if query.until is None else time_of(query.until)
     scans = []
     for batch in view.live():
         needed = [
-            (k, file) for k, file in enumerate(batch.files) if _touches(file, boxes, needed_ids)
+            (k, file)
+            for k, file in enumerate(batch.files)
+            if file.time_max >= since
+            and file.time_min < until
+            and _touches(file, boxes, needed_ids)
         ]
         lives = view.lives(batch, files) if needed else []
         for k, file in needed:
-            if after is None or file.time_max > after:
-                likely = _likely(file, boxes, query.nearest)
-                scans.append(SegmentScan(file.file, likely, lives[k], _own(file, needed_ids)))
+            likely = _likely(file, boxes, query.nearest)
+            scans.append(SegmentScan(file.file, likely, lives[k], _own(file, needed_ids)))
     return scans
 
 
@@ -223,7 +231,7 @@ def points_schema(query: SnapshotQuery, columns: Columns) -> pa.Schema:
     return schema.append(pa.field(columns.distance, pa.float64())) if query.nearest else schema
 
 
-def _taken(segment: WindowSegment, rows: Integers, columns: Columns) -> list[pa.Array]:
+def _taken(segment: WindowSegment, rows: Ints, columns: Columns) -> list[pa.Array]:
     block = segment.take(rows, columns.others)
     time = pa.array(block.time).cast(columns.time_type)
     return [block.ids, time, pa.array(block.x), pa.array(block.y), *block.attributes.values()]

@@ -172,7 +172,7 @@ class GlobalPlanner:
         at_once = max(AT_ONCE, 1.0 + NOISE_AT_ONCE * noise)
         totals = [total, *(float(p @ unit) for p in points[1:])]
         if before < at_once and not resized and len(points) > 1 and totals[1] > 0.0:
-            # The plan may have been another one then; this one is what matters.
+            # The present plan is judged by the earlier load, whichever plan was in use then.
             earlier = imbalance(_loads(plan, points[1], unit, rates.per_partition))
             if earlier <= most:
                 return NoChange("out of balance for one round only")

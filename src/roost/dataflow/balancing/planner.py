@@ -73,7 +73,7 @@ class BucketPlanner:
         if before <= most and not resized:
             return NoChange(f"balanced: busiest machine has {before:.2f} of its share")
         at_once = max(AT_ONCE, 1.0 + NOISE_AT_ONCE * noise)
-        # The map may have been another one in the earlier round; this one is what matters.
+        # The present map is judged by the earlier load, whichever map was in use then.
         once = before < at_once and len(rounds) > 1 and rounds[1].overload(owners) <= most
         if once and not resized:
             return NoChange("out of balance for one round only")
