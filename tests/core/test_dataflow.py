@@ -198,6 +198,52 @@ def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
         run.batch(rows, 0.0)
 
 
+class WrongFinish:
+    """A function whose results are no integers of 64 bits."""
+
+    columns = ("k",)
+    type = pa.int64()
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def partial(self, keys: pa.Array) -> int:
+        return len(keys)
+
+    def merge(self, states: list[int]) -> int:
+        return sum(states)
+
+    def finish(self, state: int) -> object:
+        return self.result
+
+
+class WrongWhole(WrongFinish):
+    """The same, of all tuples of a window."""
+
+    def whole(self, keys: pa.Array) -> object:
+        return self.result
+
+
+WRONG = ["text", 1.5, np.float32(2.5), 1 << 70, True, pa.scalar(1, pa.int32())]
+
+
+@pytest.mark.parametrize("make", [WrongFinish, WrongWhole])
+@pytest.mark.parametrize("result", WRONG, ids=map(repr, WRONG))
+def test_an_aggregate_function_of_another_type_stops_the_run(
+    result: object, make: Callable[[object], object], tmp_path: Path
+) -> None:
+    """It is not a failure of single rows, which would be dead letters."""
+    flow = Dataflow("f")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.aggregate({"n": make(result)}, size=5, name="wrong").sink("out")
+    rows = {"s": pa.table({"k": [1], "t": [1]})}
+    with (
+        FlowRun(flow, tmp_path) as run,
+        pytest.raises(DataflowError, match="operator 'wrong', column 'n': .*another type than"),
+    ):
+        run.batch(rows, 0.0, ["s"])
+
+
 # --------------------------------------------------------------------------- refused flows
 
 
