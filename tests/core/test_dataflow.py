@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
@@ -239,9 +241,71 @@ def test_an_aggregate_function_of_another_type_stops_the_run(
     rows = {"s": pa.table({"k": [1], "t": [1]})}
     with (
         FlowRun(flow, tmp_path) as run,
-        pytest.raises(DataflowError, match="operator 'wrong', column 'n': .*another type than"),
+        pytest.raises(DataflowError, match=r"operator 'wrong', column 'n': .*another type than"),
     ):
         run.batch(rows, 0.0, ["s"])
+
+
+class Tens:
+    """A function that raises for a tuple with 13, and for a window whose sum is 50."""
+
+    columns = ("v",)
+    type = pa.int64()
+
+    def partial(self, values: pa.Array) -> int:
+        if 13 in values.to_pylist():
+            raise ValueError("13")
+        return sum(values.to_pylist())
+
+    def merge(self, states: list[int]) -> int:
+        return sum(states)
+
+    def finish(self, state: int) -> int:
+        return 1 // (state - 50)
+
+
+@pytest.mark.parametrize("layout", ["operator_set", "auto"])
+def test_what_dead_letter_records_contain(layout: str, tmp_path: Path) -> None:
+    """Each has the columns that the operator reads, its event time, and why it was rejected."""
+
+    def sevens(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 7 in batch["v"].to_pylist():
+            raise KeyError("seven")
+        return batch.select(["v"])
+
+    flow = Dataflow("rejected")
+    columns = {"k": "string", "v": "int64", "at": "timestamp[us, tz=UTC]"}
+    source = flow.source("s", columns, time="at")
+    source.map(sevens, schema=pa.schema([("v", pa.int64())]), name="sevens").sink("mapped")
+    source.aggregate({"n": Tens()}, by="k", size=10, name="tens").sink("sums")
+
+    def table(*rows: tuple[str | None, int, int | None]) -> pa.Table:
+        times = pa.array([None if row[2] is None else row[2] * 1_000_000 for row in rows])
+        return pa.table({"k": pa.array([row[0] for row in rows], pa.string()),
+                         "v": [row[1] for row in rows],
+                         "at": times.cast(pa.timestamp("us", "UTC"))})  # fmt: skip
+
+    with FlowRun(flow, tmp_path, layout=lambda _: layout) as run:
+        rows = table(("a", 13, 1), ("a", 5, 2), (None, 3, 3), ("b", 50, 4), ("c", 7, 5))
+        run.batch({"s": rows}, 0.0)
+        run.batch({"s": table(("a", 1, 4), ("a", 2, None), ("d", 2, 6))}, 1.0, ["s"])
+    found = [pq.read_table(file) for file in (tmp_path / "dead").glob("*.parquet")]
+    records = [
+        (row["batch_id"], row["origin"], row["reason"], row["detail"], json.loads(row["record"]))
+        for row in pa.concat_tables(found).to_pylist()
+    ]
+    at = "1970-01-01 00:00:0{}+00:00".format
+    null, failed = "a key column is null: k", "function_failed"
+    late = "at is before the watermark"
+    assert sorted(records, key=repr) == [
+        (0, "sevens", failed, "KeyError: 'seven'", {"k": "c", "v": 7, "at": at(5)}),
+        (0, "tens", failed, "ValueError: 13", {"at": at(1), "k": "a", "v": 13}),
+        (0, "tens", "null_key", null, {"v": 3, "at": at(3)}),
+        (1, "s", "late", late, {"k": "a", "v": 1, "at": at(4)}),
+        (1, "s", "null_time", "at is null", {"k": "a", "v": 2}),
+        (1, "tens", failed, "ZeroDivisionError: integer division or modulo by zero",
+         {"at": at(0), "k": "b"}),
+    ]  # fmt: skip
 
 
 # --------------------------------------------------------------------------- refused flows

@@ -615,7 +615,10 @@ def test_whole_receives_the_rows_of_a_window_in_tuple_order() -> None:
     assert dead(found) == [("whole", "function_failed", 10)]
 
 
-@pytest.mark.parametrize("result", ["text", 1.5, np.float32(2.5), 1 << 70, pa.scalar(1, pa.int32())])
+WRONG = ["text", 1.5, np.float32(2.5), 1 << 70, pa.scalar(1, pa.int32())]
+
+
+@pytest.mark.parametrize("result", WRONG)
 def test_a_result_of_another_type_stops_the_run(result: Any) -> None:
     class Wrong:
         columns = ("v",)
