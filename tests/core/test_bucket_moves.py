@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from bisect import bisect_left
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,7 @@ from flow_runs import (
 )
 from roost.cli import main
 from roost.commands.inspect import inspect_state
+from roost.dataflow.blocks import TIME
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
@@ -45,7 +47,8 @@ from roost.dataflow.schema import FlowGraph, resolve
 from roost.model.choices import LayoutName
 from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowSnapshot
 from roost.runtime.records import commits, intent
-from roost.stages.flow_routing import maps_of, stage_of
+from roost.stages.flow_routing import maps_of, routing_of, stage_of, unpacked
+from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 from roost.storage.totals import BATCHES, TOTALS
 from stage_scenario import STEPS
@@ -141,11 +144,14 @@ def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     moves = RandomMoves(chance, 3)
     oracle = Interpreter(graph, 3)
+    fed: dict[str, list[int]] = {"a": [], "b": []}  # newest event time of each batch
     with FlowRun(flow, tmp_path, 3.0, policies=moves.policies(flow)) as run:
         for number in range(12):
             rows: dict[str, list[dict[str, Any]]] = {}
             for name in ("a", "b"):
-                times = [2 * number + chance.randint(-2, 1) for _ in range(24)]
+                newest = -2 if number % 4 == 3 else 1  # older than that of the batch before
+                times = [2 * number + chance.randint(newest - 3, newest) for _ in range(24)]
+                fed[name].append(max(times))
                 rows[name] = [
                     {"k": chance.randrange(12), "v": chance.randrange(40), "t": t} for t in times
                 ]
@@ -157,6 +163,26 @@ def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
                 run.stop()
     assert moves.covered["moves with open windows"] > 10
     compare(run, oracle)
+    for node, sources in {"panes": "a", "rows": "b", "join": "ab", "product": "ab"}.items():
+        check_starts(tmp_path, node, [fed[name] for name in sources])
+
+
+def check_starts(folder: Path, node: str, fed: list[list[int]]) -> None:
+    """Check that no move starts before the newest event time of any batch before its map's first.
+
+    ``fed`` has the newest event time of each batch, by source.
+    """
+    with closing(Store(folder / "state")) as store:
+        intents = [intent(store, number) for number in range(len(fed[0]))]
+    epochs = [one.epochs[stage_of(node)] for one in intents if one is not None]
+    assert len(epochs) == len(fed[0])
+    known: set[BucketMove] = set()
+    for one in maps(folder, node):
+        before = bisect_left(epochs, one.epoch)  # batches with an earlier map
+        newest = max((time for times in fed for time in times[:before]), default=None)
+        for move in set(one.under_way) - known:
+            assert newest is not None and move.start is not None and move.start >= newest, move
+        known |= set(one.under_way)
 
 
 @pytest.mark.sweep([0], 1, 200)
@@ -288,12 +314,20 @@ def test_figure_9(tmp_path: Path) -> None:
         intents = [intent(store, number) for number in range(5)]
     assert [one and one.epochs[stage_of("sums")] for one in intents] == [0, 1, 1, 1, 2]
     # Tuples before 2 go to the old owner, from 6 on to the new one, between them to both.
-    times = pa.array(range(9)).to_numpy()
-    received = []
+    times = pa.array(range(9))
+    received, read = {}, []
+    routing = routing_of(graph, graph.by_name["sums"], moving, None)
+    (port,) = routing.keys
+    block = pa.table({"k": [0] * 9, "v": [0] * 9, TIME: times})
+    for machine, packed in routing.split(port, block, WorkerCache()):
+        table = unpacked([packed])
+        assert table is not None
+        received[machine] = table[TIME].to_pylist()
     for machine in (1 - new, new):
         since, until = (limit[bucket] for limit in moving.received(machine))
-        received.append(times[(times >= since) | (times < until)].tolist())
-    assert received == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8]]
+        read.append([time for time in times.to_pylist() if time >= since or time < until])
+    assert read == [received[1 - new], received[new]]
+    assert read == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_switch_and_end_of_joins() -> None:
