@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import random
 import threading
 from collections import Counter
@@ -20,9 +21,12 @@ import pytest
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.interpreter.watermarks import Watermarks
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
+from roost.dataflow.watermarks import Progress
 from roost.errors import DataflowError
+from roost.model.records import TIME_MAX, TIME_MIN
 from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
 
@@ -56,6 +60,56 @@ def test_drivers_killed_at_random_steps_change_nothing(seed: int, tmp_path: Path
 def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
     found = Counter(feature for seed in range(20) for feature in usable(seed).features)
     assert set(found) >= COVERED, COVERED - set(found)
+
+
+def follow_watermarks(seed: int) -> Counter[str]:
+    """Compare watermarks of a random graph after each of some batches; returns what they cover.
+
+    Sources are often silent for longer than it takes to become idle, and resume.
+    """
+    graph, chance = usable(seed).graph, random.Random(seed)
+    idle, lateness = chance.choice([None, 3.0, 3.0, 3.0]), chance.choice([0, 4, 40])
+    sources = {n.name: n.output.unit for n in graph.nodes if not n.inputs and n.output}
+    unit = max(sources.values())
+    oracle, progress, found = Watermarks(graph, lateness * unit, idle), Progress(), Counter[str]()
+    clock, risen = 0.0, dict.fromkeys(sources, False)
+    for _ in range(30):
+        clock += chance.choice([0.0, 1.0, 3.0])
+        arrived: dict[str, list[int]] = {name: [] for name in sources}
+        for name in sources:
+            if chance.random() < 0.4:
+                oldest = max(progress.watermark(name), 0)
+                arrived[name] = [oldest + chance.randrange(30) * unit for _ in range(2)]
+        ended = [name for name in sources if chance.random() < 0.01]
+        newest = {name: max(times) for name, times in arrived.items() if times}
+        for name, time in newest.items():
+            behind = time - lateness * unit < progress.watermark(name)
+            found["resumed behind its watermark"] += risen[name] and behind
+        before = progress
+        oracle.advance(arrived, clock, ended)
+        progress = progress.after(graph, newest, clock, ended, lateness, idle)
+        ends = {-math.inf: TIME_MIN, math.inf: TIME_MAX}
+        expected = {name: ends.get(mark, mark) for name, mark in oracle.output.items()}
+        assert progress.watermarks == expected, (arrived, before)
+        for name, mark in expected.items():
+            assert mark >= before.watermark(name), name
+        for name in sources:
+            rose = name not in newest and expected[name] not in (before.watermark(name), TIME_MAX)
+            risen[name] = name not in newest and (risen[name] or rose)
+            found["idle source rose"] += rose
+    return found
+
+
+@pytest.mark.sweep([], 5, 2000)
+def test_watermarks_equal_those_of_the_interpreter(seed: int) -> None:
+    follow_watermarks(seed)
+
+
+def test_watermarks_of_idle_sources_that_resume() -> None:
+    found: Counter[str] = Counter()
+    for seed in range(200):
+        found += follow_watermarks(seed)
+    assert min(found["idle source rose"], found["resumed behind its watermark"]) >= 30, found
 
 
 # --------------------------------------------------------------------------- figures 4 and 5
