@@ -112,6 +112,68 @@ def test_watermarks_of_idle_sources_that_resume() -> None:
     assert min(found["idle source rose"], found["resumed behind its watermark"]) >= 30, found
 
 
+def tied() -> Dataflow:
+    """Return functions and windows that depend on the order of tuples, of all kinds of them."""
+
+    made = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+    def twice(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
+        rows = [row for row in range(batch.num_rows) for _ in range(2)]
+        values = [2 * v + n for v in batch["v"].to_pylist() for n in (0, 1)]
+        keys = batch["k"].take(pa.array(rows, pa.int64()))
+        return pa.RecordBatch.from_arrays([keys, pa.array(values, pa.int64())], schema=made), rows
+
+    flow = Dataflow("ties")
+    schema = {"k": "int64", "v": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    sums = a.aggregate({"v": "sum(v)"}, by="k", size=2, name="sums")
+    whole = b.aggregate({"v": "count"}, by="k", window="forever", advance=2, name="all")
+    pairs = a.join(b, "left.k = right.k", size=2, name="pairs").map(
+        {"k": pc.field("left_k"), "v": pc.field("left_v") * 100 + pc.field("right_v")}, name="flat"
+    )
+    crossed = a.product(b, "left.v < right.v", size=1, name="crossed").map(
+        {"k": pc.field("right_k"), "v": pc.field("left_v") * 100 + pc.field("right_v")}, name="even"
+    )
+    doubled = a.map(twice, schema=made, name="twice")
+    for name, stream in {
+        "source": a, "sums": sums, "all": whole, "flat": pairs, "even": crossed, "twice": doubled,
+        "both": flow.union(a.map({"k": pc.field("k"), "v": pc.field("v")}, name="same"), doubled),
+    }.items():  # fmt: skip
+        ends = {"first": "first(v)", "last": "last(v)", "top": "top(2, k)"}
+        stream.aggregate(ends, size=4, name=f"ends {name}").sink(f"ends_{name}")
+        window = {"window": "tuples", "size": 3}
+        stream.aggregate({"v": "last(v)"}, **window, name=f"third {name}").sink(f"third_{name}")
+    met = doubled.join(b, "left.k = right.k", window="tuples", per="key", size=2, name="recent")
+    met.sink("met")
+    return flow
+
+
+@pytest.mark.sweep([0], 1, 200)
+def test_tuples_of_the_same_time_have_an_order(seed: int, tmp_path: Path) -> None:
+    """It depends on no batch or machine; stages are repeated with their input shuffled."""
+    flow, chance = tied(), random.Random(seed)
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph, 2)
+    run = FlowRun(flow, tmp_path, 2.0, machines=lambda number: 1 + number % 3)
+    run.executor = lambda: RepeatingExecutor(chance.randrange(1 << 30))
+    with run:
+        for number in range(5):
+            rows = {
+                name: [
+                    {"k": chance.randrange(3), "v": chance.randrange(50), "t": 2 * number + late}
+                    for late in chance.choices([-2, -1, 0, 1], k=12)
+                ]
+                for name in "ab"
+            }
+            ended = ["a", "b"] if number == 4 else []
+            oracle.batch(rows, float(number), ended)
+            run.batch({name: as_table(graph, name, rows[name]) for name in rows}, 0.0, ended)
+            if number % 2:
+                run.stop()
+    compare(run, oracle)
+    assert all(oracle.results.values())
+
+
 # --------------------------------------------------------------------------- figures 4 and 5
 
 LETTERS = {"letter": "string", "t": "int64"}
