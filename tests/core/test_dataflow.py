@@ -10,7 +10,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -290,17 +292,87 @@ def test_equal_tuples_of_a_window_are_counted(seed: int, tmp_path: Path) -> None
     compare(run, oracle)
 
 
-def test_a_changed_query_is_refused_by_name(tmp_path: Path) -> None:
-    def flow(size: float) -> Dataflow:
+@dataclass(frozen=True)
+class Recorded:
+    """A query whose parts a test changes one by one."""
+
+    column: str = "k"
+    unit: str = "int64"
+    predicate: str = "k < 9"
+    expression: int = 1
+    size: float = 10
+    function: str = "count"
+    user: str = "k"
+    by: str = "k"
+    condition: str = "left.k = right.k"
+    window: str = "time"
+    more: bool = False
+
+    def flow(self) -> Dataflow:
+        flow = Dataflow("recorded")
+        schema = {self.column: self.unit, "k": "int64", "v": "int64", "t": "int64"}
+        source = flow.source("s", schema, time="t").filter(self.predicate, name="some")
+        columns = {"k": pc.field("k"), "v": pc.field("v") + self.expression}
+        mapped = source.map(columns, name="mapped")
+        functions = {"n": self.function, "w": Whole(self.user)}
+        calls = mapped.aggregate(functions, by=self.by, size=self.size, name="calls")
+        per = "key" if self.window == "tuples" else None
+        joined = mapped.join(
+            mapped, self.condition, window=self.window, per=per, size=5, name="joined"
+        )
+        joined.sink("joins")
+        calls.sink("out")
+        if self.more:
+            source.filter("v > 1", name="others").sink("more")
+        return flow
+
+
+CHANGES = [
+    ({"column": "w"}, "operator 's': changed"),
+    ({"column": "v", "unit": "double"}, "operator 's': changed"),
+    ({"predicate": "k < 8"}, "operator 'some': changed"),
+    ({"expression": 2}, "operator 'mapped': changed"),
+    ({"size": 20}, "operator 'calls': changed"),
+    ({"function": "sum(v)"}, "operator 'calls': changed"),
+    ({"user": "v"}, "operator 'calls': changed"),
+    ({"by": "v"}, "operator 'calls': changed"),
+    ({"condition": "left.k = right.k and left.v < 5"}, "operator 'joined': changed"),
+    ({"window": "tuples"}, "operator 'joined': changed"),
+    ({"more": True}, "operator 'others': added"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda given: str(given))
+def test_a_changed_query_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with FlowRun(Recorded().flow(), tmp_path) as run:
+        run.batch({}, 0.0)
+    with pytest.raises(DataflowError, match=f"{message} since the state"):
+        FlowRun(Recorded(**change).flow(), tmp_path, number=1).batch({}, 1.0)
+    with FlowRun(Recorded().flow(), tmp_path, number=1) as run:  # the same one continues
+        run.batch({}, 1.0)
+
+
+def test_a_refused_query_leaves_no_state(tmp_path: Path) -> None:
+    """So the corrected one is no changed one."""
+
+    def flow(sink: str) -> Dataflow:
         made = Dataflow("f")
-        source = made.source("s", {"k": "int64", "t": "int64"}, time="t")
-        source.aggregate({"n": "count"}, by="k", size=size, name="calls").sink("out")
+        made.source("s", {"k": "int64", "t": "int64"}, time="t").sink(sink)
         return made
 
-    with FlowRun(flow(10), tmp_path) as run:
+    with pytest.raises(DataflowError, match="'pairs': a sink names a folder of the output, but"):
+        FlowRun(flow("pairs"), tmp_path).batch({}, 0.0)
+    with FlowRun(flow("out"), tmp_path) as run:
         run.batch({}, 0.0)
-    with pytest.raises(DataflowError, match="operator 'calls': changed since the state"):
-        FlowRun(flow(20), tmp_path, number=1).batch({}, 1.0)
+
+
+def test_a_query_without_an_operator_is_refused_by_name(tmp_path: Path) -> None:
+    with FlowRun(Recorded(more=True).flow(), tmp_path) as run:
+        run.batch({}, 0.0)
+    with pytest.raises(DataflowError, match="operator 'others': removed since the state"):
+        FlowRun(Recorded().flow(), tmp_path, number=1).batch({}, 1.0)
 
 
 def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
