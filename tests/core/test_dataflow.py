@@ -31,6 +31,7 @@ from roost.errors import DataflowError
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
+from stage_scenario import STEPS
 
 COVERED = {
     "aggregate of aggregate", "diamond", "forever", "function map", "idle", "join", "late",
@@ -57,6 +58,25 @@ def test_random_dataflows_equal_the_interpreter(seed: int, tmp_path: Path) -> No
 def test_drivers_killed_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> None:
     case = usable(seed)
     run_case(case, FlowRun(case.flow, tmp_path), random.Random(seed), kills=2)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_repeated_batch_has_the_same_clock(step: str, tmp_path: Path) -> None:
+    """A source without a time column is stamped with it, and it decides who is idle."""
+    flow = Dataflow("clock")
+    source = flow.source("s", {"k": "int64"})
+    source.sink("stamped")
+    source.aggregate({"n": "count"}, by="k", size=10, name="sums").sink("counts")
+    clocks = [5.0, 12.0, 27.0]
+    with FlowRun(flow, tmp_path) as run:
+        for number, clock in enumerate(clocks):
+            ended = ["s"] if clock == clocks[-1] else []
+            run.batch({"s": pa.table({"k": [number]})}, clock, ended, [step])
+    found = run.results()
+    assert sorted(row["event_time"] for row in found["stamped"]) == [c * 1e6 for c in clocks]
+    assert sorted((row["event_time"], row["k"]) for row in found["counts"]) == [
+        (0, 0), (10_000_000, 1), (20_000_000, 2)
+    ]  # fmt: skip
 
 
 def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
@@ -163,7 +183,7 @@ def test_tuples_of_the_same_time_have_an_order(seed: int, tmp_path: Path) -> Non
             rows = {
                 name: [
                     {"k": chance.randrange(3), "v": chance.randrange(50), "t": 2 * number + late}
-                    for late in chance.choices([-2, -1, 0, 1], k=12)
+                    for late in chance.choices([-3, -2, -1, 0, 1], k=12)
                 ]
                 for name in "ab"
             }
