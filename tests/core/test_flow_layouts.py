@@ -667,3 +667,26 @@ def test_a_machine_with_several_cells_receives_and_stores_a_tuple_once(tmp_path:
         expected += sum(len(set(lines[int(h)].tolist())) for h in hashes)
     assert executor.sent["flow:p"] == expected
     assert len(run.results()["out"]) == 60
+
+
+@pytest.mark.parametrize(("condition", "times"), [("left.k = right.k", 1), ("left.k = right.v", 2)])
+def test_a_stream_joined_with_itself_is_sent_and_stored_once(
+    condition: str, times: int, tmp_path: Path
+) -> None:
+    """If both sides have the same key columns; otherwise a tuple is in two buckets."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.join(stream, condition, size=2, name="j").sink("out")
+    executor, oracle = Counting(2), Interpreter(graph_of(flow), 0, None)
+    run = FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 3)
+    with run:
+        for number in range(2):
+            rows = table(60, 7, 60 * number)
+            run.batch({"s": rows}, float(number))
+            oracle.batch({"s": rows.to_pylist()}, float(number), ())
+    compare(run, oracle)
+    with closing(Store(tmp_path / "state")) as store:
+        batches = store.get(STATE, "j")
+    assert executor.sent["flow:j"] == 120 * times
+    # The window has no more than the last 8 of 60 tuples.
+    assert 0 < sum(file[1] for _, files in batches for file in files) <= 8 * times
