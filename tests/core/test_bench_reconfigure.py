@@ -26,6 +26,7 @@ from roost.bench.flow_balance import (
 )
 from roost.bench.flow_moves import run_move
 from roost.model.arrays import Ints
+from roost.runtime.executor import InProcessExecutor
 
 
 def test_the_periods_are_those_of_figure_20() -> None:
@@ -86,6 +87,9 @@ def test_a_machine_joins_by_both_protocols(monkeypatch: pytest.MonkeyPatch) -> N
     # The new machine reads all state at once, or the old one completes windows for their size.
     assert (runs["state"].row["seconds"], runs["window"].row["seconds"]) == (1.0, 3.0)
     assert runs["chosen"].row["used"] == "state" and runs["chosen"].row["seconds"] == 1.0
+
+    real = run_move(1, 1, "window", 300, InProcessExecutor())  # times by the clock
+    assert real.row["machines"] == "real cores" and real.row["batch_median_s"] > 0
 
     results = EmulatedFlow.results
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from bisect import bisect_left
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,7 @@ from flow_runs import (
 )
 from roost.cli import main
 from roost.commands.inspect import inspect_state
+from roost.dataflow.blocks import TIME
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
@@ -45,7 +47,8 @@ from roost.dataflow.schema import FlowGraph, resolve
 from roost.model.choices import LayoutName
 from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowSnapshot
 from roost.runtime.records import commits, intent
-from roost.stages.flow_routing import maps_of, stage_of
+from roost.stages.flow_routing import maps_of, routing_of, stage_of, unpacked
+from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 from roost.storage.totals import BATCHES, TOTALS
 from stage_scenario import STEPS
@@ -101,6 +104,16 @@ def test_random_moves_cover_both_protocols(tmp_path: Path) -> None:
     pytest.fail(f"{missing or 'few moves with open windows'}: {found}")
 
 
+class Joined:
+    """A function of all tuples of a window."""
+
+    columns = ("v",)
+    type = pa.string()
+
+    def whole(self, values: pa.Array) -> str:
+        return " ".join(map(str, values.to_pylist()))
+
+
 class Spread:
     """A function that raises for some tuples."""
 
@@ -129,6 +142,7 @@ def time_windows() -> tuple[Dataflow, FlowGraph]:
     sums.aggregate({"n": "sum(n)"}, by="v", size=12, advance=6, name="nested").sink("nested_out")
     ends = {"first": "first(v)", "spread": Spread()}
     b.aggregate(ends, by="k", size=8, advance=2, name="rows").sink("rows_out")
+    b.aggregate({"all": Joined()}, by="k", size=8, advance=2, name="whole").sink("whole_out")
     a.join(b, "left.k = right.k and left.v < right.v", size=5, name="join").sink("join_out")
     a.product(b, "(left.v + right.v) mod 9 = 0", size=4, name="product").sink("product_out")
     return flow, resolve(flow.name, flow.operators)
@@ -140,12 +154,15 @@ def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
     flow, graph = time_windows()
     chance = random.Random(seed)
     moves = RandomMoves(chance, 3)
-    oracle = Interpreter(graph, 3)
-    with FlowRun(flow, tmp_path, 3.0, policies=moves.policies(flow)) as run:
+    oracle = Interpreter(graph, 2)
+    fed: dict[str, list[int]] = {"a": [], "b": []}  # newest event time of each batch
+    with FlowRun(flow, tmp_path, 2.0, policies=moves.policies(flow)) as run:
         for number in range(12):
             rows: dict[str, list[dict[str, Any]]] = {}
             for name in ("a", "b"):
-                times = [2 * number + chance.randint(-2, 1) for _ in range(24)]
+                newest = -2 if number % 4 == 3 else 1  # older than that of the batch before
+                times = [2 * number + chance.randint(newest - 3, newest) for _ in range(24)]
+                fed[name].append(max(times))
                 rows[name] = [
                     {"k": chance.randrange(12), "v": chance.randrange(40), "t": t} for t in times
                 ]
@@ -157,6 +174,26 @@ def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
                 run.stop()
     assert moves.covered["moves with open windows"] > 10
     compare(run, oracle)
+    for node, sources in {"panes": "a", "whole": "b", "join": "ab", "product": "ab"}.items():
+        check_starts(tmp_path, node, [fed[name] for name in sources])
+
+
+def check_starts(folder: Path, node: str, fed: list[list[int]]) -> None:
+    """Check that no move starts before the newest event time of any batch before its map's first.
+
+    ``fed`` has the newest event time of each batch, by source.
+    """
+    with closing(Store(folder / "state")) as store:
+        intents = [intent(store, number) for number in range(len(fed[0]))]
+    epochs = [one.epochs[stage_of(node)] for one in intents if one is not None]
+    assert len(epochs) == len(fed[0])
+    known: set[BucketMove] = set()
+    for one in maps(folder, node):
+        before = bisect_left(epochs, one.epoch)  # batches with an earlier map
+        newest = max((time for times in fed for time in times[:before]), default=None)
+        for move in set(one.under_way) - known:
+            assert newest is not None and move.start is not None and move.start >= newest, move
+        known |= set(one.under_way)
 
 
 @pytest.mark.sweep([0], 1, 200)
@@ -265,7 +302,7 @@ def test_figure_9(tmp_path: Path) -> None:
     (bucket,) = bucket_of([pa.array([0])], 1, 256).tolist()
     new = 1 - bucket % 2
     change = MapChange("sums", {bucket: new}, "figure 9", protocol=Recreation.WINDOW)
-    batches = [[0, 1], [1, 2, 3], [3, 4, 5], [5, 6, 7], [8, 9]]
+    batches = [[0, 1], [1, 2, 3], [3, 4, 5], [5, 6], [7, 8, 9]]
     run = moved_once(flow, tmp_path, change, batches)
     oracle = Interpreter(graph)
     for number, times in enumerate(batches):
@@ -283,17 +320,25 @@ def test_figure_9(tmp_path: Path) -> None:
         new,
     )
     assert not after.moves
-    # The watermark passes 6 in batch 3: the old owner leaves the map.
+    # The watermark is 6 after batch 3, so no older tuple comes: the old owner leaves the map.
     with closing(Store(tmp_path / "state")) as store:
         intents = [intent(store, number) for number in range(5)]
     assert [one and one.epochs[stage_of("sums")] for one in intents] == [0, 1, 1, 1, 2]
     # Tuples before 2 go to the old owner, from 6 on to the new one, between them to both.
-    times = pa.array(range(9)).to_numpy()
-    received = []
+    times = pa.array(range(9))
+    received, read = {}, []
+    routing = routing_of(graph, graph.by_name["sums"], moving, None)
+    (port,) = routing.keys
+    block = pa.table({"k": [0] * 9, "v": [0] * 9, TIME: times})
+    for machine, packed in routing.split(port, block, WorkerCache()):
+        table = unpacked([packed])
+        assert table is not None
+        received[machine] = table[TIME].to_pylist()
     for machine in (1 - new, new):
         since, until = (limit[bucket] for limit in moving.received(machine))
-        received.append(times[(times >= since) | (times < until)].tolist())
-    assert received == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8]]
+        read.append([time for time in times.to_pylist() if time >= since or time < until])
+    assert read == [received[1 - new], received[new]]
+    assert read == [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_switch_and_end_of_joins() -> None:
@@ -381,6 +426,16 @@ def test_old_maps_are_deleted(tmp_path: Path) -> None:
     assert epochs == [6, 7, 8]  # of the last commit, and not yet used
 
 
+def test_a_restart_continues_with_the_machines_of_the_last_map(tmp_path: Path) -> None:
+    """Only other settings replace them."""
+    flow, change = figure_9()[0], MapChange("sums", {0: 2}, "another machine", 3)
+    moved_once(flow, tmp_path, change, [[0], [1]])
+    for machines, expected in ((2, 3), (4, 4), (4, 4)):
+        with FlowRun(flow, tmp_path, machines=lambda _, count=machines: count, number=2) as run:
+            run._loop()
+        assert maps(tmp_path, "sums")[-1].machines == expected
+
+
 @pytest.mark.parametrize("protocol", Recreation)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_driver_killed_at_any_step_leaves_a_move_done_or_not_begun(
@@ -451,7 +506,7 @@ def test_the_cheaper_protocol_is_chosen(tmp_path: Path) -> None:
 
     (bucket,) = bucket_of([pa.array([0])], 1, 256).tolist()
     policies, layout = [ScriptedPolicy(script)], "operator_set"
-    with FlowRun(figure_9()[0], tmp_path, policies=policies, layout=lambda _: layout) as run:
+    with FlowRun(figure_9()[0], tmp_path, 2.0, policies=policies, layout=lambda _: layout) as run:
         for number in range(4):
             times = [3 * number + k for k in range(3)] * 20
             run.batch({"s": pa.table({"k": [0] * 60, "v": times, "t": times})}, 2.0 * number)
@@ -459,8 +514,8 @@ def test_the_cheaper_protocol_is_chosen(tmp_path: Path) -> None:
     assert chosen is Recreation.STATE
     # 60 tuples and 3 units of event time in each round of 2 seconds and one batch.
     assert (last.tuples_per_s, last.batch_s) == (60 / 2.0, 2.0)
-    # The newest time is 11: windows of the old owner end at 16, its watermark is 11.
-    assert (last.window_s, last.shared_s) == ((16 - 11) / 1.5, (16 - 12) / 1.5)
+    # The newest time is 11: windows of the old owner end at 16, its watermark is 9.
+    assert (last.window_s, last.shared_s) == ((16 - 9) / 1.5, (16 - 12) / 1.5)
     assert last.read_speed > 1e6 and last.state_bytes > 0 and last.tuple_bytes > 0
 
 

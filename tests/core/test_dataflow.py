@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import gc
+import json
+import math
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.interpreter import Interpreter
+from roost.dataflow.interpreter.watermarks import Watermarks
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
+from roost.dataflow.watermarks import Progress
 from roost.errors import DataflowError
+from roost.model.records import TIME_MAX, TIME_MIN
 from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
+from stage_scenario import STEPS
 
 COVERED = {
     "aggregate of aggregate", "diamond", "forever", "function map", "idle", "join", "late",
@@ -51,9 +60,140 @@ def test_drivers_killed_at_random_steps_change_nothing(seed: int, tmp_path: Path
     run_case(case, FlowRun(case.flow, tmp_path), random.Random(seed), kills=2)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_a_repeated_batch_has_the_same_clock(step: str, tmp_path: Path) -> None:
+    """A source without a time column is stamped with it, and it decides who is idle."""
+    flow = Dataflow("clock")
+    source = flow.source("s", {"k": "int64"})
+    source.sink("stamped")
+    source.aggregate({"n": "count"}, by="k", size=10, name="sums").sink("counts")
+    clocks = [5.0, 12.0, 27.0]
+    with FlowRun(flow, tmp_path) as run:
+        for number, clock in enumerate(clocks):
+            ended = ["s"] if clock == clocks[-1] else []
+            run.batch({"s": pa.table({"k": [number]})}, clock, ended, [step])
+    found = run.results()
+    assert sorted(row["event_time"] for row in found["stamped"]) == [c * 1e6 for c in clocks]
+    assert sorted((row["event_time"], row["k"]) for row in found["counts"]) == [
+        (0, 0), (10_000_000, 1), (20_000_000, 2)
+    ]  # fmt: skip
+
+
 def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
     found = Counter(feature for seed in range(20) for feature in usable(seed).features)
     assert set(found) >= COVERED, COVERED - set(found)
+
+
+def follow_watermarks(seed: int) -> Counter[str]:
+    """Compare watermarks of a random graph after each of some batches; returns what they cover.
+
+    Sources are often silent for longer than it takes to become idle, and resume.
+    """
+    graph, chance = usable(seed).graph, random.Random(seed)
+    idle, lateness = chance.choice([None, 3.0, 3.0, 3.0]), chance.choice([0, 4, 40])
+    sources = {n.name: n.output.unit for n in graph.nodes if not n.inputs and n.output}
+    unit = max(sources.values())
+    oracle, progress, found = Watermarks(graph, lateness * unit, idle), Progress(), Counter[str]()
+    clock, risen = 0.0, dict.fromkeys(sources, False)
+    for _ in range(30):
+        clock += chance.choice([0.0, 1.0, 3.0])
+        arrived: dict[str, list[int]] = {name: [] for name in sources}
+        for name in sources:
+            if chance.random() < 0.4:
+                oldest = max(progress.watermark(name), 0)
+                arrived[name] = [oldest + chance.randrange(30) * unit for _ in range(2)]
+        ended = [name for name in sources if chance.random() < 0.01]
+        newest = {name: max(times) for name, times in arrived.items() if times}
+        for name, time in newest.items():
+            behind = time - lateness * unit < progress.watermark(name)
+            found["resumed behind its watermark"] += risen[name] and behind
+        before = progress
+        oracle.advance(arrived, clock, ended)
+        progress = progress.after(graph, newest, clock, ended, lateness, idle)
+        ends = {-math.inf: TIME_MIN, math.inf: TIME_MAX}
+        expected = {name: ends.get(mark, mark) for name, mark in oracle.output.items()}
+        assert progress.watermarks == expected, (arrived, before)
+        for name, mark in expected.items():
+            assert mark >= before.watermark(name), name
+        for name in sources:
+            rose = name not in newest and expected[name] not in (before.watermark(name), TIME_MAX)
+            risen[name] = name not in newest and (risen[name] or rose)
+            found["idle source rose"] += rose
+    return found
+
+
+@pytest.mark.sweep([], 5, 2000)
+def test_watermarks_equal_those_of_the_interpreter(seed: int) -> None:
+    follow_watermarks(seed)
+
+
+def test_watermarks_of_idle_sources_that_resume() -> None:
+    found: Counter[str] = Counter()
+    for seed in range(200):
+        found += follow_watermarks(seed)
+    assert min(found["idle source rose"], found["resumed behind its watermark"]) >= 30, found
+
+
+def tied() -> Dataflow:
+    """Return functions and windows that depend on the order of tuples, of all kinds of them."""
+
+    made = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+    def twice(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
+        rows = [row for row in range(batch.num_rows) for _ in range(2)]
+        values = [2 * v + n for v in batch["v"].to_pylist() for n in (0, 1)]
+        keys = batch["k"].take(pa.array(rows, pa.int64()))
+        return pa.RecordBatch.from_arrays([keys, pa.array(values, pa.int64())], schema=made), rows
+
+    flow = Dataflow("ties")
+    schema = {"k": "int64", "v": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    sums = a.aggregate({"v": "sum(v)"}, by="k", size=2, name="sums")
+    whole = b.aggregate({"v": "count"}, by="k", window="forever", advance=2, name="all")
+    pairs = a.join(b, "left.k = right.k", size=2, name="pairs").map(
+        {"k": pc.field("left_k"), "v": pc.field("left_v") * 100 + pc.field("right_v")}, name="flat"
+    )
+    crossed = a.product(b, "left.v < right.v", size=1, name="crossed").map(
+        {"k": pc.field("right_k"), "v": pc.field("left_v") * 100 + pc.field("right_v")}, name="even"
+    )
+    doubled = a.map(twice, schema=made, name="twice")
+    for name, stream in {
+        "source": a, "sums": sums, "all": whole, "flat": pairs, "even": crossed, "twice": doubled,
+        "both": flow.union(a.map({"k": pc.field("k"), "v": pc.field("v")}, name="same"), doubled),
+    }.items():  # fmt: skip
+        ends = {"first": "first(v)", "last": "last(v)", "top": "top(2, k)"}
+        stream.aggregate(ends, size=4, name=f"ends {name}").sink(f"ends_{name}")
+        window = {"window": "tuples", "size": 3}
+        stream.aggregate({"v": "last(v)"}, **window, name=f"third {name}").sink(f"third_{name}")
+    met = doubled.join(b, "left.k = right.k", window="tuples", per="key", size=2, name="recent")
+    met.sink("met")
+    return flow
+
+
+@pytest.mark.sweep([0], 1, 200)
+def test_tuples_of_the_same_time_have_an_order(seed: int, tmp_path: Path) -> None:
+    """It depends on no batch or machine; stages are repeated with their input shuffled."""
+    flow, chance = tied(), random.Random(seed)
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph, 2)
+    run = FlowRun(flow, tmp_path, 2.0, machines=lambda number: 1 + number % 3)
+    run.executor = lambda: RepeatingExecutor(chance.randrange(1 << 30))
+    with run:
+        for number in range(5):
+            rows = {
+                name: [
+                    {"k": chance.randrange(3), "v": chance.randrange(50), "t": 2 * number + late}
+                    for late in chance.choices([-3, -2, -1, 0, 1], k=12)
+                ]
+                for name in "ab"
+            }
+            ended = ["a", "b"] if number == 4 else []
+            oracle.batch(rows, float(number), ended)
+            run.batch({name: as_table(graph, name, rows[name]) for name in rows}, 0.0, ended)
+            if number % 2:
+                run.stop()
+    compare(run, oracle)
+    assert all(oracle.results.values())
 
 
 # --------------------------------------------------------------------------- figures 4 and 5
@@ -172,17 +312,87 @@ def test_equal_tuples_of_a_window_are_counted(seed: int, tmp_path: Path) -> None
     compare(run, oracle)
 
 
-def test_a_changed_query_is_refused_by_name(tmp_path: Path) -> None:
-    def flow(size: float) -> Dataflow:
+@dataclass(frozen=True)
+class Recorded:
+    """A query whose parts a test changes one by one."""
+
+    column: str = "k"
+    unit: str = "int64"
+    predicate: str = "k < 9"
+    expression: int = 1
+    size: float = 10
+    function: str = "count"
+    user: str = "k"
+    by: str = "k"
+    condition: str = "left.k = right.k"
+    window: str = "time"
+    more: bool = False
+
+    def flow(self) -> Dataflow:
+        flow = Dataflow("recorded")
+        schema = {self.column: self.unit, "k": "int64", "v": "int64", "t": "int64"}
+        source = flow.source("s", schema, time="t").filter(self.predicate, name="some")
+        columns = {"k": pc.field("k"), "v": pc.field("v") + self.expression}
+        mapped = source.map(columns, name="mapped")
+        functions = {"n": self.function, "w": Whole(self.user)}
+        calls = mapped.aggregate(functions, by=self.by, size=self.size, name="calls")
+        per = "key" if self.window == "tuples" else None
+        joined = mapped.join(
+            mapped, self.condition, window=self.window, per=per, size=5, name="joined"
+        )
+        joined.sink("joins")
+        calls.sink("out")
+        if self.more:
+            source.filter("v > 1", name="others").sink("more")
+        return flow
+
+
+CHANGES = [
+    ({"column": "w"}, "operator 's': changed"),
+    ({"column": "v", "unit": "double"}, "operator 's': changed"),
+    ({"predicate": "k < 8"}, "operator 'some': changed"),
+    ({"expression": 2}, "operator 'mapped': changed"),
+    ({"size": 20}, "operator 'calls': changed"),
+    ({"function": "sum(v)"}, "operator 'calls': changed"),
+    ({"user": "v"}, "operator 'calls': changed"),
+    ({"by": "v"}, "operator 'calls': changed"),
+    ({"condition": "left.k = right.k and left.v < 5"}, "operator 'joined': changed"),
+    ({"window": "tuples"}, "operator 'joined': changed"),
+    ({"more": True}, "operator 'others': added"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=lambda given: str(given))
+def test_a_changed_query_is_refused_by_name(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with FlowRun(Recorded().flow(), tmp_path) as run:
+        run.batch({}, 0.0)
+    with pytest.raises(DataflowError, match=f"{message} since the state"):
+        FlowRun(Recorded(**change).flow(), tmp_path, number=1).batch({}, 1.0)
+    with FlowRun(Recorded().flow(), tmp_path, number=1) as run:  # the same one continues
+        run.batch({}, 1.0)
+
+
+def test_a_refused_query_leaves_no_state(tmp_path: Path) -> None:
+    """So the corrected one is no changed one."""
+
+    def flow(sink: str) -> Dataflow:
         made = Dataflow("f")
-        source = made.source("s", {"k": "int64", "t": "int64"}, time="t")
-        source.aggregate({"n": "count"}, by="k", size=size, name="calls").sink("out")
+        made.source("s", {"k": "int64", "t": "int64"}, time="t").sink(sink)
         return made
 
-    with FlowRun(flow(10), tmp_path) as run:
+    with pytest.raises(DataflowError, match="'pairs': a sink names a folder of the output, but"):
+        FlowRun(flow("pairs"), tmp_path).batch({}, 0.0)
+    with FlowRun(flow("out"), tmp_path) as run:
         run.batch({}, 0.0)
-    with pytest.raises(DataflowError, match="operator 'calls': changed since the state"):
-        FlowRun(flow(20), tmp_path, number=1).batch({}, 1.0)
+
+
+def test_a_query_without_an_operator_is_refused_by_name(tmp_path: Path) -> None:
+    with FlowRun(Recorded(more=True).flow(), tmp_path) as run:
+        run.batch({}, 0.0)
+    with pytest.raises(DataflowError, match="operator 'others': removed since the state"):
+        FlowRun(Recorded().flow(), tmp_path, number=1).batch({}, 1.0)
 
 
 def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
@@ -196,6 +406,114 @@ def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
         pytest.raises(DataflowError, match="operator 'wrong': the function returned"),
     ):
         run.batch(rows, 0.0)
+
+
+class WrongFinish:
+    """A function whose results are no integers of 64 bits."""
+
+    columns = ("k",)
+    type = pa.int64()
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def partial(self, keys: pa.Array) -> int:
+        return len(keys)
+
+    def merge(self, states: list[int]) -> int:
+        return sum(states)
+
+    def finish(self, state: int) -> object:
+        return self.result
+
+
+class WrongWhole(WrongFinish):
+    """The same, of all tuples of a window."""
+
+    def whole(self, keys: pa.Array) -> object:
+        return self.result
+
+
+WRONG = ["text", 1.5, np.float32(2.5), 1 << 70, True, pa.scalar(1, pa.int32())]
+
+
+@pytest.mark.parametrize("make", [WrongFinish, WrongWhole])
+@pytest.mark.parametrize("result", WRONG, ids=map(repr, WRONG))
+def test_an_aggregate_function_of_another_type_stops_the_run(
+    result: object, make: Callable[[object], object], tmp_path: Path
+) -> None:
+    """It is not a failure of single rows, which would be dead letters."""
+    flow = Dataflow("f")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.aggregate({"n": make(result)}, size=5, name="wrong").sink("out")
+    rows = {"s": pa.table({"k": [1], "t": [1]})}
+    with (
+        FlowRun(flow, tmp_path) as run,
+        pytest.raises(DataflowError, match=r"operator 'wrong', column 'n': .*another type than"),
+    ):
+        run.batch(rows, 0.0, ["s"])
+
+
+class Tens:
+    """A function that raises for a tuple with 13, and for a window whose sum is 50."""
+
+    columns = ("v",)
+    type = pa.int64()
+
+    def partial(self, values: pa.Array) -> int:
+        if 13 in values.to_pylist():
+            raise ValueError("13")
+        return sum(values.to_pylist())
+
+    def merge(self, states: list[int]) -> int:
+        return sum(states)
+
+    def finish(self, state: int) -> int:
+        return 1 // (state - 50)
+
+
+@pytest.mark.parametrize("layout", ["operator_set", "auto"])
+def test_what_dead_letter_records_contain(layout: str, tmp_path: Path) -> None:
+    """Each has the columns that the operator reads, its event time, and why it was rejected."""
+
+    def sevens(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 7 in batch["v"].to_pylist():
+            raise KeyError("seven")
+        return batch.select(["v"])
+
+    flow = Dataflow("rejected")
+    columns = {"k": "string", "v": "int64", "at": "timestamp[us, tz=UTC]"}
+    source = flow.source("s", columns, time="at")
+    source.map(sevens, schema=pa.schema([("v", pa.int64())]), name="sevens").sink("mapped")
+    source.aggregate({"n": Tens()}, by="k", size=10, name="tens").sink("sums")
+
+    def table(*rows: tuple[str | None, int, int | None]) -> pa.Table:
+        times = pa.array([None if row[2] is None else row[2] * 1_000_000 for row in rows])
+        return pa.table({"k": pa.array([row[0] for row in rows], pa.string()),
+                         "v": [row[1] for row in rows],
+                         "at": times.cast(pa.timestamp("us", "UTC"))})  # fmt: skip
+
+    with FlowRun(flow, tmp_path, layout=lambda _: layout) as run:
+        rows = table(("a", 13, 1), ("a", 5, 2), (None, 3, 3), ("b", 50, 4), ("c", 7, 5))
+        run.batch({"s": rows}, 0.0)
+        run.batch({"s": table(("a", 1, 4), ("a", 2, None), ("d", 2, 6))}, 1.0, ["s"])
+    found = [pq.read_table(file) for file in (tmp_path / "dead").glob("*.parquet")]
+    records = [
+        (row["batch_id"], row["origin"], row["reason"], row["detail"], json.loads(row["record"]))
+        for row in pa.concat_tables(found).to_pylist()
+    ]
+    at = "1970-01-01 00:00:0{}+00:00".format
+    null, failed = "a key column is null: k", "function_failed"
+    late = "at is before the watermark"
+    assert sorted(records, key=repr) == [
+        (0, "sevens", failed, "KeyError: 'seven'", {"k": "c", "v": 7, "at": at(5)}),
+        (0, "tens", failed, "ValueError: 13", {"at": at(1), "k": "a", "v": 13}),
+        (0, "tens", "null_key", null, {"v": 3, "at": at(3)}),
+        (1, "s", "late", late, {"k": "a", "v": 1, "at": at(4)}),
+        (1, "s", "null_time", "at is null", {"k": "a", "v": 2}),
+        (1, "tens", failed, "ZeroDivisionError: integer division or modulo by zero",
+         {"at": at(0), "k": "b"}),
+    ]  # fmt: skip
 
 
 # --------------------------------------------------------------------------- refused flows

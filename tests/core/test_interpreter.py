@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -15,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 from flow_graphs import FEATURES, Batch, Case, make_case
+from roost.dataflow import interpreter as package
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.interpreter.conditions import compile_condition
@@ -56,6 +59,21 @@ def values(rows: Rows, columns: str) -> list[tuple[Any, ...]]:
 
 def dead(interpreter: Interpreter) -> list[tuple[str, str, int | None]]:
     return [(name, reason, row["t"]) for name, reason, row in interpreter.dead]
+
+
+def test_the_interpreter_shares_no_code_with_the_engine() -> None:
+    """It imports what describes a query, and nothing that evaluates one."""
+    found = set()
+    for path in Path(package.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found |= {name.name for name in node.names}
+    description = {f"roost.dataflow.{name}" for name in ("operators", "schema", "functions")}
+    ours = {name for name in found if name and name.startswith("roost")}
+    own = {name for name in ours if name.startswith(package.__name__)}
+    assert ours - own == {*description, "roost.errors"}
 
 
 # --------------------------------------------------------------------------- the paper
@@ -597,7 +615,10 @@ def test_whole_receives_the_rows_of_a_window_in_tuple_order() -> None:
     assert dead(found) == [("whole", "function_failed", 10)]
 
 
-@pytest.mark.parametrize("result", ["text", 1.5, pa.scalar(1, pa.int32())])
+WRONG = ["text", 1.5, np.float32(2.5), 1 << 70, pa.scalar(1, pa.int32())]
+
+
+@pytest.mark.parametrize("result", WRONG)
 def test_a_result_of_another_type_stops_the_run(result: Any) -> None:
     class Wrong:
         columns = ("v",)

@@ -139,7 +139,7 @@ class EmulatedFlow:
     def __init__(
         self,
         folder: Path,
-        executor: InProcessExecutor,
+        executor: Any,  # one, or what times one
         window: tuple[int, int] = (WINDOW_S, WINDOW_S),  # size and advance in seconds
         policies: Sequence[FlowPolicy] = (),
         functions: Mapping[str, str] = WHOLE,

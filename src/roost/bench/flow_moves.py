@@ -4,13 +4,15 @@ The same Aggregate runs on one machine more from some batch on, and the new mach
 of the buckets: by state recreation, by window recreation, and by what Roost chooses. Stages, rounds
 and moves are the engine's, and the times are those of each machine's task code. A batch is a second
 of the stream. The cost of a move is the seconds until it is complete, plus its bytes at the speed
-at which state is read from the disk.
+at which state is read from the disk. A second machine also joins on Spark, on the real cores, with
+the tuples of all emulated ones and times by the clock.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,13 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roost.balance.changes import NoChange
-from roost.bench.common import Line, Row
+from roost.bench.common import CORES, Line, Row
 from roost.bench.flow_balance import KEYS, NODE, SOURCE, EmulatedFlow
 from roost.dataflow.buckets import BUCKETS, BucketMap, bucket_of
 from roost.dataflow.moves import BucketMove, MapChange, Recreation
 from roost.model.arrays import Ints, as_arrow
 from roost.runtime.chain import Chain, Placement
-from roost.runtime.executor import InProcessExecutor
+from roost.runtime.executor import Executor, InProcessExecutor
 from roost.runtime.flow_rounds import FlowSnapshot
 from roost.runtime.rounds import Proposal
 from roost.stages.contract import Report, Task
@@ -35,6 +37,7 @@ from roost.stages.flow_routing import maps_of, stage_of
 WINDOWS_S = (1, 5, 10)
 MACHINES = (1, 15, 30)  # before another one joins
 CHOSEN = "chosen"
+REAL = "real cores"
 PROTOCOLS: dict[str, Recreation | None] = {
     **{protocol.value: protocol for protocol in Recreation},
     CHOSEN: None,
@@ -65,21 +68,32 @@ class Growth:
         return Proposal(MapChange(NODE, owners, "a machine joins", new + 1, self.protocol))
 
 
-class TimedExecutor(InProcessExecutor):
-    """Notes the seconds of each batch, whose machines work at the same time, and bytes of moves."""
+class TimedExecutor:
+    """Notes the seconds of each batch, and the bytes of moves.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Emulated machines work at the same time; on ``real`` cores, seconds are those of the clock.
+    """
+
+    def __init__(self, executor: Executor, *, real: bool = False) -> None:
+        self._executor, self._real = executor, real
         self.seconds: list[float] = []
         self.moved: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the executor has."""
+        return getattr(self._executor, name)
 
     def run(
         self, inputs: Any, chain: Chain, tasks: Mapping[str, Task], placement: Placement
     ) -> dict[str, list[Report]]:
         """Run a batch."""
-        found = super().run(inputs, chain, tasks, placement)
-        levels = (found[stage_of(name)] for name in (SOURCE, NODE))
-        self.seconds.append(sum(max(one.seconds for one in reports) for reports in levels))
+        started = time.perf_counter()
+        found = self._executor.run(inputs, chain, tasks, placement)
+        seconds = time.perf_counter() - started
+        if not self._real:
+            levels = (found[stage_of(name)] for name in (SOURCE, NODE))
+            seconds = sum(max(one.seconds for one in reports) for reports in levels)
+        self.seconds.append(seconds)
         counts = [one.counts for one in found[stage_of(NODE)]]
         self.moved.append(round(sum(one["read_bytes"] + one["sent_twice"] for one in counts)))
         return found
@@ -96,10 +110,16 @@ class MoveRun:
     doubled: int
 
 
-def run_move(machines: int, size: int, name: str, tuples: int) -> MoveRun:
-    """Run the query until a move is complete, and some batches more."""
+def run_move(
+    machines: int, size: int, name: str, tuples: int, real: Executor | None = None
+) -> MoveRun:
+    """Run the query until a move is complete, and some batches more; emulated, or on an executor.
+
+    Machines have ``tuples`` each in a batch.
+    """
     first = size + AFTER  # batch with the new map
-    growth, executor = Growth(PROTOCOLS[name], first - 1), TimedExecutor()
+    growth = Growth(PROTOCOLS[name], first - 1)
+    executor = TimedExecutor(real or InProcessExecutor(), real=real is not None)
     random = np.random.default_rng(19)
     batches: list[Ints] = []
     moves: Sequence[BucketMove] = ()
@@ -129,7 +149,7 @@ def run_move(machines: int, size: int, name: str, tuples: int) -> MoveRun:
     pauses = sum(s > SLOW * median for s in executor.seconds[first : complete + 1])
     buckets = bucket_of([as_arrow(np.arange(KEYS))], KEYS, BUCKETS)
     row: Row = {
-        "machines": machines,
+        "machines": REAL if real else machines,
         "window_s": size,
         "protocol": name,
         "used": " and ".join(sorted(used)),
@@ -166,9 +186,27 @@ class Moves(NamedTuple):
     lines: Mapping[str, Mapping[str, Line]]
 
 
+def on_real_cores(tuples: int) -> list[MoveRun]:
+    """Let a second machine join on Spark, with a core for each."""
+    from roost.engine.executor import SparkExecutor
+    from roost.engine.session import make_session
+
+    spark = make_session(f"local[{CORES}]")
+    executor = SparkExecutor(spark.sparkContext)
+    try:
+        run_move(1, 1, CHOSEN, tuples, executor)  # starts workers, and loads code
+        return [
+            run_move(1, size, name, tuples, executor) for size in WINDOWS_S for name in PROTOCOLS
+        ]
+    finally:
+        executor.close()
+        spark.stop()
+
+
 def measure(quick: bool) -> Moves:
     """Compare the protocols, and what is chosen with the better one."""
     tuples = QUICK if quick else FULL
+    real = on_real_cores(MACHINES[-1] * tuples)
     runs = {
         (machines, size, name): run_move(machines, size, name, tuples)
         for machines in MACHINES
@@ -183,9 +221,10 @@ def measure(quick: bool) -> Moves:
     )
     summary: Row = {
         "pause_batches": max(run.pauses for run in runs.values()),
+        "pause_batches_real": max(run.pauses for run in real),
         "choice_regret": chosen / better - 1.0,
-        "lost": sum(run.lost for run in runs.values()),
-        "doubled": sum(run.doubled for run in runs.values()),
+        "lost": sum(run.lost for run in (*runs.values(), *real)),
+        "doubled": sum(run.doubled for run in (*runs.values(), *real)),
     }
     lines = {
         f"{machines} to {machines + 1} machines: {key}": {
@@ -198,4 +237,4 @@ def measure(quick: bool) -> Moves:
         for key in ("seconds", "bytes")
         for machines in MACHINES
     }
-    return Moves([run.row for run in runs.values()], summary, lines)
+    return Moves([run.row for run in (*runs.values(), *real)], summary, lines)

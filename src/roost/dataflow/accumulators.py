@@ -7,6 +7,7 @@ are functions that pick tuples (:class:`Picks`), quantiles that a replay repeats
 
 from __future__ import annotations
 
+import operator
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
@@ -347,10 +348,10 @@ def _each(call: Callable[[int], Any], size: int, failed: Failed) -> list[Any]:
 
 def _typed(values: list[Any], type_: pa.DataType) -> pa.Array:
     """Return values of the user as a column; raises TypeError where one does not fit."""
-    if pt.is_integer(type_):  # Arrow drops the fraction of a float silently
+    if pt.is_integer(type_):  # Arrow drops fractions silently
         for value in values:
-            if isinstance(value, float):
-                raise TypeError(f"got {value!r}")
+            if value is not None and not isinstance(value, pa.Scalar):
+                operator.index(value)
     return pa.array(values, type_)
 
 

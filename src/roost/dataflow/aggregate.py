@@ -228,7 +228,7 @@ class AggregateWork:
         """Build a column; the values that a function of the user returns may not fit its type."""
         try:
             return call()
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             problem = f"the function returned another type than {function.type}: {error}"
             raise DataflowError(self.node.name, problem, function.name) from None
 

@@ -54,13 +54,13 @@ def flow_stages(
     their rows.
     """
     graph = resolve(flow.name, flow.operators, own)
-    _agree(store, graph)
     out = config.out.dir.absolute()
     sinks = sinks_of(flow)
     for sink in sinks:
         if sink in RESERVED or "/" in sink or sink.startswith((".", "_")):
             problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
             raise DataflowError(sink, problem)
+    _agree(store, graph)
     settings = config.dataflow
     if layout is None:
         slots = machines or executor.slots
@@ -145,7 +145,9 @@ def describe(operator: Operator) -> dict[str, Any]:
             about["schema"] = [] if operator.schema is None else _columns(operator.schema)
         case Aggregate():
             about["functions"] = {
-                name: given if isinstance(given, str) else _name(type(given))
+                name: given
+                if isinstance(given, str)
+                else [_name(type(given)), list(given.columns), str(given.type)]
                 for name, given in operator.functions.items()
             }
             about["by"] = list(operator.by)

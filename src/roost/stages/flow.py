@@ -165,8 +165,7 @@ class Emitter:
         sinks = {sink: writer.close() for sink, writer in self._writers.items()}
         by_operator: dict[str, list[DeadLetter]] = {}
         for operator, reason, detail, rows in self.rejected:
-            names = [n for n in rows.column_names if n not in (TIME, ORDER, BUCKET)]
-            for record in rows.select(names).to_pylist():
+            for record in self._record_columns(operator, rows).to_pylist():
                 rejected = DeadLetter(-1, reason, detail, record_json(record))
                 by_operator.setdefault(operator, []).append(rejected)
         batch = self._batch
@@ -176,6 +175,14 @@ class Emitter:
                 batch.dead, batch.prefix, batch.number, operator, rejects, self._label
             )
         return {sink: name for sink, name in sinks.items() if name is not None}, dead
+
+    def _record_columns(self, operator: str, rows: pa.Table) -> pa.Table:
+        """Return the columns of dead-letter records; a function does not read the event time."""
+        found = rows.select([n for n in rows.column_names if n not in (TIME, ORDER, BUCKET)])
+        stream = self._batch.graph.by_name[operator].inputs[0]
+        if TIME not in rows.column_names or stream.time in found.column_names:
+            return found
+        return found.add_column(0, stream.time, rows[TIME].cast(stream.time_type))
 
 
 def count_rejected(rejected: Iterable[Rejected]) -> dict[str, dict[str, int]]:

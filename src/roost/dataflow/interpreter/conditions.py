@@ -11,6 +11,7 @@ that of float64. The remainder has the sign of the dividend. Division by zero is
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import operator
 import re
@@ -19,8 +20,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-
-from roost.predicate.kinds import read_time_ns
 
 Rows = tuple[Mapping[str, Any], ...]
 """The tuple that a predicate reads, or the left and the right one of a pair."""
@@ -257,7 +256,15 @@ def _timed(values: list[Any]) -> list[Any]:
     """Read texts beside a time as times."""
     if not any(isinstance(value, _Time) for value in values):
         return values
-    return [_Time(read_time_ns(value)) if isinstance(value, str) else value for value in values]
+    return [_Time(_nanoseconds(value)) if isinstance(value, str) else value for value in values]
+
+
+def _nanoseconds(text: str) -> int:
+    """Return the nanoseconds since 1970 of a time in ISO form, which is UTC without an offset."""
+    fraction = re.search(r"\.(\d{1,9})", text)
+    moment = dt.datetime.fromisoformat(text.replace(fraction[0], "") if fraction else text)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return round(moment.timestamp()) * 10**9 + int(fraction[1].ljust(9, "0") if fraction else 0)
 
 
 def _equal(left: Any, right: Any) -> bool | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
@@ -158,8 +159,8 @@ def checked(value: Any, type_: pa.DataType) -> Any:
     """Return a value of a type as the interpreter holds it; raises if it has another type."""
     if isinstance(value, pa.Scalar) and value.type != type_:
         raise TypeError(f"expected {type_}, got {value.type}")
-    if pa.types.is_integer(type_) and isinstance(value, float):
-        raise TypeError(f"expected {type_}, got a float")  # Arrow would drop the fraction
+    if pa.types.is_integer(type_) and not isinstance(value, Integral | pa.Scalar | None):
+        raise TypeError(f"expected {type_}, got {value!r}")  # Arrow would drop a fraction
     return plain(pa.scalar(plain(value, type_), type_))
 
 
