@@ -42,7 +42,7 @@ from roost.synopsis.records import (
 from roost.synopsis.sets import NO_SETS, SetRecords, SetSketches, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
 
-FORMAT = 2
+FORMAT = 3
 
 
 class PlaceBounds(NamedTuple):
