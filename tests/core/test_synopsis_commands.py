@@ -66,6 +66,23 @@ def test_a_query_in_json_equals_the_one_in_python() -> None:
     assert json.loads(text)["kind"] == BoundKind.GUARANTEED.value
 
 
+@pytest.mark.parametrize(
+    ("data", "name", "expected"),
+    [
+        ({"query": "quantiles", "feature": "temp", "ranks": "0.1, 0.9"}, "ranks", [0.1, 0.9]),
+        ({"query": "quantiles", "feature": "temp", "ranks": 0.5}, "ranks", [0.5]),
+        ({"query": "regress", "target": "temp", "features": "wind, rain"}, "features",
+         ["wind", "rain"]),
+        ({"query": "forecast", "feature": "temp", "at": "2024-01-20T06:00Z"}, "at",
+         dt.datetime(2024, 1, 20, 6, tzinfo=dt.UTC)),
+    ],
+)  # fmt: skip
+def test_times_and_lists_may_be_texts(data: dict[str, Any], name: str, expected: Any) -> None:
+    query, arguments = read_query(data)
+    assert arguments[name] == expected
+    run_query(WHOLE, query, arguments)
+
+
 def test_contrasts_and_outliers_are_json(state: Path) -> None:
     name, arguments = read_query(
         {
@@ -101,6 +118,15 @@ def test_contrasts_and_outliers_are_json(state: Path) -> None:
             {"query": "count", "scope": {"since": "soon"}},
             "scope.since: got 'soon', expected an ISO",
         ),
+        ({"query": "count", "scope": {"hours": [1.5, 3]}}, "hours: got (1.5, 3), expected whole"),
+        ({"query": "quantiles", "feature": "temp", "ranks": "x"}, "quantiles: ranks: got 'x'"),
+        ({"query": "quantiles", "feature": "temp", "ranks": [0.5, "x"]}, "a list of numbers"),
+        ({"query": "density", "feature": "temp", "points": 1, "bandwidth": "x"}, "bandwidth: got"),
+        ({"query": "outliers", "feature": "temp", "share": "x"}, "share: got 'x', expected a num"),
+        ({"query": "regress", "target": "temp", "features": 5}, "features: got 5, expected a list"),
+        ({"query": "forecast", "feature": "temp", "at": "soon"}, "at: got 'soon', expected an ISO"),
+        ({"query": "synthesize", "seed": 0.5}, "seed: got 0.5, expected a whole number"),
+        ({"query": "contains", "values": "x"}, "values: got 'x', expected values by column"),
         (
             {"query": "count", "scope": {"box": [0, 0, 1, 1], "polygon": "x"}},
             "scope: got ['box', 'polygon'], expected one shape",

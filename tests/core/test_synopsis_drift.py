@@ -28,8 +28,7 @@ from roost.synopsis import (
 )
 from roost.synopsis.ageing import BINS_OF_LEVEL_MAX, Band, add, bands_of
 from roost.synopsis.bins import DROPPED, BinLearner, Bins
-from roost.synopsis.drift import bin_error, requantise
-from roost.synopsis.rebinning import rebin
+from roost.synopsis.drift import bin_error, rebin, requantise
 from synopsis_tables import FEATURES, NUMBERS, Rows, draw_scope, make_spec, make_table
 
 TABLE = make_table(8, 3_000)

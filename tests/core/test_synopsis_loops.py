@@ -30,6 +30,7 @@ from roost.synopsis import (
 )
 from roost.synopsis.bins import DROPPED
 from roost.synopsis.bounds import greatest_mean
+from roost.synopsis.leaves import EVERY_STEP
 from roost.synopsis.narrowing import GroupMoments, narrow_mean, narrow_square
 from synopsis_tables import START_US, make_spec, make_table
 
@@ -75,7 +76,7 @@ SKETCHES = {days: build(*pair) for days, pair in SENSED.items()}
 def test_the_tables_have_runs_of_every_kind() -> None:
     leaves, widths = SKETCHES[8].leaves, SKETCHES[8].leaves.widths
     assert 64 in leaves.sizes and leaves.sizes.max() > 64
-    assert {1, 2} <= set(widths[:, 0].tolist())
+    assert {2, EVERY_STEP} <= set(widths[:, 0].tolist())
     assert {0, 1} <= set(widths[:, 1].tolist()), "leaves with several rows, and without"
     assert set((widths[:, 3] >> 7).tolist()) == {0, 1}, "runs with nulls, and without"
 

@@ -20,7 +20,7 @@ from roost.storage.files import Files
 from roost.storage.store import Fact, Store
 from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import read_rows, sketch_files
-from roost.synopsis.loading import Loader
+from roost.synopsis.reader import Loader
 from roost.synopsis.scaling import ScalingRules
 from roost.synopsis.spec import DAY_S, BinRule, SetSpec, SynopsisSpec, locate
 from roost.synopsis.standing import standing_queries

@@ -17,7 +17,7 @@ from roost.stages.writers import write_table
 from roost.storage.files import Files
 from roost.storage.store import Fact, View
 from roost.synopsis.catalogue import TABLE, Catalogue
-from roost.synopsis.loading import Loader
+from roost.synopsis.reader import Loader
 from roost.synopsis.standing import Memory, StandingQuery, result_table
 
 REPORTED = "reported"  # key of what the queries reported last

@@ -20,8 +20,8 @@ from roost.synopsis.bands import Bands, mergeable
 from roost.synopsis.bins import DROPPED
 from roost.synopsis.budget import BandMove, BandPlan, BucketSize, Budget, plan
 from roost.synopsis.coarsening import Resolution, coarsen, split_at
+from roost.synopsis.drift import rebin
 from roost.synopsis.leaves import run_words
-from roost.synopsis.rebinning import rebin
 from roost.synopsis.sets import fit_sets, merge_sets
 from roost.synopsis.spec import SECOND_US, split_group_keys
 from roost.synopsis.synopsis import SmallRows, Synopsis, from_rows, merge

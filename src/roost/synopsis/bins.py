@@ -32,7 +32,7 @@ from roost.synopsis.spec import BinRule, Feature, SynopsisSpec
 KLL_K = 2048  # a rank error of 0.15 %, a seventh of the share of one of 96 bins
 SAMPLE_ROWS = 1 << 18
 GRID = 4096
-CELLS = 1024
+CELLS = 4096
 EXACT_MAX = 2**53 - 1
 DROPPED = 8  # halvings of a plane that leaves do not have: no feature has 2**8 bins
 

@@ -32,7 +32,7 @@ from roost.synopsis.handover import count_rows
 from roost.synopsis.scope import Scope, judge_boxes
 from roost.synopsis.sets import set_times
 from roost.synopsis.spec import SynopsisSpec
-from roost.synopsis.synopsis import Synopsis, build
+from roost.synopsis.synopsis import Synopsis, build_each
 
 TABLE, FILES = "synopsis", "synopsis files"  # tables of facts
 STATE, BINS = "state", "bins"  # keys of the first
@@ -281,8 +281,6 @@ def build_parts(
     rows: pa.Table, owners: Ints, spec: SynopsisSpec, bins: Bins
 ) -> list[tuple[int, Band]]:
     """Build the synopsis of the rows of each owner."""
-    present = np.unique(owners).tolist()
-    if len(present) == 1:
-        return [(present[0], Band(0, build(rows, spec, bins)))]
-    chosen = ((owner, as_arrow(np.flatnonzero(owners == owner))) for owner in present)
-    return [(owner, Band(0, build(rows.take(at), spec, bins))) for owner, at in chosen]
+    present = np.flatnonzero(np.bincount(owners)).tolist()
+    built = build_each(rows, spec, bins, [np.flatnonzero(owners == owner) for owner in present])
+    return [(owner, Band(0, own)) for owner, own in zip(present, built, strict=True)]

@@ -4,7 +4,8 @@ A leaf is one path: place, step, and one bin of each feature, with the number of
 The leaves of one group and place form a *run*, sorted by step and path. Inside a run each field is
 a column of numbers of equal width: differences of steps, counts minus one, marks of leaves that
 may not belong to a part (see :mod:`roost.synopsis.part`), and codes minus the lowest of the run. A
-place has similar weather for weeks, so most codes take 3 to 5 bits instead of 7, and counts none.
+place has similar weather for weeks, so most codes take 3 to 5 bits instead of 7. Counts take none,
+and neither do steps where each has one leaf.
 
 Codes refer to bins that all machines share, so packing loses nothing: merging copies the runs that
 occur once, and unpacks, sorts, combines and packs the others.
@@ -27,6 +28,7 @@ Naturals = NDArray[np.uint32]
 
 STEP, COUNT, UNSURE, CODES = 0, 1, 2, 3
 HAS_NULL = 128  # in the width of a code: packed value 0 is null
+EVERY_STEP = 128  # in the width of steps: one leaf in each, as most sensors report; no bits
 PADDING = 2  # words after the last run, so that no read has to check for the end
 
 
@@ -118,14 +120,16 @@ def measure_runs(paths: Paths, lows: Bytes, widths: Bytes) -> None:  # pragma: n
     for run in range(paths.starts.size - 1):
         begin, end = paths.starts[run], paths.starts[run + 1]
         gap = 0
+        every = True
         count = 1
         unsure = 0
         for k in range(begin, end):
             if k > begin:
                 gap = max(gap, paths.steps[k] - paths.steps[k - 1])
+                every &= paths.steps[k] - paths.steps[k - 1] == 1
             count = max(count, paths.counts[k])
             unsure |= paths.unsure[k]
-        widths[run, STEP] = bits_of(gap)
+        widths[run, STEP] = EVERY_STEP if every else bits_of(gap)
         widths[run, COUNT] = bits_of(count - 1)
         widths[run, UNSURE] = unsure
         for f in range(features):
@@ -194,13 +198,16 @@ def read_steps(
     leaves: Leaves, run: Whole, steps: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
     """Fill the steps of a run."""
-    width = np.int64(leaves.widths[run, STEP] & 127)
+    width = np.int64(leaves.widths[run, STEP])
     bit = np.int64(leaves.starts[run]) * 64
     step = np.int64(leaves.firsts[run])
+    if width == EVERY_STEP:
+        for k in range(np.int64(leaves.sizes[run])):
+            steps[k] = step + k
+        return
     for k in range(np.int64(leaves.sizes[run])):
-        if width:
-            step += read_bits(leaves.words, bit, width)
-            bit += width
+        step += read_bits(leaves.words, bit, width)
+        bit += width
         steps[k] = step
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import cache, partial
+from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +39,21 @@ QUERIES: dict[str, Callable[..., Any]] = {
 }
 QUERIES |= {"chart": climate_chart, "map": feature_map}
 SCOPES = ("scope", "other")  # arguments that are scopes
+TIME = "an ISO time, or microseconds since 1970"
+NAMES, NUMBERS = "Sequence[str]", "Sequence[float]"
+#: What arguments must be, by their annotations.
+TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a text"),
+    "int": (lambda value: isinstance(value, Integral), "a whole number"),
+    "float": (lambda value: isinstance(value, Real), "a number"),
+    "Instant": (lambda value: isinstance(value, dt.datetime | Integral), TIME),
+    "Scope": (lambda value: isinstance(value, Scope), "a Scope"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "values by column"),
+    NAMES: (lambda value: _all(value, str), "a list of names"),
+    f"{NAMES} | str": (lambda value: isinstance(value, str) or _all(value, str), "names"),
+    NUMBERS: (lambda value: _all(value, Real), "a list of numbers"),
+    "Statistic": (callable, "a statistic"),
+}
 SHAPES: dict[str, tuple[type[Box | Circle], int]] = {"box": (Box, 4), "circle": (Circle, 3)}
 
 
@@ -50,7 +67,7 @@ def run_query(synopsis: Sketch, query: str, arguments: Mapping[str, Any]) -> Any
         statistic = _find("statistic", str(given.pop("statistic", "")))
         names = set(_parameters(statistic)[0]) - {"scope"}
         own = {name: given.pop(name) for name in names & set(given)}
-        _check_arguments(f"{statistic.__name__}", statistic, {**own, "scope": None})
+        _check_arguments(statistic.__name__, statistic, own)
         given["statistic"] = partial(statistic, **own)
     _check_arguments(query, function, given)
     return function(synopsis, **given)
@@ -69,12 +86,18 @@ def _find(key: str, name: str) -> Callable[..., Any]:
     return QUERIES[name]
 
 
+def _all(value: Any, kind: type) -> bool:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return False
+    return all(isinstance(item, kind) for item in value)
+
+
 @cache
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of all arguments but the synopsis, and of those that are required."""
+def _parameters(function: Callable[..., Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return all arguments but the synopsis with their annotations, and which are required."""
     own = list(inspect.signature(function).parameters.values())[1:]
     required = (parameter.name for parameter in own if parameter.default is parameter.empty)
-    return tuple(parameter.name for parameter in own), tuple(required)
+    return {parameter.name: parameter.annotation for parameter in own}, tuple(required)
 
 
 def _check_arguments(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -82,8 +105,14 @@ def _check_arguments(name: str, function: Callable[..., Any], given: Mapping[str
     for argument, value in given.items():
         if argument not in known:
             raise ConfigError(f"{name}: {argument}", value, f"one of {', '.join(known)}")
+        kind = known[argument].removesuffix(" | None")
+        if value is None and kind != known[argument]:
+            continue
+        accepts, expected = TYPES[kind]
+        if value is not None and not accepts(value):
+            raise ConfigError(f"{name}: {argument}", value, expected)
     for argument in required:
-        if argument not in given:
+        if given.get(argument) is None:
             raise ConfigError(f"{name}: {argument}", None, f"a value: {name} requires one")
 
 
@@ -91,7 +120,8 @@ def read_query(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of a query in JSON.
 
     ``query`` is the name; ``scope`` and ``other`` are objects, see :func:`read_scope`; the rest are
-    the arguments of the function.
+    the arguments of the function: a time is a text or microseconds since 1970, and a list may be a
+    text with commas.
 
     Examples
     --------
@@ -106,6 +136,16 @@ def read_query(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     for key in SCOPES:
         if key in arguments:
             arguments[key] = read_scope(arguments[key], key)
+    kinds = _parameters(QUERIES[name])[0] if name in QUERIES else {}
+    for key in arguments.keys() & kinds.keys():
+        kind, value = kinds[key], arguments[key]
+        if kind == "Instant":
+            arguments[key] = _instant(value, key)
+        elif kind == NAMES and isinstance(value, str):
+            arguments[key] = [part.strip() for part in value.split(",")]
+        elif kind == NUMBERS and isinstance(value, str | int | float):
+            with suppress(ValueError):  # the query refuses it
+                arguments[key] = [float(part) for part in str(value).split(",")]
     return name, arguments
 
 
@@ -127,7 +167,7 @@ def read_scope(data: Any, key: str = "scope") -> Scope:
     hours = rest.get("hours")
     if hours is not None:
         first, last = _numbers(hours, 2, f"{key}.hours")
-        hours = int(first), int(last)
+        hours = tuple(int(hour) if hour.is_integer() else hour for hour in (first, last))
     known = {*SHAPES, "polygon", "since", "until", "hours", "predicate"}
     for name in rest.keys() - known:
         raise ConfigError(f"{key}.{name}", rest[name], f"one of {', '.join(sorted(known))}")
@@ -157,7 +197,7 @@ def _instant(value: Any, key: str) -> Instant | None:
     try:
         return parse_time(str(value))
     except ValueError:
-        raise ConfigError(key, value, "an ISO time, or microseconds since 1970") from None
+        raise ConfigError(key, value, TIME) from None
 
 
 def result_table(value: Any) -> pa.Table | None:

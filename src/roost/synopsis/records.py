@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from roost.kernel.cells import Whole
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.bins import Coding
-from roost.synopsis.leaves import Bytes, Words
+from roost.synopsis.leaves import Bytes
 
-PATTERNS_MAX = 4096
+CHUNK_ROWS = 512  # rows that are summed together: their values stay in the cache
 
 
 class GroupRecords(NamedTuple):
@@ -155,63 +155,96 @@ def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:
     )
 
 
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _dot(a: Floats, b: Floats) -> float:  # pragma: no cover - compiled
+    """Return the sum of products; the order of the additions is the compiler's."""
+    total = 0.0
+    for k in range(a.size):
+        total += a[k] * b[k]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _masked_sums(a: Floats, mask: Floats) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return sum and sum of squares of the numbers with mask 1; the others have 0."""
+    total = squares = 0.0
+    for k in range(a.size):
+        value = a[k] * mask[k]
+        total += value
+        squares += value * value
+    return total, squares
+
+
 @njit(cache=True, nogil=True)
-def _spread_pattern(
-    group: Whole, mask: np.uint64, count: Whole, row: Floats, records: GroupRecords
+def _add_pairs(
+    shifted: Floats, known: Floats, size: Whole, group: Whole, records: GroupRecords
 ) -> None:  # pragma: no cover - compiled
-    """Add the sums of the rows with one pattern of nulls to all pairs that are not null."""
-    features = records.sums.shape[1]
-    one = np.uint64(1)
+    """Add rows, by feature, to the sums of all pairs; where ``known`` is 0, so are the values."""
+    features = shifted.shape[0]
+    counts = np.empty(features, np.int64)
+    for f in range(features):
+        counts[f] = np.int64(known[f][:size].sum())
+    pair = 0
     for a in range(features):
-        if mask >> np.uint64(a) & one:
-            for b in range(features):
-                if mask >> np.uint64(b) & one:
-                    records.present[group, a, b] += count
-                    records.sums[group, a, b] += row[2 * a]
-                    records.squares[group, a, b] += row[2 * a + 1]
+        own, known_a = shifted[a][:size], known[a][:size]
+        total_a, squares_a = _masked_sums(own, known_a)
+        for b in range(features):
+            total, squares, count = total_a, squares_a, counts[a]
+            if b > a:
+                records.products[group, pair] += _dot(own, shifted[b][:size])
+                pair += 1
+            if b != a and counts[b] < size:
+                total, squares = _masked_sums(own, known[b][:size])
+                count = np.int64(_dot(known_a, known[b][:size]))
+            records.sums[group, a, b] += total
+            records.squares[group, a, b] += squares
+            records.present[group, a, b] += count
 
 
 @njit(cache=True, nogil=True)
 def _code_feature(
     f: Whole,
-    rows: Ints,
-    values: Floats,
+    size: Whole,
     coding: Coding,
     group: Whole,
     records: GroupRecords,
     bins: BinRecords,
     codes: Bytes,
-    shifted: Floats,
-    masks: Words,
+    values: Floats,
+    known: Floats,
 ) -> None:  # pragma: no cover - compiled
-    """Add one feature of a group's rows to the counts, fill its codes and shifted values."""
+    """Add one feature of some rows to the counts, fill its codes, and shift its values."""
     edges, starts, plane = coding.edges[f], coding.starts[f], coding.planes[f]
     shift, low, scale = coding.shifts[f], coding.lows[f], coding.scales[f]
     last = float(starts.size - 1)
     sums, squares, lows, highs = bins.sums[f], bins.squares[f], bins.lows[f], bins.highs[f]
     marginals = records.marginals[group, f]
-    bit = np.uint64(1) << np.uint64(f)
-    least, most = np.inf, -np.inf
-    for k in range(rows.size):
-        value = values[rows[k], f]
+    least, most = records.lows[group, f], records.highs[group, f]
+    for k in range(size):
+        value = values[k]
         if not np.isfinite(value):
             marginals[0] += 1
             codes[k, f] = 0
-            shifted[k, f] = 0.0
+            values[k] = known[k] = 0.0
             continue
         code = np.int64(starts[int(min(max((value - low) * scale, 0.0), last))])
+        # Nearly every cell has one edge or two: no branch depends on which.
+        code += edges[code] <= value
+        code += edges[code] <= value
         while edges[code] <= value:
             code += 1
         code += 1
         v = value - shift
-        masks[k] |= bit
-        shifted[k, f] = v
+        values[k], known[k] = v, 1.0
         codes[k, f] = plane[code]
         marginals[code] += 1
         sums[code] += v
         squares[code] += v * v
-        lows[code] = min(lows[code], value)
-        highs[code] = max(highs[code], value)
+        # Extremes rarely change: a branch is cheaper than to write them.
+        if value < lows[code]:
+            lows[code] = value
+        if value > highs[code]:
+            highs[code] = value
         least, most = min(least, value), max(most, value)
     records.lows[group, f] = least
     records.highs[group, f] = most
@@ -229,50 +262,18 @@ def digest_rows(
 ) -> None:  # pragma: no cover - compiled
     """Add rows, listed in order of groups, to the records; fill the codes of the leaves."""
     features = values.shape[1]
-    longest = 0
+    shifted, known = np.empty((features, CHUNK_ROWS)), np.empty((features, CHUNK_ROWS))
     for group in range(group_starts.size - 1):
-        longest = max(longest, group_starts[group + 1] - group_starts[group])
-    shifted = np.empty((longest, features))
-    masks = np.empty(longest, np.uint64)
-    patterns = np.zeros(PATTERNS_MAX, np.uint64)
-    totals = np.zeros((PATTERNS_MAX, 2 * features))
-    sizes = np.zeros(PATTERNS_MAX, np.int64)
-    for group in range(group_starts.size - 1):
-        begin, end = group_starts[group], group_starts[group + 1]
-        rows = order[begin:end]
-        masks[: end - begin] = np.uint64(0)
-        for f in range(features):
-            own = codes[begin:end]
-            _code_feature(f, rows, values, coding, group, records, bins, own, shifted, masks)
-        known = 0
-        at = 0
-        products = records.products[group]
-        for k in range(end - begin):
-            if known == 0 or patterns[at] != masks[k]:
-                at = 0
-                while at < known and patterns[at] != masks[k]:
-                    at += 1
-                if at == known:
-                    if known == PATTERNS_MAX:
-                        at = known - 1
-                        _spread_pattern(group, patterns[at], sizes[at], totals[at], records)
-                    else:
-                        known += 1
-                    patterns[at] = masks[k]
-                    sizes[at] = 0
-                    totals[at, :] = 0.0
-            sizes[at] += 1
-            # Nulls are zeros here: they add nothing to sums and products.
-            pair = 0
-            for a in range(features):
-                v = shifted[k, a]
-                totals[at, 2 * a] += v
-                totals[at, 2 * a + 1] += v * v
-                for b in range(a + 1, features):
-                    products[pair] += v * shifted[k, b]
-                    pair += 1
-        for at in range(known):
-            _spread_pattern(group, patterns[at], sizes[at], totals[at], records)
+        for begin in range(group_starts[group], group_starts[group + 1], CHUNK_ROWS):
+            end = min(begin + CHUNK_ROWS, group_starts[group + 1])
+            own, size = codes[begin:end], end - begin
+            for k in range(size):
+                for f in range(features):
+                    shifted[f, k] = values[order[begin + k], f]
+            for f in range(features):
+                to = shifted[f], known[f]
+                _code_feature(f, size, coding, group, records, bins, own, *to)
+            _add_pairs(shifted, known, size, group, records)
         for f in range(features):
             for code in range(records.marginals.shape[2]):
                 bins.counts[f, code] += records.marginals[group, f, code]

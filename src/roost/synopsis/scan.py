@@ -19,6 +19,7 @@ from roost.model.arrays import Floats, Ints
 from roost.synopsis.leaves import (
     CODES,
     COUNT,
+    EVERY_STEP,
     STEP,
     UNSURE,
     Bytes,
@@ -218,14 +219,11 @@ def _find_leaves(
     size, first = np.int64(leaves.sizes[run]), np.int64(leaves.firsts[run])
     if low <= first and high == STEPS_END:
         return 0, size
-    words, width, word = leaves.words, np.int64(leaves.widths[run, STEP]), leaves.starts[run]
-    if width == 1 and size <= 64:
-        # One leaf in every step, as most sensors report: all differences are 1 after the first.
-        ones = (~np.uint64(0) >> np.uint64(64 - size)) - np.uint64(1)
-        if words[word] & ones == ones:
-            low, high = max(int(low - first), 0), max(int(high - first), 0)
-            return min(low, int(size)), min(high, int(size))
-    bit = np.int64(word) * 64
+    words, width = leaves.words, np.int64(leaves.widths[run, STEP])
+    if width == EVERY_STEP:
+        low, high = max(int(low - first), 0), max(int(high - first), 0)
+        return min(low, int(size)), min(high, int(size))
+    bit = np.int64(leaves.starts[run]) * 64
     begin: Whole = 0
     end = 0
     for k in range(size):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,9 @@ class Scope:
             raise RequestError(Reason.BAD_RADIUS, f"shape {shape}: a radius from 0 up")
         if self.hours is not None:
             start, stop = self.hours
-            if not (0 <= start < HOURS and 0 < stop <= HOURS and start != stop):
-                expected = "start from 0 to 23, stop from 1 to 24, not the same"
+            whole = all(isinstance(hour, Integral) for hour in self.hours)
+            if not (whole and 0 <= start < HOURS and 0 < stop <= HOURS and start != stop):
+                expected = "whole hours: start from 0 to 23, stop from 1 to 24, not the same"
                 raise ConfigError("hours", self.hours, expected)
         since, until = self.time_range
         if since >= until:

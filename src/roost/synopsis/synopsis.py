@@ -11,7 +11,7 @@ All state is a set of named arrays, in a file that any process can map.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, SourceError, StateError
-from roost.model.arrays import Floats, Ints, frozen
+from roost.model.arrays import Floats, Ints, as_arrow, frozen
 from roost.model.columns import convert, one_array, times_as_int
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import map_arrays, write_arrays
@@ -42,7 +42,7 @@ from roost.synopsis.records import (
 from roost.synopsis.sets import NO_SETS, SetRecords, SetSketches, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
 
-FORMAT = 2
+FORMAT = 3
 
 
 class PlaceBounds(NamedTuple):
@@ -196,8 +196,20 @@ def build(table: pa.Table, spec: SynopsisSpec, bins: Bins | None = None) -> Syno
     """
     check_columns(table, spec)
     known = learn_bins(table, spec) if bins is None else bins
-    rows = read_rows(table, spec, known)
-    return replace(from_rows(rows, spec, known), sets=build_sets(table, rows.time, spec, known))
+    return next(build_each(table, spec, known, [np.arange(table.num_rows)]))
+
+
+def build_each(
+    table: pa.Table, spec: SynopsisSpec, bins: Bins, parts: Sequence[Ints]
+) -> Iterator[Synopsis]:
+    """Build a synopsis of each of some selections of a table's rows."""
+    rows = read_rows(table, spec, bins)
+    for at, built in zip(parts, _from_parts(rows, spec, bins, parts), strict=True):
+        sets = NO_SETS
+        if spec.sets:
+            own = table if at.size == table.num_rows else table.take(as_arrow(at))
+            sets = build_sets(own, rows.time[at], spec, bins)
+        yield replace(built, sets=sets)
 
 
 def check_columns(table: pa.Table, spec: SynopsisSpec) -> None:
@@ -236,21 +248,29 @@ def rows_max(spec: SynopsisSpec, bins: Bins) -> int:
 
 def from_rows(rows: SmallRows, spec: SynopsisSpec, bins: Bins, *, small: bool = True) -> Synopsis:
     """Build from rows; with ``small``, small groups are stored as rows."""
+    return next(_from_parts(rows, spec, bins, [np.arange(rows.x.size)], small=small))
+
+
+def _from_parts(
+    rows: SmallRows, spec: SynopsisSpec, bins: Bins, parts: Sequence[Ints], *, small: bool = True
+) -> Iterator[Synopsis]:
+    """Build from each of some selections of rows, whose values are not copied."""
     keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
     run_keys(frozen(rows.x), frozen(rows.y), frozen(rows.time), spec.layout, keys, steps)
-    distinct, ranks = rank_keys(keys)
-    kept = SmallRows.empty(len(spec.features))
-    if small:
-        group_of_run = np.unique(distinct >> spec.rest_bits, return_inverse=True)[1]
-        sizes = np.bincount(group_of_run, np.bincount(ranks, minlength=distinct.size))
-        few = (sizes <= rows_max(spec, bins))[group_of_run][ranks]
-        if few.any():
-            kept, rows = rows.take(few), rows.take(~few)
-            keys, steps = keys[~few], steps[~few]
-            distinct, ranks = rank_keys(keys)
-    span = int(steps.max(initial=0)) + 1
-    order, starts = sort_rows(ranks, distinct.size, steps, span)
-    return _digest(rows, spec, bins, distinct, order, starts, steps, kept)
+    for at in parts:
+        distinct, ranks = rank_keys(keys[at])
+        kept = SmallRows.empty(len(spec.features))
+        if small:
+            group_of_run = np.unique(distinct >> spec.rest_bits, return_inverse=True)[1]
+            sizes = np.bincount(group_of_run, np.bincount(ranks, minlength=distinct.size))
+            few = (sizes <= rows_max(spec, bins))[group_of_run][ranks]
+            if few.any():
+                kept, at = rows.take(at[few]), at[~few]
+                distinct, ranks = rank_keys(keys[at])
+        own_steps = steps[at]
+        span = int(own_steps.max(initial=0)) + 1
+        order, starts = sort_rows(ranks, distinct.size, own_steps, span)
+        yield _digest(rows, spec, bins, distinct, at[order], starts, steps, kept)
 
 
 def _digest(
