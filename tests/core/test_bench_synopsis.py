@@ -15,7 +15,7 @@ from roost.bench import run_bench
 from roost.bench import synopsis as synopsis_bench
 from roost.bench.common import Measured
 from roost.bench.synopsis import _Results, breaks, check_bounds
-from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, Question, Weather, served
+from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, RandomQuery, Weather, served
 from roost.bench.synopsis_models import _tested, measure_promises
 from roost.bench.synopsis_scaling import divide_weather, measure_scaling, spread_of
 from roost.bench.synopsis_speed import lookups, opened, rollup_sql, set_queries
@@ -51,20 +51,20 @@ def test_the_reader_has_the_synopsis_and_the_oracles_agree(
     synopsis = build(weather.table, spec)
     with served(synopsis) as reader, opened(weather, synopsis) as oracle:
         random = Draw(weather, 3)
-        questions = [random.any() for _ in range(40)]
-        truths = [oracle.value(question.sql, question.scope) for question in questions]
-        asked = [question.ask(reader) for question in questions]
-        for question, result in zip(questions, asked, strict=True):
-            own = question.run(synopsis)
+        drawn = [random.any() for _ in range(40)]
+        truths = [oracle.value(query.sql, query.scope) for query in drawn]
+        results = [query.run_on(reader) for query in drawn]
+        for query, result in zip(drawn, results, strict=True):
+            own = query.run(synopsis)
             assert (result.value, result.low, result.high) == (own.value, own.low, own.high)
-        assert check_bounds(questions, asked, truths)[0] == 0
+        assert check_bounds(drawn, results, truths)[0] == 0
         # Whole buckets of the rollup have the rows of the range.
         bucket = spec.layout.bucket_us
         since = (START // bucket + 1) * bucket
         scope = Scope(since=since, until=since + bucket, hours=(6, 12))
-        question = Question("correlation", ("temp_c", "precip_mm"), scope)
-        (found,) = oracle.connection.execute(rollup_sql(question, synopsis)).fetchone() or (None,)
-        assert found == pytest.approx(oracle.value(question.sql, scope), abs=1e-9)
+        query = RandomQuery("correlation", ("temp_c", "precip_mm"), scope)
+        (found,) = oracle.connection.execute(rollup_sql(query, synopsis)).fetchone() or (None,)
+        assert found == pytest.approx(oracle.value(query.sql, scope), abs=1e-9)
         for name, given in (*lookups("temp_c", scope), *set_queries(SITES[0].tolist(), scope)):
             reader.query(name, **given)
 

@@ -28,7 +28,7 @@ from roost.bench.synopsis_cases import (
     FEATURES,
     Draw,
     Oracle,
-    Question,
+    RandomQuery,
     Weather,
     batches,
     load_weather,
@@ -161,12 +161,12 @@ def run(quick: bool, only: Sequence[str] = ()) -> Measured:
             return summary, {"table_2": times}, {}
 
         def bounds() -> Part:
-            questions, truths = _drawn(weather, oracle, QUERIES_QUICK if quick else QUERIES)
-            asked = [question.ask(reader) for question in questions]
-            broken, widths, by_kind = check_bounds(questions, asked, truths)
+            drawn, truths = _drawn(weather, oracle, QUERIES_QUICK if quick else QUERIES)
+            results = [query.run_on(reader) for query in drawn]
+            broken, widths, by_kind = check_bounds(drawn, results, truths)
             for share in BUDGETS:
                 fitted = fit_memory(full, int(share * memory))
-                found = trade_off(fitted, questions, truths, table.nbytes)
+                found = trade_off(fitted, drawn, truths, table.nbytes)
                 rows.append({"budget": share, **found})
             line = [(row["mb"], row["bound_width"]) for row in rows]
             plot = Plot("median width of a count's bounds, by MB", {"": {"width": line}})
@@ -285,23 +285,23 @@ def bin_errors(records: BinRecords, feature: int) -> tuple[float, float]:
 
 
 def check_bounds(
-    questions: list[Question], results: list[SynopsisResult], truths: list[float | None]
+    drawn: list[RandomQuery], results: list[SynopsisResult], truths: list[float | None]
 ) -> tuple[int, Row, dict[str, Row]]:
     """Return the broken bounds, the median width of counts, and both by kind of query.
 
     The width is that of all counts, of those with recorded constants, and of the others.
     """
-    pairs = list(zip(questions, results, truths, strict=True))
-    broken = {id(question) for question, result, truth in pairs if breaks(result, truth)}
+    pairs = list(zip(drawn, results, truths, strict=True))
+    broken = {id(query) for query, result, truth in pairs if breaks(result, truth)}
     kinds: dict[str, Row] = {}
-    for kind in sorted({question.kind for question in questions}):
+    for kind in sorted({query.kind for query in drawn}):
         own = [pair for pair in pairs if pair[0].kind == kind]
         own_widths = [
             result.high - result.low
             for _, result, truth in own
             if truth and result.low is not None and result.high is not None
         ]
-        failed = sum(id(question) in broken for question, _, _ in own)
+        failed = sum(id(query) in broken for query, _, _ in own)
         width = median(own_widths) if own_widths else 0.0
         kinds[kind] = {"queries": len(own), "broken": failed, "median_width": width}
     widths: Row = {"bound_width": median(widths_of(pairs))}
@@ -323,19 +323,19 @@ def breaks(result: SynopsisResult, truth: float | None) -> bool:
 
 def _drawn(
     weather: Weather, oracle: Oracle, number: int
-) -> tuple[list[Question], list[float | None]]:
+) -> tuple[list[RandomQuery], list[float | None]]:
     """Draw random queries, and run them over the rows."""
     random = Draw(weather, SEED)
-    questions = [random.any() for _ in range(number)]
-    return questions, [oracle.value(question.sql, question.scope) for question in questions]
+    drawn = [random.any() for _ in range(number)]
+    return drawn, [oracle.value(query.sql, query.scope) for query in drawn]
 
 
 def trade_off(
-    fitted: Synopsis, questions: list[Question], truths: list[float | None], arrow: int
+    fitted: Synopsis, drawn: list[RandomQuery], truths: list[float | None], arrow: int
 ) -> Row:
     """Measure the size of a synopsis, and the width of its bounds."""
-    results = [question.run(fitted) for question in questions]
-    broken, widths, _ = check_bounds(questions, results, truths)
+    results = [query.run(fitted) for query in drawn]
+    broken, widths, _ = check_bounds(drawn, results, truths)
     return {
         "mb": fitted.nbytes / 1e6,
         "bytes_ratio": arrow / fitted.nbytes,
@@ -355,7 +355,7 @@ def trade_off_buckets(
     planes have fewer bins.
     """
     table, rows = weather.table, list[Row]()
-    questions, truths = _drawn(weather, oracle, QUERIES_QUICK)
+    drawn, truths = _drawn(weather, oracle, QUERIES_QUICK)
     for days in BUCKET_DAYS:
         try:
             own = replace(synopsis.spec, bucket_days=days)
@@ -363,7 +363,7 @@ def trade_off_buckets(
         except ConfigError as error:
             rows.append({"bucket_days": days, "refused": str(error)})
             continue
-        found = trade_off(fitted, questions, truths, table.nbytes)
+        found = trade_off(fitted, drawn, truths, table.nbytes)
         with served(fitted) as reader:
             times = measure_country(reader, synopsis, weather, oracle, quick=True)
         rows.append({"bucket_days": days, **found, **times})

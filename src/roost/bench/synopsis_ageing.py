@@ -3,7 +3,7 @@
 The weather of six months is repeated ten times. Each copy is shifted by whole days, and its values
 are perturbed: to every value that is not zero, normal noise of a tenth of the feature's standard
 deviation is added. Batches of 100 thousand rows are added in the order of their times, and the
-budget is enforced after each of them. Afterwards random queries ask for 90 days, for all hours or
+budget is enforced after each of them. Afterwards random queries cover 90 days, for all hours or
 14 to 16 (UTC), and are compared with DuckDB over the rows of their copy.
 """
 
@@ -19,7 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from roost.bench.common import Plot, Row
-from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, Question, Weather, batches
+from roost.bench.synopsis_cases import (
+    FEATURES,
+    HOUR_US,
+    Draw,
+    Oracle,
+    RandomQuery,
+    Weather,
+    batches,
+)
 from roost.synopsis import Bands, Scope, Synopsis, build
 from roost.synopsis.ageing import Band, add, bands_of, fit_budget
 from roost.synopsis.budget import Budget
@@ -36,7 +44,7 @@ DAYS = 90
 
 
 @dataclass(frozen=True)
-class Stream:
+class WeatherCopies:
     """Copies of the weather, one after the other."""
 
     weather: Weather
@@ -69,7 +77,7 @@ def measure_ageing(
 ) -> tuple[Row, Row, dict[str, Plot]]:
     """Replay the stream at each budget; returns keys of the summary, tables and plots."""
     synopsis = synopsis.without_sets()  # they are not part of the bands
-    stream = Stream(weather, COPIES_QUICK if quick else COPIES)
+    stream = WeatherCopies(weather, COPIES_QUICK if quick else COPIES)
     sizes: list[Row] = []
     bands = {}
     for share in SHARES_QUICK if quick else SHARES:
@@ -110,7 +118,9 @@ def _plots(sizes: list[Row], errors: list[Row]) -> dict[str, Plot]:
     }
 
 
-def replay(stream: Stream, like: Synopsis, memory: int) -> tuple[list[Row], tuple[Band, ...]]:
+def replay(
+    stream: WeatherCopies, like: Synopsis, memory: int
+) -> tuple[list[Row], tuple[Band, ...]]:
     """Add all copies under a budget; returns the bytes after each copy, and the bands."""
     bands: tuple[Band, ...] = ()
     rows: list[Row] = []
@@ -143,7 +153,7 @@ def describe(bands: Sequence[Band]) -> str:
     return ", ".join(parts)
 
 
-def errors_by_age(stream: Stream, bands: Mapping[float, Bands], queries: int) -> list[Row]:
+def errors_by_age(stream: WeatherCopies, bands: Mapping[float, Bands], queries: int) -> list[Row]:
     """Compare results about each copy with its rows, newest first."""
     found = []
     for number in reversed(range(stream.copies)):
@@ -153,25 +163,25 @@ def errors_by_age(stream: Stream, bands: Mapping[float, Bands], queries: int) ->
             draw = Draw(copy, SEED + number)
             spread = {name: oracle.value(f"stddev({name})", Scope()) or 1.0 for name in FEATURES}
             cases = [
-                (kind, question, oracle.value(question.sql, question.scope))
-                for kind, questions in _questions(draw, queries)
-                for question in questions
+                (kind, query, oracle.value(query.sql, query.scope))
+                for kind, drawn in _random_queries(draw, queries)
+                for query in drawn
             ]
         age = (stream.copies - 1 - number) * stream.copy_days + stream.copy_days // 2
         for share, own in bands.items():
             row: Row = {"budget": share, "age_days": age}
             for kind in KINDS:
-                pairs = [(question, truth) for name, question, truth in cases if name == kind]
+                pairs = [(query, truth) for name, query, truth in cases if name == kind]
                 row |= _errors(kind, pairs, own, spread)
             found.append(row)
     return found
 
 
-def _questions(draw: Draw, queries: int) -> Iterator[tuple[str, list[Question]]]:
+def _random_queries(draw: Draw, queries: int) -> Iterator[tuple[str, list[RandomQuery]]]:
     """Draw means of the country and of regions, and counts with a condition, over 90 days."""
     days = min(DAYS, (draw.last - draw.first) // DAY_US // 2)  # within one copy
     for kind, hours in (("mean", AFTERNOON), ("region", None), ("count", AFTERNOON)):
-        questions = []
+        drawn = []
         for _ in range(queries):
             since = draw.first + int(draw.rng.integers(0, days)) * DAY_US
             scope = Scope(None, since, since + days * DAY_US, hours)
@@ -180,13 +190,13 @@ def _questions(draw: Draw, queries: int) -> Iterator[tuple[str, list[Question]]]
             if kind == "count":
                 scope = replace(scope, predicate=draw.predicate(recorded=True))
             name = "count" if kind == "count" else "mean"
-            questions.append(Question(name, draw.features(0 if kind == "count" else 1), scope))
-        yield kind, questions
+            drawn.append(RandomQuery(name, draw.features(0 if kind == "count" else 1), scope))
+        yield kind, drawn
 
 
 def _errors(
     kind: str,
-    cases: Sequence[tuple[Question, float | None]],
+    cases: Sequence[tuple[RandomQuery, float | None]],
     bands: Bands,
     spread: Mapping[str, float],
 ) -> Row:
@@ -195,16 +205,16 @@ def _errors(
     Means are relative to the standard deviation of their feature, counts to the true count.
     """
     errors, widths, broken, times = [], [], 0, []
-    for question, truth in cases:
+    for query, truth in cases:
         started = time.perf_counter()
-        result = question.run(bands)
+        result = query.run(bands)
         times.append(time.perf_counter() - started)
         if truth is None or truth != truth or (kind == "count" and truth == 0.0):
             continue
         assert result.low is not None and result.high is not None
         slack = 1e-12 * abs(truth)
         broken += not result.low - slack <= truth <= result.high + slack
-        scale = spread[question.features[0]] if question.features else truth
+        scale = spread[query.features[0]] if query.features else truth
         widths.append((result.high - result.low) / scale)
         if result.value is not None:
             errors.append(abs(result.value - truth) / scale)

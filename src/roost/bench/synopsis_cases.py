@@ -123,7 +123,7 @@ def contains(shape: Box | Circle | Polygon, sites: Floats) -> Any:
 
 
 @dataclass(frozen=True)
-class Question:
+class RandomQuery:
     """A random query: what to compute, of which features, in which scope."""
 
     kind: str
@@ -137,7 +137,7 @@ class Question:
         name, arguments = self.query
         return self._first(run_query(synopsis, name, arguments))
 
-    def ask(self, reader: SynopsisReader) -> SynopsisResult:
+    def run_on(self, reader: SynopsisReader) -> SynopsisResult:
         """Return the result of the synopsis of a state directory."""
         name, arguments = self.query
         return self._first(reader.query(name, **arguments).result)
@@ -237,18 +237,18 @@ class Draw:
         """Draw distinct features."""
         return tuple(str(name) for name in self.rng.choice(FEATURES, number, replace=False))
 
-    def country(self) -> Question:
+    def country(self) -> RandomQuery:
         """Draw a country-wide correlation in a range of time and slots."""
         since, until = self.times()
         scope = Scope(since=since, until=until, hours=self.slot())
-        return Question("correlation", self.features(2), scope)
+        return RandomQuery("correlation", self.features(2), scope)
 
     def local(self, low_km: float = 5.0, high_km: float = 100.0) -> Scope:
         """Draw a region, small by default, and a range of time."""
         since, until = self.times()
         return Scope(self.circle(low_km, high_km), since, until, self.slot())
 
-    def any(self) -> Question:
+    def any(self) -> RandomQuery:
         """Draw a query of any kind with any scope; half of them are counts."""
         kinds = ("count", "count", "count", "count", "mean", "stddev", "correlation", "quantile")
         kind = str(self.rng.choice(kinds))
@@ -259,7 +259,7 @@ class Draw:
         if kind == "count" or self.rng.random() < 0.5:
             scope = replace(scope, predicate=self.predicate(recorded))
         number = {"count": 0, "correlation": 2}.get(kind, 1)
-        return Question(kind, self.features(number), scope, float(self.rng.random()), recorded)
+        return RandomQuery(kind, self.features(number), scope, float(self.rng.random()), recorded)
 
 
 @contextmanager
@@ -284,10 +284,10 @@ def batches(table: pa.Table, rows: int) -> Iterator[pa.Table]:
         yield table.slice(start, rows)
 
 
-def widths_of(pairs: Sequence[tuple[Question, SynopsisResult, float | None]]) -> list[float]:
+def widths_of(pairs: Sequence[tuple[RandomQuery, SynopsisResult, float | None]]) -> list[float]:
     """Return the relative widths of the count queries that select rows."""
     return [
         (result.high - result.low) / truth
-        for question, result, truth in pairs
-        if question.kind == "count" and truth and result.low is not None and result.high is not None
+        for query, result, truth in pairs
+        if query.kind == "count" and truth and result.low is not None and result.high is not None
     ]

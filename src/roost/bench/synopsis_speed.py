@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.common import CORES, Plot, Row
-from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, Question, Weather, served
+from roost.bench.synopsis_cases import FEATURES, HOUR_US, Draw, Oracle, RandomQuery, Weather, served
 from roost.engine.session import make_session
 from roost.model.arrays import Floats, frozen
 from roost.synopsis import Scope, Synopsis, record_batches, select
@@ -43,7 +43,7 @@ CLIENTS, CLIENTS_QUICK = (1, 2, 4, 8), (1, 2)
 CLIENT_S, CLIENT_S_QUICK = 4.0, 0.5
 CLIENT_QUERIES = 4_000
 PICTURES, PICTURES_QUICK = 5, 1
-Query = tuple[str, dict[str, Any]]
+NamedQuery = tuple[str, dict[str, Any]]
 
 
 def timed_ms(call: Callable[[], Any]) -> float:
@@ -88,10 +88,10 @@ def _roll_up(synopsis: Synopsis, sites: Floats, connection: duckdb.DuckDBPyConne
     )
 
 
-def rollup_sql(question: Question, synopsis: Synopsis) -> str:
+def rollup_sql(query: RandomQuery, synopsis: Synopsis) -> str:
     """Return a correlation over the rollup; buckets that the range cuts count in full."""
-    pair = "_".join(sorted(question.features, key=FEATURES.index))
-    layout, scope = synopsis.spec.layout, question.scope
+    pair = "_".join(sorted(query.features, key=FEATURES.index))
+    layout, scope = synopsis.spec.layout, query.scope
     assert isinstance(scope.since, int) and isinstance(scope.until, int) and scope.hours
     start, stop = (hour * HOUR_US // layout.slot_us for hour in scope.hours)
     word = "and" if start < stop else "or"
@@ -104,7 +104,7 @@ def rollup_sql(question: Question, synopsis: Synopsis) -> str:
     )
 
 
-def lookups(name: str, scope: Scope) -> list[Query]:
+def lookups(name: str, scope: Scope) -> list[NamedQuery]:
     """Return the statistical and density queries of a feature."""
     own = {"feature": name, "scope": scope}
     other = FEATURES[name == FEATURES[0]]
@@ -117,7 +117,7 @@ def lookups(name: str, scope: Scope) -> list[Query]:
     ]
 
 
-def set_queries(site: Sequence[float], scope: Scope) -> list[Query]:
+def set_queries(site: Sequence[float], scope: Scope) -> list[NamedQuery]:
     """Return the set queries of a place in the time range of a scope."""
     span = Scope(since=scope.since, until=scope.until)
     own = {"values": dict(zip(SITE, site, strict=True)), "scope": span}
@@ -155,10 +155,10 @@ def measure_country(
     random = Draw(weather, SEED + 8)
     times: dict[str, list[float]] = {"own": [], "duckdb": [], "rollup": []}
     for _ in range((TIMED_QUICK if quick else TIMED) + 1):
-        question = random.country()
-        sql = rollup_sql(question, synopsis)
-        times["own"].append(timed_ms(lambda: question.ask(reader)))  # noqa: B023 - called here
-        times["duckdb"].append(timed_ms(lambda: oracle.value(question.sql, question.scope)))  # noqa: B023
+        query = random.country()
+        sql = rollup_sql(query, synopsis)
+        times["own"].append(timed_ms(lambda: query.run_on(reader)))  # noqa: B023 - called here
+        times["duckdb"].append(timed_ms(lambda: oracle.value(query.sql, query.scope)))  # noqa: B023
         times["rollup"].append(timed_ms(lambda: oracle.connection.execute(sql).fetchall()))  # noqa: B023
     p50 = {system: median(values[1:]) for system, values in times.items()}
     return {
@@ -195,8 +195,8 @@ def measure_table_2(
                 _time_types(random, scope, reader, oracle, add)
                 if k <= (SPARK_TIMED_QUICK if quick else SPARK_TIMED):
                     for kind in ("mean", "correlation"):
-                        question = Question(kind, random.features(1 + (kind != "mean")), scope)
-                        add(kind, "spark_sql", lambda: spark(question))  # noqa: B023
+                        query = RandomQuery(kind, random.features(1 + (kind != "mean")), scope)
+                        add(kind, "spark_sql", lambda: spark(query))  # noqa: B023
             place = "country" if radius is None else f"{radius[0]:g} to {radius[1]:g} km"
             for (kind, system), values in times.items():
                 found = {"radius": place, "type": kind, "system": system}
@@ -222,13 +222,13 @@ def _time_types(
     given = {"target": name, "features": [FEATURES[name == FEATURES[0]]], "scope": scope}
     add("regress", "roost", lambda: reader.query("regress", **given))
     for kind, number in (("mean", 1), ("stddev", 1), ("correlation", 2), ("quantile", 1)):
-        question = Question(kind, random.features(number), scope)
+        query = RandomQuery(kind, random.features(number), scope)
         label = "quantiles" if kind == "quantile" else kind
-        add(label, "duckdb", lambda: oracle.value(question.sql, question.scope))  # noqa: B023
+        add(label, "duckdb", lambda: oracle.value(query.sql, query.scope))  # noqa: B023
 
 
 @contextmanager
-def spark_rows(oracle: Oracle) -> Iterator[Callable[[Question], Any]]:
+def spark_rows(oracle: Oracle) -> Iterator[Callable[[RandomQuery], Any]]:
     """Load the rows into Spark's memory; yields what runs a query over them."""
     spark = make_session(f"local[{CORES}]", {"spark.driver.memory": "3g"})
     try:
@@ -240,12 +240,12 @@ def spark_rows(oracle: Oracle) -> Iterator[Callable[[Question], Any]]:
             spark.read.parquet(path).cache().createOrReplaceTempView("weather")
             spark.sql("select count(*) from weather").collect()
 
-            def ask(question: Question) -> Any:
-                condition = oracle.condition(question.scope).replace("us // ", "us div ")
-                sql = question.sql.replace("favg", "avg")
+            def run(query: RandomQuery) -> Any:
+                condition = oracle.condition(query.scope).replace("us // ", "us div ")
+                sql = query.sql.replace("favg", "avg")
                 return spark.sql(f"select {sql} from weather where {condition}").collect()
 
-            yield ask
+            yield run
     finally:
         spark.stop()
 
@@ -262,7 +262,7 @@ def measure_clients(
     with served(synopsis) as reader:
         for clients in CLIENTS_QUICK if quick else CLIENTS:
             rows.append(
-                _ask_together(reader, queries, clients, CLIENT_S_QUICK if quick else CLIENT_S)
+                _query_together(reader, queries, clients, CLIENT_S_QUICK if quick else CLIENT_S)
             )
     lines = {key: [(row["clients"], row[key]) for row in rows] for key in ("p50_ms", "p99_ms")}
     rates = {"queries/s": [(row["clients"], row["queries_per_s"]) for row in rows]}
@@ -270,8 +270,8 @@ def measure_clients(
     return {"askers_qps": max(row["queries_per_s"] for row in rows)}, rows, {"-clients": plot}
 
 
-def _ask_together(
-    reader: SynopsisReader, queries: Sequence[Query], clients: int, seconds: float
+def _query_together(
+    reader: SynopsisReader, queries: Sequence[NamedQuery], clients: int, seconds: float
 ) -> Row:
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(clients), context.Queue()
@@ -295,7 +295,12 @@ def _ask_together(
 
 
 def _client(
-    state: str, queries: Sequence[Query], number: int, seconds: float, barrier: Any, results: Any
+    state: str,
+    queries: Sequence[NamedQuery],
+    number: int,
+    seconds: float,
+    barrier: Any,
+    results: Any,
 ) -> None:
     """Query for some seconds after all clients have begun; sends latencies and the time taken."""
     with closing(SynopsisReader(Path(state))) as reader:
