@@ -34,9 +34,9 @@ import shapely
 
 import roost
 from roost.errors import SourceError
+from roost.model.arrays import Floats
 
 Kind = Literal["boxes", "polygons"]
-Floats = npt.NDArray[np.float64]
 Bounds = tuple[float, float, float, float]
 
 SEED = 20140401

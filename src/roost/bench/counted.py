@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from roost.balance.changes import Decision, NoChange, Rebalance, apply_changes, arrivals
 from roost.balance.planner import imbalance
 from roost.balance.strategies import initial_plan, sampled_costs
-from roost.bench.cases import SIDE_SHARE, Floats, Pickups, boxes_of
+from roost.bench.cases import SIDE_SHARE, Pickups, boxes_of
 from roost.bench.cluster import SECONDS_PER_CHECK, SECONDS_PER_POINT, RoundMetrics, Variant
 from roost.bench.moving import (
     HISTORY_POINTS,
@@ -35,6 +35,7 @@ from roost.bench.moving import (
     slot_at,
     slots_of,
 )
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Rect, Space
 from roost.sim.policies import Network, SimulatedRound, strategy_driver

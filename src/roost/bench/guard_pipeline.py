@@ -31,11 +31,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.bench.cases import Floats, Pickups, data_dir, load_pickups
+from roost.bench.cases import Pickups, data_dir, load_pickups
 from roost.bench.cluster import BatchMetrics, EmulatedCluster, counted_work
 from roost.bench.common import Row
 from roost.bench.moving import Step, TimedLoad
 from roost.bench.streams import admit
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Rect, Space

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.bench.cases import SIDE_SHARE, Floats, Pickups, box_requests, boxes_of, point_table
+from roost.bench.cases import SIDE_SHARE, Pickups, box_requests, boxes_of, point_table
+from roost.model.arrays import Floats
 from roost.model.schemas import TIMESTAMP
 from roost.model.space import Rect, Space
 

@@ -32,11 +32,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.bench.cases import Bounds, Floats, Pickups, data_dir, load_pickups, point_table
+from roost.bench.cases import Bounds, Pickups, data_dir, load_pickups, point_table
 from roost.bench.common import CORES, Measured, Plot, Row, UnequalResults
 from roost.bench.streams import pipeline_config
 from roost.engine.pipeline import Pipeline
 from roost.engine.snapshot import Snapshots
+from roost.model.arrays import Floats
 from roost.model.choices import WindowKind
 from roost.model.records import Box, Circle
 from roost.model.space import EARTH_RADIUS_M

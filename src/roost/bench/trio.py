@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 
 from roost.balance.plan import Plan, Router
 from roost.balance.strategies import initial_plan, sampled_costs
-from roost.bench.cases import SEED, Floats, Pickups, box_requests, boxes_of, data_dir, load_pickups
+from roost.bench.cases import SEED, Pickups, box_requests, boxes_of, data_dir, load_pickups
 from roost.bench.common import Measured, Plot, Row
 from roost.bench.streams import admit
 from roost.bench.trio_engine import engine_row
 from roost.kernel import Index
 from roost.kernel.cells import locate_cells
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.schemas import PointBlock
 from roost.model.space import Grid, Rect, Space

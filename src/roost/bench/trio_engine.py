@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from roost.bench.cases import Floats, Pickups, boxes_of
+from roost.bench.cases import Pickups, boxes_of
 from roost.bench.cluster import EmulatedCluster
 from roost.bench.common import Row
 from roost.bench.moving import MovingLoad, Step
 from roost.bench.streams import admit
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.stages.contract import Report
 from roost.stages.matching import MatchingStage

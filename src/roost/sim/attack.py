@@ -22,10 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from roost.model.arrays import Floats, Ints
 from roost.model.space import Rect
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Random = np.random.Generator
 
 # Minimum distance of the next target; else the attack would not move.
@@ -49,7 +48,7 @@ class Actions(NamedTuple):
     Only the first ``users`` terminate queries; all users if None.
     """
 
-    owners: Ids = np.empty(0, np.int64)
+    owners: Ints = np.empty(0, np.int64)
     places: Floats = np.empty((0, 2))
     terminated: int = 0
     users: int | None = None
@@ -82,7 +81,7 @@ class Party:
         """Return the actions of one tick."""
         raise NotImplementedError
 
-    def _owners(self, random: Random, count: int, users: int) -> Ids:
+    def _owners(self, random: Random, count: int, users: int) -> Ints:
         """Draw the users of queries, of the first ``users`` evenly."""
         return random.integers(0, users, count)
 
@@ -110,7 +109,7 @@ class Normal(Party):
         owners = self._owners(tick.random, count, self.users)
         return Actions(owners, drawn(tick.random, tick.data, count), count)
 
-    def _owners(self, random: Random, count: int, users: int) -> Ids:
+    def _owners(self, random: Random, count: int, users: int) -> Ints:
         return random.choice(users, count, p=rank_weights(users))
 
 
@@ -274,7 +273,7 @@ class Requests:
 
     codes: NDArray[np.int32]
     registers: NDArray[np.bool_]
-    queries: Ids
+    queries: Ints
     boxes: Floats
 
     def __len__(self) -> int:
@@ -331,7 +330,7 @@ class World:
         self.malicious = np.repeat([party.malicious for party in parties], sizes)
         # User of each query by number, and numbers of each party's live queries, oldest first.
         self._codes = np.empty(0, np.int32)
-        self._live: list[Ids] = [np.empty(0, np.int64)] * len(parties)
+        self._live: list[Ints] = [np.empty(0, np.int64)] * len(parties)
 
     @property
     def targets(self) -> list[Floats]:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Merge, Move, Replan, Split, arrivals
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
+from roost.model.arrays import Ints
 from roost.sim.policies import Driver, SimulatedRound, StatisticsDriver
-from roost.sim.workloads import Ids, QueryTable, Rect, overlap
+from roost.sim.workloads import QueryTable, Rect, overlap
 from roost.window import Lineage
 from roost.workload.trio import PartitionStats, Trio
 
@@ -71,7 +72,7 @@ class Checker:
 
     # The steps of a round.
 
-    def requests(self, number: int, registered: Ids, terminated: Ids) -> None:
+    def requests(self, number: int, registered: Ints, terminated: Ints) -> None:
         """Check after queries were registered and terminated."""
         self._step = f"round {number}, requests"
         self._registered, self._terminated = registered, terminated

@@ -23,13 +23,14 @@ import numpy as np
 from roost.balance.changes import Change, Rebalance, apply_changes, arrivals
 from roost.balance.plan import Partition, Plan
 from roost.balance.strategies import initial_plan
+from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
 from roost.sim.checks import Checker
 from roost.sim.policies import Driver, Network, SimulatedRound, strategy_driver
 from roost.sim.scenario import STATIC, STRATEGIES, Moment, Row, Scenario, Trace
 from roost.sim.slots import PlanSlots
-from roost.sim.workloads import Floats, LoadSource, QueryTable
+from roost.sim.workloads import LoadSource, QueryTable
 from roost.workload.cells import CellCounts
 
 _NOISE, _NETWORK = 11, 12

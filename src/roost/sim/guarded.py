@@ -26,11 +26,12 @@ from roost.balance.changes import Change, Decision, Rebalance
 from roost.balance.plan import Partition, Plan
 from roost.guard import Block, DetectorSettings, Guard, GuardDecision, LiveQueries, Suspect
 from roost.guard.sensor import relieved_machines
+from roost.model.arrays import Floats, Ints
 from roost.sim.attack import Party, Requests, World
 from roost.sim.cluster import simulate
 from roost.sim.policies import Driver, Network, SimulatedRound, SwarmDriver, strategy_driver
 from roost.sim.scenario import Scenario, Trace
-from roost.sim.workloads import Floats, Ids, LoadSource, QueryTable
+from roost.sim.workloads import LoadSource, QueryTable
 
 # Balancer's rounds in a round of detection.
 DETECTION_ROUNDS = 4
@@ -239,7 +240,7 @@ class _Users:
 
     def apply(
         self, requests: Requests, admitted: NDArray[np.bool_], number: int
-    ) -> tuple[Ids, Ids]:
+    ) -> tuple[Ints, Ints]:
         """Apply the admitted requests of a block; return the ids registered and terminated."""
         new = requests.registers & admitted
         ids = self.query_table.register(self._cells(requests.boxes[new]))
@@ -255,7 +256,7 @@ class _Users:
         self.query_table.end(terminated)
         return ids, terminated
 
-    def since(self, rounds: Mapping[str, float]) -> Ids:
+    def since(self, rounds: Mapping[str, float]) -> Ints:
         """Return the ids of live queries that users registered after a round, given by name."""
         if not rounds:
             return np.empty(0, np.int64)
@@ -284,7 +285,7 @@ class _GuardedDriver(Driver):
     decisions: list[GuardDecision] = field(default_factory=list)
     hotspots: list[tuple[int, int | None]] = field(default_factory=list)
     detection_s: list[float] = field(default_factory=list)
-    registered: Ids = field(default_factory=lambda: np.empty(0, np.int64))  # in the open round
+    registered: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # in the open round
 
     def lose_machine(self, machine: int) -> None:
         """Delegate to the strategy."""
@@ -298,7 +299,7 @@ class _GuardedDriver(Driver):
         """Delegate to the strategy."""
         self.inner.changed(changes, per_query_s)
 
-    def requests(self, registered: Ids, terminated: Ids) -> None:
+    def requests(self, registered: Ints, terminated: Ints) -> None:
         """Generate the users' requests, and pass the admitted ones to the strategy."""
         assert len(registered) == len(terminated) == 0, "requests come from parties"
         if self.users.world.tick + 1 == self.restart_at:
@@ -333,7 +334,7 @@ class _GuardedDriver(Driver):
                 self._detect()
         return decision
 
-    def _decide_without(self, hidden: Ids, view: SimulatedRound) -> Decision:
+    def _decide_without(self, hidden: Ints, view: SimulatedRound) -> Decision:
         """Decide whether to rebalance without hidden queries, but plan for all queries."""
         if not len(hidden):
             return self.inner.decide(view)

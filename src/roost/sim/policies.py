@@ -27,10 +27,11 @@ from roost.balance.swarm import (
     scale_of,
     shed,
 )
+from roost.model.arrays import Floats, Ints
 from roost.sim.scenario import Faults, Scenario
 from roost.sim.slots import SlotPoints
 from roost.sim.statistics import ClusterStatistics
-from roost.sim.workloads import Floats, Ids, QueryTable
+from roost.sim.workloads import QueryTable
 from roost.workload.histogram import EulerHistogram
 from roost.workload.model import CostModel
 from roost.workload.trio import MachineStats
@@ -96,7 +97,7 @@ class Driver:
     def lose_machine(self, machine: int) -> None:
         """Drop the state of a machine that restarts empty, before the round."""
 
-    def requests(self, registered: Ids, terminated: Ids) -> None:
+    def requests(self, registered: Ints, terminated: Ints) -> None:
         """Add registered and terminated queries, before the points of the round."""
 
     def collect(self, view: SimulatedRound) -> None:
@@ -120,7 +121,7 @@ class StatisticsDriver(Driver):
         self.statistics = ClusterStatistics(plan, query_table, fade)
         self._network = network
 
-    def requests(self, registered: Ids, terminated: Ids) -> None:
+    def requests(self, registered: Ints, terminated: Ints) -> None:
         """Send the requests to the machines."""
         self.statistics.requests(registered, terminated)
 
@@ -152,7 +153,7 @@ class SwarmDriver(StatisticsDriver):
     def decide(
         self,
         view: SimulatedRound,
-        hidden: Ids | None = None,
+        hidden: Ints | None = None,
         received: NDArray[np.bool_] | None = None,
     ) -> Decision:
         """Send the reports and let the coordinator decide over the simulated network.
@@ -227,7 +228,7 @@ class GlobalDriver(Driver):
         self._reported = np.zeros(columns * rows, np.bool_)
         self._rounds: list[Floats] = []
 
-    def requests(self, registered: Ids, terminated: Ids) -> None:
+    def requests(self, registered: Ints, terminated: Ints) -> None:
         """Count queries by cell."""
         self._histogram.add(self._query_table.ranges[registered])
         self._histogram.add(self._query_table.ranges[terminated], -1)

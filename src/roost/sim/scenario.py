@@ -13,7 +13,8 @@ import numpy as np
 
 from roost.balance.plan import Plan
 from roost.balance.rules import SwarmRules
-from roost.sim.workloads import Floats, LoadSpec
+from roost.model.arrays import Floats
+from roost.sim.workloads import LoadSpec
 
 STATIC = ("replicated", "uniform", "history")
 STRATEGIES = (*STATIC, "swarm", "global")

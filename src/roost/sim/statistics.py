@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from roost.balance.changes import Change, Merge, Move, Split, apply_changes
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
+from roost.model.arrays import Ints
 from roost.sim.slots import SlotPoints
-from roost.sim.workloads import Ids, QueryTable, Ranges
+from roost.sim.workloads import QueryTable, Ranges
 from roost.workload.cells import CellCounts
 from roost.workload.trio import MachineStats, PartitionStats
 
@@ -36,7 +37,7 @@ class ClusterStatistics:
         self.requests(query_table.live_ids(), np.empty(0, np.int64))
         self._close_round()
 
-    def requests(self, registered: Ids, terminated: Ids) -> None:
+    def requests(self, registered: Ints, terminated: Ints) -> None:
         """Add registered and terminated queries on their machines."""
         for ids, collect in (
             (registered, PartitionStats.add_queries),
@@ -64,7 +65,7 @@ class ClusterStatistics:
                 stats.add_cells(CellCounts(cells, counts), plan.columns)
         self._close_round()
 
-    def without(self, ids: Ids, received: NDArray[np.bool_]) -> list[MachineStats]:
+    def without(self, ids: Ints, received: NDArray[np.bool_]) -> list[MachineStats]:
         """Return copies without some queries; ``received`` are those of the last round."""
         copies = [MachineStats.from_arrays(stats.to_arrays()) for stats in self.machines]
         for stats in copies:

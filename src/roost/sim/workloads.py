@@ -15,10 +15,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.model.arrays import Floats, Ints
 from roost.workload.histogram import EulerHistogram
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Ranges = NDArray[np.int32]
 # Half-open column0, row0, column1, row1.
 Rect = tuple[int, ...]
@@ -132,7 +131,7 @@ class QueryTable:
         self._histogram = EulerHistogram(columns, rows)
         self.over = self._histogram.per_cell()
 
-    def live_ids(self, tag: int | None = None) -> Ids:
+    def live_ids(self, tag: int | None = None) -> Ints:
         """Return the ids of live queries, of one hotspot (its number) if given."""
         return np.flatnonzero(self.live if tag is None else self.live & (self._tags == tag))
 
@@ -140,15 +139,15 @@ class QueryTable:
         """Return the ranges of live queries."""
         return self.ranges[self.live]
 
-    def within(self, *rect: int) -> Ids:
+    def within(self, *rect: int) -> Ints:
         """Return the ids of live queries that overlap a half-open rectangle, by brute force."""
         return np.flatnonzero(self.live & overlap(self.ranges, rect))
 
-    def counts(self, rects: Ids) -> Ids:
+    def counts(self, rects: Ints) -> Ints:
         """Count the live queries over each of many half-open rectangles ``(k, 4)``."""
         return self._histogram.count_many(rects)
 
-    def register(self, ranges: Ranges, tag: int = _BASE_TAG) -> Ids:
+    def register(self, ranges: Ranges, tag: int = _BASE_TAG) -> Ints:
         """Add queries and return their ids."""
         start, count = len(self.live), len(ranges)
         if count == 0:
@@ -159,7 +158,7 @@ class QueryTable:
         self._count(ranges, 1)
         return np.arange(start, start + count)
 
-    def end(self, ids: Ids) -> None:
+    def end(self, ids: Ints) -> None:
         """Terminate queries."""
         assert bool(self.live[ids].all()), "a query is terminated twice"
         self.live[ids] = False
@@ -200,13 +199,13 @@ class LoadSource:
             total = total + self.load.swing * self._corners[number % 2]
         return total
 
-    def points(self, number: int, admitted: int) -> Ids:
+    def points(self, number: int, admitted: int) -> Ints:
         """Draw the points in each cell of a round, row-major."""
         weights = self.weights(number).reshape(-1)
         random = np.random.default_rng([self._seed, number, _POINTS])
         return random.multinomial(admitted, weights / weights.sum())
 
-    def requests(self, number: int, query_table: QueryTable) -> tuple[Ids, Ids]:
+    def requests(self, number: int, query_table: QueryTable) -> tuple[Ints, Ints]:
         """Apply the requests before a round; return the ids registered and terminated."""
         random = np.random.default_rng([self._seed, number, _QUERIES])
         ended = [

@@ -42,9 +42,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from roost.errors import ConfigError
+from roost.model.arrays import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 VALUE_MEAN = 20.0  # of the exponentially distributed ``value`` column
@@ -126,7 +125,7 @@ class Hotspot:
         if self.intensity not in ("step", "normal"):
             raise ConfigError("hotspot.intensity", self.intensity, "step or normal")
 
-    def share_at(self, time_us: Integers) -> Floats:
+    def share_at(self, time_us: Ints) -> Floats:
         """Return its share of all points at each time."""
         alive = (time_us >= self.start_us) & (time_us < self.stop_us)
         if self.intensity == "step":
@@ -136,7 +135,7 @@ class Hotspot:
         bell = np.exp(-0.5 * ((time_us - middle_us) / deviation_us) ** 2)
         return np.where(alive, self.share * bell, 0.0)
 
-    def _place(self, time_us: Integers, offset: Words) -> tuple[Floats, Floats]:
+    def _place(self, time_us: Ints, offset: Words) -> tuple[Floats, Floats]:
         age_s = (time_us - self.start_us) / _US_PER_S
         if self.spread == "uniform":
             x, y = _halves(offset)
@@ -168,7 +167,7 @@ class PointGenerator:
     hotspots: tuple[Hotspot, ...] = ()  # their shares sum to at most 1 at any time
     spread_deg: float = 0.1  # standard deviation of a point around its place, on each axis
     _keep: Floats = field(init=False, repr=False)
-    _other: Integers = field(init=False, repr=False)
+    _other: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_stream(self.rate_per_s, self.seed)
@@ -183,7 +182,7 @@ class PointGenerator:
         object.__setattr__(self, "_keep", keep)
         object.__setattr__(self, "_other", other)
 
-    def time_us(self, rows: Integers) -> Integers:
+    def time_us(self, rows: Ints) -> Ints:
         """Return the event times of rows, microseconds since 1970 UTC; never decreasing."""
         return _times_us(rows, self.rate_per_s, self.start_us)
 
@@ -199,9 +198,7 @@ class PointGenerator:
         names = ["id", "event_time", "lon", "lat", "value"]
         return pa.table([pa.array(ids), stamps, lon, lat, value], names=names)
 
-    def _fill(
-        self, first_row: int, time_us: Integers, lon: Floats, lat: Floats, value: Floats
-    ) -> None:
+    def _fill(self, first_row: int, time_us: Ints, lon: Floats, lat: Floats, value: Floats) -> None:
         words = _words(self.seed, first_row, len(time_us))
         which = self._choose(_unit(words[:, 0]))
         dx, dy = _normal_pair(words[:, 1], self.spread_deg)
@@ -212,13 +209,13 @@ class PointGenerator:
         _onto_globe(lon, lat)
         np.multiply(-VALUE_MEAN, np.log(1.0 - chance), out=value)
 
-    def _choose(self, chance: Floats) -> Integers:
+    def _choose(self, chance: Floats) -> Ints:
         scaled = chance * len(self._keep)
         slot = scaled.astype(np.int64)
         return np.where(scaled - slot < self._keep[slot], slot, self._other[slot])
 
     def _redirect(
-        self, time_us: Integers, offset: Words, pick: Floats, lon: Floats, lat: Floats
+        self, time_us: Ints, offset: Words, pick: Floats, lon: Floats, lat: Floats
     ) -> None:
         """Move the rows whose pick is in a hotspot's slice of [0, 1) to that hotspot."""
         floor = np.zeros(len(pick))
@@ -252,14 +249,14 @@ class Skew:
             if not 0 <= value < np.inf:
                 raise ConfigError(f"skew.{name}", value, "a number, 0 or more")
 
-    def choose(self, words: Words, count: int) -> Integers:
+    def choose(self, words: Words, count: int) -> Ints:
         """Return a number below ``count`` for each row."""
         if self.kind == "normal":
             position = self.mean + _normal_pair(words, self.deviation)[0]
             return np.clip(np.floor(position), 0, count - 1).astype(np.int64)
         return self.ranked(_unit(words), count)
 
-    def ranked(self, chance: Floats, count: int) -> Integers:
+    def ranked(self, chance: Floats, count: int) -> Ints:
         """Invert the distribution with density ``x ** -exponent`` on [1, count + 1).
 
         It needs no table of the numbers; there may be millions of them.
@@ -454,7 +451,7 @@ def _check_counts(generator: object, *names: str) -> None:
             raise ConfigError(f"generator.{name}", getattr(generator, name), expected)
 
 
-def _stamps(times_us: Integers) -> pa.Array:
+def _stamps(times_us: Ints) -> pa.Array:
     return pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
 
 
@@ -465,18 +462,18 @@ def _check_stream(rate_per_s: float, seed: int) -> None:
         raise ConfigError("generator.seed", seed, "an integer from 0 to 2**128 - 1")
 
 
-def _row_numbers(start_row: int, stop_row: int) -> Integers:
+def _row_numbers(start_row: int, stop_row: int) -> Ints:
     if not 0 <= start_row <= stop_row:
         raise ValueError(f"rows {start_row} to {stop_row} are not a range of rows")
     return np.arange(start_row, stop_row, dtype=np.int64)
 
 
-def _times_us(rows: Integers, rate_per_s: float, start_us: int) -> Integers:
-    age_us: Integers = np.floor(rows * (_US_PER_S / rate_per_s)).astype(np.int64)
+def _times_us(rows: Ints, rate_per_s: float, start_us: int) -> Ints:
+    age_us: Ints = np.floor(rows * (_US_PER_S / rate_per_s)).astype(np.int64)
     return age_us + start_us
 
 
-def _alias_table(weight: Floats) -> tuple[Floats, Integers]:
+def _alias_table(weight: Floats) -> tuple[Floats, Ints]:
     """Divide weights into equal slots of at most two owners each (Walker's alias method).
 
     Slot ``k`` belongs to ``k`` up to ``keep[k]`` of its width, and to ``other[k]`` beyond. A draw
