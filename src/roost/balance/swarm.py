@@ -110,7 +110,7 @@ def shed(
     request: ShedRequest,
     rules: SwarmRules = DEFAULT,
     scale: float = 1.0,
-) -> tuple[Change, ...]:
+) -> tuple[Move | Split, ...]:
     """Choose the load that a machine sheds; runs where its statistics are.
 
     ``scale`` is that of the costs that the machine reported.
@@ -123,7 +123,7 @@ def shed(
     shed load: their loads differ by at most ``rules.quiet``, or no change lowers the higher cost
     of the pair by ``rules.gain`` of the machine's.
     """
-    held, found = dict(stats.partitions), list[Change]()
+    held, found = dict(stats.partitions), list[Move | Split]()
     for target in request.targets if request.received_total > 0.0 else ():
         changes = _shed_to(target, held, machine, request, rules, scale)
         if not changes:
