@@ -372,21 +372,23 @@ def cells_of(p: Partition) -> set[tuple[int, int]]:
     return {(c, r) for c in range(p.column0, p.column1) for r in range(p.row0, p.row1)}
 
 
-def check_plan(plan: Plan, machines: int) -> None:
+def check_plan(plan: Plan, machines: int, grid: tuple[int, int] = (CELLS, CELLS)) -> None:
     """Check invariant 1, cell by cell."""
     owner: dict[tuple[int, int], int] = {}
-    assert plan.machines == machines
+    assert plan.machines == machines and (plan.columns, plan.rows) == grid
     for p in plan.partitions:
         assert p.machines and len(set(p.machines)) == len(p.machines)
         assert set(p.machines) <= set(range(machines))
         for place in cells_of(p):
             assert place not in owner, f"cell {place} in {owner[place]} and {p.partition_id}"
             owner[place] = p.partition_id
-    assert set(owner) == {(c, r) for c in range(CELLS) for r in range(CELLS)}
+    assert set(owner) == {(c, r) for c in range(grid[0]) for r in range(grid[1])}
     assert len({p.partition_id for p in plan.partitions}) == len(plan.partitions)
 
 
-def check_history(state: Path, *machines: int) -> list[Plan]:
+def check_history(
+    state: Path, *machines: int, grid: tuple[int, int] = (CELLS, CELLS)
+) -> list[Plan]:
     """Check all plans of a state directory: complete, ids never reused, parents overlap.
 
     Without a number of machines, plans may have different numbers.
@@ -396,7 +398,7 @@ def check_history(state: Path, *machines: int) -> list[Plan]:
     known: dict[int, Cells] = {}
     assert [plan.epoch for plan in plans] == list(range(len(plans)))
     for number, plan in enumerate(plans):
-        check_plan(plan, *(machines or (plan.machines,)))
+        check_plan(plan, *(machines or (plan.machines,)), grid)
         fresh = [p for p in plan.partitions if p.partition_id not in known]
         before = plans[number - 1].partitions if number else ()
         still = {p.partition_id: p for p in before}
@@ -472,7 +474,6 @@ class Accuracy:
     doubt: float = 0.0  # weight of points older than the partition, as of the last close
     young: bool = False  # no round closed since then: new queries are known only along the cut
     merged: bool = False
-    cut: str | None = None
 
 
 @dataclass
@@ -523,16 +524,21 @@ class Reference:
             total = all(self.accuracy[q.partition_id].total for q in parents)
             made = Accuracy(columns, rows, total, doubt, young=True, merged=len(parents) > 1)
             if len(parents) == 1:
-                c0, r0, c1, r1 = rect_of(parents[0])
-                vertical = (c0, c1) != (p.column0, p.column1)
-                assert vertical != ((r0, r1) != (p.row0, p.row1)), "one cut at a time"
-                made.cut = "columns" if vertical else "rows"
-                made.total &= columns if vertical else rows
-                made.rows &= not vertical
-                made.columns &= vertical
-                made.doubt += self.points(rect_of(p), self.faded)
+                self._cut(made, parents[0], p)
             after[p.partition_id] = made
         self.accuracy = after
+
+    def _cut(self, made: Accuracy, parent: Partition, p: Partition) -> None:
+        """Derive the accuracy of a part: columns are cut first, then what is left by rows."""
+        c0, r0, c1, r1 = rect_of(parent)
+        if (c0, c1) != (p.column0, p.column1):
+            made.total &= made.columns
+            made.rows = False
+            made.doubt += self.points((p.column0, r0, p.column1, r1), self.faded)
+        if (r0, r1) != (p.row0, p.row1):
+            made.total &= made.rows
+            made.columns = False
+            made.doubt += self.points(rect_of(p), self.faded)
 
     @staticmethod
     def points(rect: Cells, table: np.ndarray) -> float:

@@ -61,7 +61,7 @@ from roost.storage.store import Fact, Store
 from roost.testing import InProcessPipeline, brute_force
 
 ROWS = 250
-SEED = 13
+SEED = 20
 BATCHES = 28
 MACHINES = 4
 ADAPTIVE = (Strategy.SWARM, Strategy.GLOBAL)

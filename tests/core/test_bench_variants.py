@@ -177,8 +177,8 @@ def test_the_benchmarks_write_the_same_summary_keys(
     monkeypatch.setattr(module, "all_variants", lambda: {n: all_variants()[n] for n in NAMES})
     if module is swarm:
         monkeypatch.setattr(swarm, "QUERIES_QUICK", (200,))
-        monkeypatch.setattr(swarm, "ON_SPARK_QUICK", (200, 12, 500))
-        monkeypatch.setattr(swarm, "_on_spark", lambda load: [])
+        monkeypatch.setattr(swarm, "ON_CLUSTER_QUICK", (200, 12, 500))
+        monkeypatch.setattr(swarm, "_on_cluster", lambda load: [])
     else:
         monkeypatch.setattr(hotspots, "QUERIES", 200)
         monkeypatch.setattr(hotspots, "SCENARIOS", {"step": HOT})

@@ -83,10 +83,10 @@ class HomesRun(Run):
 
 
 def counted(
-    executor: SparkExecutor, task: Any, report: Report, matched: Report
+    executor: SparkExecutor, task: TrioTask, report: Report, matched: Report
 ) -> dict[str, Any] | None:
     """Return what the statistics of a machine count; None if its executor has been killed since."""
-    assert isinstance(task, TrioTask) and report.machine == matched.machine
+    assert report.machine == matched.machine
     name, path = report.value.file, task.files.path(report.value.file)
     if not report.value.checkpoint:
         call = partial(copy_resident, task.files)
@@ -117,6 +117,12 @@ def main() -> None:
         placement: Placement,
     ) -> dict[str, list[Report]]:
         found = original(self, inputs, chain, tasks, placement)
+        task, statistics = tasks.get(STATISTICS), {}
+        if isinstance(task, TrioTask):
+            statistics = {
+                str(report.machine): counted(self, task, report, points)
+                for report, points in zip(found[STATISTICS], found["matching"], strict=True)
+            }
         run.ran = {
             "requested": {
                 f"{node.name} {machine}": placement.home(node, machine)
@@ -125,12 +131,7 @@ def main() -> None:
                 for machine in node.machines
             },
             "ran": {f"{r.stage} {r.machine}": r.executor for mine in found.values() for r in mine},
-            "statistics": {
-                str(report.machine): counted(self, tasks[STATISTICS], report, points)
-                for report, points in zip(
-                    found.get(STATISTICS, ()), found["matching"], strict=False
-                )
-            },
+            "statistics": statistics,
         }
         return found
 

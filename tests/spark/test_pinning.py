@@ -30,6 +30,7 @@ from test_cluster import (
 )
 from test_crash import DEADLINE_S
 
+from balance_checks import check_history, check_rounds
 from roost.engine.local_cluster import spark_home
 
 pytestmark = pytest.mark.spark
@@ -153,16 +154,22 @@ class Churn:
         return int(np.count_nonzero((x0 < c1) & (x1 >= c0) & (y0 < r1) & (y1 >= r0)))
 
 
+# Under SWARM either one round, so that points and queries add up, or one for each batch.
+PLACED = ("swarm", "swarm in rounds", "global", "history")
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    ["swarm", *(pytest.param(name, marks=pytest.mark.full) for name in ("history", "global"))],
+    "case", [pytest.param(c, marks=pytest.mark.full if c != "swarm" else ()) for c in PLACED]
 )
 def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
-    tmp_path: Path, child_environment: None, strategy: str
+    tmp_path: Path, child_environment: None, case: str
 ) -> None:
     points, churn = tmp_path / "points.parquet", Churn(make_boxes())
+    strategy, lasting = case.split()[0], case == "swarm"
     rng = np.random.default_rng(63)
     x, y = rng.uniform(0, 64, ROWS), rng.uniform(0, 32, ROWS)
+    hot = (rng.random(ROWS) < 0.7) & (np.arange(ROWS) >= ROWS // BATCHES)
+    x[hot], y[hot] = x[hot] / 8, y[hot] / 8  # from the second batch on
     columns = {"id": np.arange(ROWS), "x": x, "y": y, "event_time": np.arange(ROWS)}
     pq.write_table(pa.table(columns), points)
     spec = Spec(
@@ -174,7 +181,7 @@ def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
         bounds=[0.0, 0.0, 64.0, 32.0],
         requests=churn.requests(),
         master=f"local-cluster[{EXECUTORS},1,1024]",
-        round=1e9 if strategy == "swarm" else 15.0,
+        round=1e9 if lasting else 15.0,
         cache=str(tmp_path / "cache"),
     )
     rows, last = driven(spec, tmp_path)
@@ -182,12 +189,26 @@ def test_queries_come_and_go_while_homes_move_and_an_executor_is_killed(
     found = matches_in(Path(spec.out) / "matches", ROWS // BATCHES)
     assert np.array_equal(found, churn.matches(x, y))
     assert list((tmp_path / "cache").glob("roost-*/*"))
+    state = Path(spec.out) / "state"
+    plans = check_history(state, MACHINES, grid=(20, 10))
+    assert (len(plans) > 1) == (case in ("swarm in rounds", "global"))
+    assert len(check_rounds(state)) == len(plans) - 1
     if strategy == "swarm":
-        check_statistics(rows, churn)
+        check_queries(rows, churn)
+    if lasting:
+        check_points(rows)
 
 
-def check_statistics(rows: list[dict[str, Any]], churn: Churn) -> None:
-    """Check that queries are always right, and points from the checkpoint on, counted once."""
+def check_queries(rows: list[dict[str, Any]], churn: Churn) -> None:
+    """Check that every partition counts the queries over it, also on restarted machines."""
+    for row in rows:
+        for mine in filter(None, row["statistics"].values()):
+            for *cells, queries in mine["q"]:
+                assert queries == churn.overlapping(row["batch"], cells)
+
+
+def check_points(rows: list[dict[str, Any]]) -> None:
+    """Check that points are counted once, after a loss from the checkpoint on."""
     known: dict[str, float | None] = {}
     checkpoints: dict[str, float] = {}
     for row in rows:
@@ -195,8 +216,6 @@ def check_statistics(rows: list[dict[str, Any]], churn: Churn) -> None:
             if mine is None:  # the executor was killed after the task
                 known[machine] = None
                 continue
-            for *cells, queries in mine["q"]:
-                assert queries == churn.overlapping(row["batch"], cells)
             before = checkpoints[machine] if mine["restarted"] else known.get(machine, 0.0)
             assert before is not None, "statistics that were lost are there"
             assert mine["n"] == before + mine["points"]

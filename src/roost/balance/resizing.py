@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from roost.balance.changes import Change, Move, Rebalance, Split
 from roost.balance.plan import Plan
 from roost.balance.rules import SwarmRules
-from roost.balance.swarm import DEFAULT, ShedRequest, machine_cost, shed
+from roost.balance.swarm import DEFAULT, ShedRequest, Target, give, machine_cost, shed
 from roost.workload.trio import MachineStats
 
 
@@ -68,26 +68,14 @@ def resize_by_statistics(
     changes: list[Change] = []
     next_id = plan.next_id
     for new in range(plan.machines, machines) if received > 0.0 else ():
-        request = ShedRequest(new, 0.0, received, next_id, keep)
+        request = ShedRequest((Target(new, 0.0),), received, next_id, keep)
         ranked = sorted(stats, key=lambda m: (-machine_cost(stats[m], rules), m))
         answers = ((machine, shed(stats[machine], machine, request, rules)) for machine in ranked)
         high, found = next((answer for answer in answers if answer[1]), (0, ()))
         stats[new] = MachineStats()
         for change in found:
-            _apply(stats[high], stats[new], new, change)
+            give(stats[high].partitions, stats[new].partitions, high, change)
             next_id += 2 * isinstance(change, Split)
         changes += found
     reason = f"{len(changes)} changes fill {machines - plan.machines} machines"
     return Rebalance(tuple(changes), reason, machines)
-
-
-def _apply(high: MachineStats, low: MachineStats, new: int, change: Change) -> None:
-    """Move statistics as a change moves the partition, or a part of it."""
-    assert isinstance(change, Move | Split)
-    part = high.partitions.pop(change.partition_id)
-    if isinstance(change, Move):
-        low.partitions[change.partition_id] = part
-        return
-    sides = part.cut(change.vertical, change.at, *change.ids)
-    for side, owners in zip(sides, change.machines, strict=True):
-        (low if owners == (new,) else high).partitions[side.partition_id] = side

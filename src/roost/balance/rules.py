@@ -5,6 +5,7 @@ A benchmark adds one change at a time to :data:`PAPER` and so shows what it is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -12,10 +13,13 @@ from roost.balance.costs import Cost, ProductCost, WorkCost
 from roost.balance.decision import RISE
 
 # Spread of loads that counts as balanced, relative to the mean.
-QUIET = 0.2
+QUIET = 0.07
 GAIN_MIN = 0.02
 # Pairs of machines that a round relieves at most.
 PAIRS = 64
+# Spread beyond which the stages are ignored: a hotspot waited for up to five rounds. With less,
+# loads that oscillate changed the plan.
+URGENT = 0.4
 # Rounds between merges of adjacent partitions of one machine; the papers' example is five hours.
 MERGE_EVERY = 20
 MERGE_EVERY_PAPER = 1200
@@ -50,11 +54,15 @@ class SwarmRules:
     rise
         Share by which the rate of a better round is above the last one (:mod:`decision`).
     pairs
-        Pairs of machines that a round relieves at most, the costliest with the cheapest first; the
-        papers relieve one.
+        Pairs of machines that a round relieves at most, from the costliest machine down. With more
+        than one, a machine may be in several, and fills each cheap one up to the mean; the papers
+        relieve one, and both cost the same afterwards.
     measured
         Whether a machine scales its estimates to the work of the round, which it counted: objects
         received, and queries checked.
+    urgent
+        Spread, as for ``quiet``, beyond which pairs are relieved even if the stages say to do
+        nothing; infinite in the papers.
     """
 
     quiet: float = QUIET
@@ -68,10 +76,11 @@ class SwarmRules:
     rise: float = RISE
     pairs: int = PAIRS
     measured: bool = True
+    urgent: float = URGENT
 
 
 PAPER = SwarmRules(
-    0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1, False
+    0.0, False, 0.0, False, False, MERGE_EVERY_PAPER, False, ProductCost(), 0.0, 1, False, math.inf
 )
 
 

@@ -3,8 +3,9 @@
 Every machine reports its cost (``costs.py``) and R(m). The coordinator updates the five stages
 (``decision.py``), ranks the machines, and requests the costliest to shed load to the cheapest; only
 that machine reads its statistics, in :func:`shed`. If it cannot shed load, the next costliest
-receives the request. As published that relieves one machine in a round; here further pairs follow,
-the next costliest and the next cheapest.
+receives the request. As published that relieves one machine in a round, and both cost the same
+afterwards. Here the costliest fills several cheap machines up to the mean, and further machines
+follow with those that are left.
 
 The papers' protocol is :meth:`Swarm.paper`. Changes to it are switches
 (:mod:`roost.balance.rules`), most of which avoid changes of the plan without a gain.
@@ -12,16 +13,16 @@ The papers' protocol is :meth:`Swarm.paper`. Changes to it are switches
 A response is only a proposal. The coordinator checks it against the plan, so a response that is
 lost, repeated, or made for an older plan does no harm.
 
-Limits: SWARM cannot relieve a single hot cell, and a machine sheds load to one other per round. A
-load that alternates after several rounds is followed each time. Shared partitions are not changed.
+Limits: SWARM cannot relieve a single hot cell. A load that alternates after several rounds is
+followed each time. Shared partitions are not changed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from roost.balance.changes import (
     Change,
@@ -38,9 +39,12 @@ from roost.balance.merge import adjacent_merges
 from roost.balance.plan import Partition, Plan
 from roost.balance.reduction import SplitChoice, best_split, best_subset
 from roost.balance.rules import PAPER, SwarmRules
-from roost.workload.trio import MachineStats
+from roost.workload.trio import MachineStats, PartitionStats
 
 NUMBER_BYTES = 8
+# A machine with more than so many times the mean number of partitions receives none: what is left
+# of hotspots costs nothing any more, and would gather on a machine.
+CROWDED = 2.0
 DEFAULT = SwarmRules()
 
 
@@ -53,19 +57,27 @@ class LoadReport:
     received: float
 
 
+class Target(NamedTuple):
+    """A machine that can receive load, and its cost, divided by R(S)."""
+
+    machine: int
+    cost: float
+
+
 @dataclass(frozen=True, slots=True)
 class ShedRequest:
-    """Request of the coordinator to shed load.
+    """Request of the coordinator to shed load to some machines, the cheapest first.
 
-    ``low_cost`` is a cost, divided by ``received_total``, R(S). ``next_id`` and the id after it
-    are unused. ``keep`` are the machine's shared partitions, which it must keep.
+    ``received_total`` is R(S). Ids from ``next_id`` on are unused. ``keep`` are the machine's
+    shared partitions, which it must keep. ``full`` is the cost, divided by R(S), up to which a
+    target is filled if it stays below the machine's own; infinite, until both cost the same.
     """
 
-    low_machine: int
-    low_cost: float
+    targets: tuple[Target, ...]
     received_total: float
     next_id: int
     keep: tuple[int, ...] = ()
+    full: float = math.inf
 
 
 Send = Callable[[int, ShedRequest], tuple[Change, ...]]
@@ -98,47 +110,87 @@ def shed(
     request: ShedRequest,
     rules: SwarmRules = DEFAULT,
     scale: float = 1.0,
-) -> tuple[Change, ...]:
+) -> tuple[Move | Split, ...]:
     """Choose the load that a machine sheds; runs where its statistics are.
 
     ``scale`` is that of the costs that the machine reported.
 
-    Whole partitions are preferred, under the rule of the half gap only if they close at least half
-    of the gap that can be closed. Otherwise the costliest partition that can be split is split,
-    unless whole partitions are still better.
+    Of what a target shall receive, whole partitions are preferred, under the rule of the half gap
+    only if they are at least half of it. Otherwise the costliest partition that can be split is
+    split, unless whole partitions are still better.
 
-    Returns moves, or one split; nothing if the loads differ by at most ``rules.quiet``, or no
-    change lowers the higher cost of the pair by ``rules.gain`` of it.
+    Returns moves and splits, in order. They end at the first target to which the machine cannot
+    shed load: their loads differ by at most ``rules.quiet``, or no change lowers the higher cost
+    of the pair by ``rules.gain`` of the machine's.
     """
-    if request.received_total <= 0.0 or machine == request.low_machine:
-        return ()
+    held, found = dict(stats.partitions), list[Move | Split]()
+    for target in request.targets if request.received_total > 0.0 else ():
+        changes = _shed_to(target, held, machine, request, rules, scale)
+        if not changes:
+            break
+        for change in changes:
+            give(held, {}, machine, change)
+            if isinstance(change, Split):
+                request = replace(request, next_id=max(change.ids) + 1)
+        found += changes
+    return tuple(found)
+
+
+def give(
+    held: dict[int, PartitionStats],
+    given: dict[int, PartitionStats],
+    machine: int,
+    change: Move | Split,
+) -> None:
+    """Take statistics out of those that a machine held, as a change takes the partition."""
+    part = held.pop(change.partition_id)
+    if isinstance(change, Move):
+        given[change.partition_id] = part
+        return
+    sides = part.cut(change.vertical, change.at, *change.ids)
+    for side, owners in zip(sides, change.machines, strict=True):
+        (held if owners == (machine,) else given)[side.partition_id] = side
+
+
+def _shed_to(
+    target: Target,
+    held: Mapping[int, PartitionStats],
+    machine: int,
+    request: ShedRequest,
+    rules: SwarmRules,
+    scale: float,
+) -> tuple[Move | Split, ...]:
+    """Choose moves, or one split, to one machine."""
     total = request.received_total / scale
-    costs = {number: rules.cost.of(p) / total for number, p in stats.partitions.items()}
-    low, high = request.low_cost, sum(costs.values())
-    if high - low <= _in_costs(rules.quiet, rules) * (high + low) / 2.0:
+    costs = {number: rules.cost.of(p) / total for number, p in held.items()}
+    low, own = target.cost, sum(costs.values())
+    if machine == target.machine or own - low <= _in_costs(rules.quiet, rules) * (own + low) / 2.0:
         return ()
     for number in request.keep:
         costs.pop(number, None)
+    # A machine that costs ``high`` and the target would cost the same afterwards.
+    high = min(own, 2.0 * request.full - low)
     limit = (high - low) / 2.0
     subset = best_subset(costs, limit)
     moved = sum(costs[number] for number in subset)
     enough = moved >= limit / 2.0 if rules.half_gap else moved > 0.0
-    found = None if enough else _first_split(stats, costs, high, request.low_cost, total, rules)
+    found = None if enough else _first_split(held, costs, high, low, total, rules)
     if found is not None and found[1].higher < high - moved:
         number, choice = found
-        owners = ((machine,), (request.low_machine,))
+        owners = ((machine,), (target.machine,))
         owners = owners[::-1] if choice.move_first else owners
         ids = (request.next_id, request.next_id + 1)
-        changes: tuple[Change, ...] = (Split(number, choice.vertical, choice.at, ids, owners),)
-        higher = choice.higher
+        changes: tuple[Move | Split, ...] = (
+            Split(number, choice.vertical, choice.at, ids, owners),
+        )
+        moved = high - choice.higher
     else:
-        changes = tuple(Move(number, (request.low_machine,)) for number in subset)
-        higher = high - moved
-    return changes if high - higher >= rules.gain * high else ()
+        changes = tuple(Move(number, (target.machine,)) for number in subset)
+    return changes if moved >= rules.gain * own else ()
 
 
 def _first_split(
-    stats: MachineStats,
+    held: Mapping[int, PartitionStats],
     costs: Mapping[int, float],
     high: float,
     low: float,
@@ -148,7 +200,7 @@ def _first_split(
     """Return the best split of the costliest partition that a split relieves."""
     for number in sorted(costs, key=lambda number: (-costs[number], number)):
         choice = best_split(
-            stats.partitions[number],
+            held[number],
             high,
             low,
             total,
@@ -171,7 +223,7 @@ def tolerance(reports: Sequence[LoadReport], rules: SwarmRules = DEFAULT) -> flo
     >>> busy = [LoadReport(machine, 1.0, 10_000.0) for machine in range(4)]
     >>> idle = [LoadReport(machine, 1.0, 10.0) for machine in range(4)]
     >>> round(tolerance(busy), 2), round(tolerance(idle), 2)
-    (0.2, 1.05)
+    (0.07, 1.05)
     """
     if not rules.quiet:
         return 0.0
@@ -218,9 +270,7 @@ class Swarm:
         self.rounds += 1
         self.stages = self.stages.after(rate, rise=self.rules.rise)
         before, self.costs = self.costs, {m: r.cost for m, r in known.items()}
-        decision: Decision = NoChange("the stages say to do nothing")
-        if self.stages.rebalance:
-            decision = self._relieve(plan, list(known.values()), before, send)
+        decision = self._relieve(plan, list(known.values()), before, send)
         if self.rounds % self.rules.merge_every == 0:
             decision = _with_merges(plan, decision)
         if isinstance(decision, Rebalance):
@@ -230,7 +280,7 @@ class Swarm:
     def _relieve(
         self, plan: Plan, reports: list[LoadReport], before: Mapping[int, float], send: Send
     ) -> Decision:
-        """Request machines to shed load, from the costliest down, until one can."""
+        """Request machines to shed load, from the costliest down, as far as the rules permit."""
         if len(reports) < 2:
             return NoChange("fewer than two machines reported")
         received = sum(report.received for report in reports)
@@ -238,38 +288,68 @@ class Swarm:
             return NoChange("nothing was received")
         costs = self.costs
         least = tolerance(reports, self.rules)
+        if not self.stages.rebalance:
+            least = max(least, _in_costs(self.rules.urgent, self.rules))
         mean = sum(costs.values()) / len(costs)
-        lows = iter(sorted(costs, key=lambda m: (costs[m], m)))
-        low, next_id = next(lows), plan.next_id
+        next_id = plan.next_id
         held = _by_machine(plan)
+        lows = sorted(costs, key=lambda m: (costs[m], m))
+        if self.rules.pairs > 1:
+            room = 1.0 + CROWDED * len(plan.partitions) / plan.machines
+            lows = [m for m in lows if len(held.get(m, ())) < room]
         changes: list[Change] = []
-        pairs: list[tuple[int, int]] = []
+        filled: dict[int, int] = {}  # machines that received load, and from which
         refused = passing = 0
         for high in sorted(costs, key=lambda m: (-costs[m], m)):
-            # Every machine is in one pair: those that received load are cheaper than this one.
-            if len(pairs) == self.rules.pairs or costs[high] - costs[low] <= least * mean:
+            below = min(costs[high] - least * mean, mean)
+            far = [low for low in lows[: self.rules.pairs - len(filled)] if costs[low] < below]
+            if not far:
                 break
-            if self.rules.persistence and not _persistent(high, low, before, least):
+            targets = self._targets(high, far, mean, before, least)
+            if not targets or high in filled:
                 passing += 1
                 continue
             own = replace(plan, partitions=tuple(held.get(high, ())), next_id=next_id)
             keep = tuple(p.partition_id for p in own.partitions if len(p.machines) > 1)
-            request = ShedRequest(low, costs[low] / received, received, next_id, keep)
+            request = ShedRequest(
+                tuple(Target(low, costs[low] / received) for low in targets),
+                received,
+                next_id,
+                keep,
+                mean / received if self.rules.pairs > 1 else math.inf,
+            )
             response = send(high, request)
-            self.bytes_sent += (5 + len(keep)) * NUMBER_BYTES + change_bytes(response)
-            if response and _fits(own, response, high, low):
+            self.bytes_sent += NUMBER_BYTES * _count_numbers(request) + change_bytes(response)
+            if response and _fits(own, response, high, targets):
                 changes += response
-                next_id = apply_changes(own, response).next_id
-                pairs.append((high, low))
-                low = next(lows)
+                after = apply_changes(own, response)
+                next_id = after.next_id
+                owners = {p.machines for p in after.partitions}
+                filled |= {low: high for low in targets if (low,) in owners}
+                lows = [low for low in lows if low not in filled]
             else:
                 refused += 1
-        if pairs:
-            shown = [f"machine {high} sheds load to machine {low}" for high, low in pairs]
+        if filled:
+            shown = [f"machine {high} sheds load to machine {low}" for low, high in filled.items()]
             return Rebalance(tuple(changes), ", ".join(shown))
         if refused:
-            return NoChange(f"no machine can shed load to machine {low}")
-        return NoChange("no difference has lasted two rounds" if passing else "balanced")
+            return NoChange(f"no machine can shed load to machine {lows[0]}")
+        if passing:
+            return NoChange("no difference has lasted two rounds")
+        return NoChange("balanced" if self.stages.rebalance else "the stages say to do nothing")
+
+    def _targets(
+        self, high: int, lows: Iterable[int], mean: float, before: Mapping[int, float], least: float
+    ) -> list[int]:
+        """Return the machines that what a machine has above the mean can fill up to it."""
+        found, above = list[int](), self.costs[high] - mean
+        for low in lows:
+            if found and above <= 0.0:
+                break
+            if not self.rules.persistence or _persistent(high, low, before, least):
+                found.append(low)
+                above -= mean - self.costs[low]
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data for the state directory: the state that decisions depend on."""
@@ -311,21 +391,21 @@ def _persistent(high: int, low: int, before: Mapping[int, float], least: float) 
     return before[high] - before[low] > least * sum(before.values()) / len(before)
 
 
-def _fits(plan: Plan, changes: Sequence[Change], high: int, low: int) -> bool:
-    """Return whether a response fits the plan and changes only the two machines.
+def _fits(plan: Plan, changes: Sequence[Change], high: int, targets: Collection[int]) -> bool:
+    """Return whether a response fits the plan and takes load only from one machine to targets.
 
     The plan may have the partitions of machine ``high`` alone.
     """
-    owners = {p.partition_id: p.machines for p in plan.partitions}
+    held = {p.partition_id for p in plan.partitions if p.machines == (high,)}
     for change in changes:
-        if isinstance(change, Move):
-            fits = change.machines == (low,)
-        elif isinstance(change, Split):
-            fits = set(change.machines) == {(high,), (low,)}
-        else:
+        if not isinstance(change, Move | Split) or change.partition_id not in held:
             return False
-        if not fits or owners.get(change.partition_id) != (high,):
+        owners = [(high,), change.machines] if isinstance(change, Move) else change.machines
+        if not any(set(owners) == {(high,), (low,)} for low in targets):
             return False
+        held.discard(change.partition_id)
+        if isinstance(change, Split):
+            held.add(change.ids[change.machines.index((high,))])
     try:
         apply_changes(plan, changes)
     except ValueError:

@@ -1,23 +1,26 @@
 """``roost bench swarm``: strategies and variants of SWARM while a hotspot comes, moves and goes.
 
 The load is a city's day of 240 rounds, with that hotspot and, for comparison, without. The work of
-a cluster of 22 machines is counted (:mod:`roost.bench.variants`); two machines run on Spark, on two
-cores. Each change alone is measured with the smaller number of queries.
+a cluster of 22 machines is counted (:mod:`roost.bench.variants`). A shorter day runs on Spark, on
+the cluster of ``roost bench memory`` without its memory limits, beside the emulated time of as many
+machines. Each change alone is measured with the smaller number of queries.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from roost.bench.cases import data_dir, load_pickups
-from roost.bench.cluster import lines
-from roost.bench.common import CORES, Measured, Plot, Row
+from roost.bench.cluster import BatchMetrics, lines, run_strategies, summed
+from roost.bench.common import Measured, Plot, Row
 from roost.bench.counted import CellDay
-from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, LoadHotspot, MovingLoad
+from roost.bench.memory import EXECUTOR, HOSTS
+from roost.bench.moving import LOWER_LEFT, UPPER_RIGHT, LoadHotspot, MovingLoad, Step
 from roost.bench.operations import operation_rows
 from roost.bench.streams import pipeline_config
 from roost.bench.variants import (
@@ -31,7 +34,9 @@ from roost.bench.variants import (
     summary_of,
 )
 from roost.engine.pipeline import Pipeline
+from roost.engine.standalone import Host, StandaloneCluster
 from roost.model.choices import Strategy
+from roost.runtime.records import Commit
 
 # The hotspot comes, moves to the opposite corner, and goes.
 HOTSPOTS = (
@@ -40,8 +45,9 @@ HOTSPOTS = (
 )
 QUERIES, QUERIES_QUICK = (100_000, 1_000_000), (20_000,)
 SEEDS, SEEDS_QUICK = 10, 2
-# On Spark: queries, rounds and points a round.
-ON_SPARK, ON_SPARK_QUICK = (100_000, 15, 500_000), (20_000, 12, 80_000)
+# On the cluster: queries, rounds and points a round.
+ON_CLUSTER, ON_CLUSTER_QUICK = (100_000, 15, 500_000), (20_000, 12, 80_000)
+WARM = 2  # rounds on the cluster that are not measured: workers start in the first
 
 
 def run(quick: bool) -> Measured:
@@ -68,55 +74,75 @@ def run(quick: bool) -> Measured:
             panels[f"{title}: CPU utilisation"] = lines(found, lambda m: m.utilisation)
             sent = lines(found, lambda m: m.network_bytes / 1e9)
             panels[f"{title}: network, gigabytes per second"] = sent
-    queries, rounds, points = ON_SPARK_QUICK if quick else ON_SPARK
+    queries, rounds, points = ON_CLUSTER_QUICK if quick else ON_CLUSTER
     load = MovingLoad(pickups, queries, rounds, points, HOTSPOTS)
-    rows = rows_of(cases) + operation_rows(load, MACHINES) + _on_spark(load)
+    rows = rows_of(cases) + operation_rows(load, MACHINES) + _on_cluster(load)
     plot = Plot(f"{MACHINES} machines", panels, columns=3)
     setup = {"machines": MACHINES, "rounds": ROUNDS, "points": POINTS, "data": pickups.source}
     return Measured(rows, summary_of(cases), {"": plot}, more={"setup": setup})
 
 
-def _on_spark(load: MovingLoad) -> list[Row]:
-    """Run two machines on Spark and measure wall-clock time."""
+def _on_cluster(load: MovingLoad) -> list[Row]:
+    """Measure wall-clock time on three hosts of one core each, and emulated time."""
+    emulated = run_strategies(load, HOSTS)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        points = pa.concat_tables(load.step(number).points for number in range(load.rounds))
+        steps = [load.step(number) for number in range(load.rounds)]
+        points = pa.concat_tables(step.points for step in steps)
         pq.write_table(points, folder / "points.parquet", compression="none")
         pq.write_table(load.standing(), folder / "queries.parquet")
-        for strategy in Strategy:
-            settings = {
-                "queries.path": str(folder / "queries.parquet"),
-                "engine.strategy": strategy,
-                "engine.machines": CORES,
-                "engine.batch_rows": load.points,
-                "balance.round": load.round_s / 2,
-                "out.sink": "count",
-            }
-            config = pipeline_config(
-                str(folder / "points.parquet"),
-                load.pickups.bounds,
-                folder / strategy.value,
-                settings,
-            )
-            with Pipeline(config) as pipeline:
-                report = pipeline.run()
-            batches = report["per_batch"][2:]  # workers start in the first
-            seconds = sum(batch["seconds"] for batch in batches)
-            rate = sum(batch["points"] for batch in batches) / seconds
-            print(f"{CORES} machines on Spark, {strategy.value}: {rate:,.0f} points/s")
-            rows.append(
-                {
-                    "load": "moving, on Spark",
-                    "machines": CORES,
-                    "queries": load.queries,
-                    "strategy": strategy.value,
-                    "points_per_s": rate,
-                    "units_per_s": rate * load.queries,
-                    "latency_ms": 1e3 * seconds / len(batches),
-                    "matches": report["matches"],
-                    "plan_changes": report["balance"]["plan_changes"],
-                }
-            )
+        with StandaloneCluster([Host(1, 512)] * HOSTS, folder / "cluster") as cluster:
+            for strategy in Strategy:
+                report = _run(load, steps, folder, cluster.url, strategy)
+                rows.append(_cluster_row(load, strategy, report, emulated[strategy.value]))
     assert len({row["matches"] for row in rows}) == 1, "strategies found different matches"
     return rows
+
+
+def _run(
+    load: MovingLoad, steps: Sequence[Step], folder: Path, master: str, strategy: Strategy
+) -> Row:
+    """Run one strategy; returns the report."""
+    settings = {
+        "queries.path": str(folder / "queries.parquet"),
+        "queries.id_type": "int",
+        "engine.strategy": strategy,
+        "engine.master": master,
+        "engine.machines": HOSTS,
+        "engine.spark": EXECUTOR,
+        "engine.batch_rows": load.points,
+        "balance.round": load.round_s / 2,
+        "out.sink": "count",
+    }
+    points, bounds = str(folder / "points.parquet"), load.pickups.bounds
+
+    def on_batch(commit: Commit) -> None:
+        following = commit.batch_id + 1
+        if following < len(steps) and steps[following].requests is not None:
+            pipeline.log.append(steps[following].requests)
+
+    config = pipeline_config(points, bounds, folder / strategy.value, settings)
+    with Pipeline(config, on_batch=on_batch) as pipeline:
+        return pipeline.run()
+
+
+def _cluster_row(
+    load: MovingLoad, strategy: Strategy, report: Row, emulated: Sequence[BatchMetrics]
+) -> Row:
+    batches = report["per_batch"][WARM:]
+    seconds = sum(batch["seconds"] for batch in batches)
+    rate = sum(batch["points"] for batch in batches) / seconds
+    print(f"{HOSTS} hosts, {strategy.value}: {rate:,.0f} points/s")
+    return {
+        "load": "moving, on a cluster",
+        "machines": HOSTS,
+        "queries": load.queries,
+        "strategy": strategy.value,
+        "points_per_s": rate,
+        "units_per_s": rate * load.queries,
+        "latency_ms": 1e3 * seconds / len(batches),
+        "emulated_latency_ms": summed(emulated[WARM:])["latency_ms"],
+        "matches": report["matches"],
+        "plan_changes": report["balance"]["plan_changes"],
+    }

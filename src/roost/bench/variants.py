@@ -165,7 +165,7 @@ def summary_of(cases: Sequence[VariantCase]) -> Row:
         ).items()
     }
     where = min(worst, key=lambda key: worst[key])
-    recovered = [rounds_to_recover(case.batches("global", "while")) for case in hot]
+    recovered = [rounds_to_recover(case.batches("global")) for case in cases]
     return {
         "swarm_vs_history_hotspot": over_loads(hot, "swarm", "history", "while"),
         "global_vs_history_hotspot": over_loads(hot, "global", "history", "while"),

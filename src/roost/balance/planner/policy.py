@@ -111,7 +111,7 @@ class GlobalPlanner:
     """
 
     tolerance: float = 1.1
-    gain_min: float = 0.08  # relative improvement of a new plan
+    gain_min: float = 0.05  # relative improvement of a new plan
 
     def resize(
         self,
