@@ -173,6 +173,39 @@ def test_drivers_die_around_decisions(tmp_path: Path, cluster: StandaloneCluster
     check_no_executor_is_left(cluster)
 
 
+class Anything:
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self, *arguments: Any) -> Any:
+        return Anything()
+
+
+def test_an_executor_gets_warm_while_a_batch_runs() -> None:
+    present, warmed = ["0"], threading.Event()
+
+    class Executor(Anything):
+        leaving: set[str] = set()  # noqa: RUF012
+
+        def registered(self, group: str) -> list[str]:
+            return list(present)
+
+        def warm(self, name: str, slots: int, calls: Any, group: str) -> bool:
+            if name == "1":
+                assert calls == [len]
+                warmed.set()
+            return True
+
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._slots = 1
+    with closing(allocator):
+        allocator.executors()
+        allocator.preparations = lambda: [len]  # type: ignore[list-item]
+        allocator.request(2)
+        present.append("1")
+        assert warmed.wait(5.0)
+
+
 def test_requests_do_not_wait_for_the_cluster() -> None:
     """A cluster that does not respond delays no batch."""
     blocked = threading.Event()
@@ -182,13 +215,6 @@ def test_requests_do_not_wait_for_the_cluster() -> None:
             blocked.wait()
 
         decommissionExecutor = requestTotalExecutors
-
-    class Anything:
-        def __getattr__(self, name: str) -> Any:
-            return Anything()
-
-        def __call__(self, *arguments: Any) -> Any:
-            return Anything()
 
     class Spark(Anything):
         def schedulerBackend(self) -> Backend:
