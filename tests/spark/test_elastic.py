@@ -206,6 +206,39 @@ def test_an_executor_gets_warm_while_a_batch_runs() -> None:
         assert warmed.wait(5.0)
 
 
+def test_an_executor_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was decommissioned; it is killed after a while, and again if that was lost."""
+    calls: list[str] = []
+
+    class Backend:
+        def decommissionExecutor(self, name: str, *more: Any) -> None:
+            calls.append(f"decommission {name}")
+
+        def killExecutors(self, *more: Any) -> None:
+            calls.append("kill")
+
+    class Spark(Anything):
+        def schedulerBackend(self) -> Backend:
+            return Backend()
+
+    class Executor(Anything):
+        leaving: set[str] = set()  # noqa: RUF012
+
+        def registered(self, group: str) -> list[str]:
+            return ["0", "1"]
+
+    monkeypatch.setattr("roost.engine.executors.KILL_S", 0.2)
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._spark, allocator._slots = Spark(), 1
+    allocator.decommission(["1"])
+    assert list(allocator.executors()) == ["0"]
+    for _ in range(2):
+        time.sleep(0.25)
+        assert list(allocator.executors()) == ["0"]
+    allocator.close()
+    assert calls == ["decommission 1", "kill", "kill"]
+
+
 def test_requests_do_not_wait_for_the_cluster() -> None:
     """A cluster that does not respond delays no batch."""
     blocked = threading.Event()
