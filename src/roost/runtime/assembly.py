@@ -396,7 +396,7 @@ class _Assembly:
                     config.synopsis,
                     hooks.clock,
                     hooks.resize,
-                    0 if self.group is None else self.group.machines_max,
+                    lambda: 0 if self.group is None else self.group.machines_max,
                 ),
                 self._plan_rounds(strategy, statistics, table),
                 self.group,

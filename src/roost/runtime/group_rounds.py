@@ -105,8 +105,12 @@ class GroupRounds:
 
     @property
     def machines_max(self) -> int:
-        """Machines of the largest layout."""
-        return max(group.machines_max for group in self._groups.values())
+        """Machines of the largest layout; while executors do not arrive, of the present one."""
+        now = self._clock()
+        return max(
+            group.machines if self._policies[name].waits(now) else group.machines_max
+            for name, group in self._groups.items()
+        )
 
     @property
     def machines(self) -> int:
