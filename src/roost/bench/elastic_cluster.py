@@ -59,7 +59,7 @@ RULES = {"lower": 0.15, "target": 0.3, "upper": 0.4, "round": 3.0}
 DELAYED_S = 1.0  # by which a batch takes longer than the median
 WORK_S = 0.002  # of processor time for a point
 KEYS, WINDOW = 2_000, 20
-POLL_S = 0.01
+POLL_S = 0.05  # more often, the driver would need a core that executors start on
 
 
 def run_cluster() -> tuple[list[Row], Row]:
