@@ -32,6 +32,7 @@ from roost.elastic import (
     StageLoad,
 )
 from roost.elastic.forecast import Forecast
+from roost.elastic.group import PlanLoad
 from roost.elastic.manager import MeasuredLoad
 from roost.errors import ConfigError
 from roost.model.choices import ElasticPolicyName
@@ -308,6 +309,64 @@ def test_a_hot_machine_is_no_reason_to_provision() -> None:
     assert isinstance(found, Balance)
 
 
+def plan(number: int, *utilisation: float, changed: bool = True, **more: Any) -> PlanLoad:
+    """Return the spatial plan at the end of a round."""
+    reason = "a machine sheds load" if changed else "balanced"
+    return PlanLoad("read", number, np.array(utilisation), changed, reason, **more)
+
+
+def test_the_plan_is_balanced_before_executors_are_added() -> None:
+    """One machine has nearly all of it, so a backlog grows; the same without it adds some."""
+    rounds = growing(1.4, 2, routings=(routing(EVEN, SPREAD),))
+    uneven = [replace(one, plan=plan(k, 0.95, 0.45)) for k, one in enumerate(rounds)]
+    found = decisions(*uneven)
+    assert isinstance(found[1], Balance) and not found[1].changes
+    assert "deviation of the plan 0.250, a machine sheds load" in found[1].reason
+    assert isinstance(decisions(*rounds)[1], Provision)
+
+
+def test_balancing_the_plan_must_reduce_the_measured_deviation() -> None:
+    """The third change of the plan follows one that reduced the deviation by 2 %."""
+    values = [(1.0, 0.4), (1.0, 0.4), (0.9, 0.5), (0.9, 0.5), (0.896, 0.504), (0.896, 0.504)]
+    found = decisions(*[group(1.4, 2, plan=plan(k, *two)) for k, two in enumerate(values)])
+    kinds = [type(one).__name__ for one in found]
+    assert kinds == ["NoChange", "Balance", "NoChange", "Balance", "NoChange", "NoChange"]
+    assert "the last change did not reduce it" in found[-1].reason
+
+
+def test_a_plan_is_measured_again_before_more_is_decided() -> None:
+    """Rounds of the plan may be longer; a load that is too large is another matter."""
+    same = [replace(one, plan=plan(7, 0.95, 0.45)) for one in growing(1.4, 2)]
+    found = decisions(*same, same[-1], same[-1])
+    assert [type(one).__name__ for one in found[1:]] == ["Balance", *["NoChange"] * 3]
+    assert "is not measured yet" in found[-1].reason
+    over = group(3.0, 2, plan=plan(7, 0.95, 0.45))
+    assert isinstance(last(over, over, memory=Memory(plan_round=7, plan_deviation=0.25)), Provision)
+
+
+def test_an_even_plan_is_no_reason_to_wait() -> None:
+    even = [
+        replace(one, plan=plan(k, 0.7, 0.7, changed=False)) for k, one in enumerate(growing(1.4, 2))
+    ]
+    assert isinstance(last(*even[:2]), Provision)
+
+
+def test_a_cell_that_cannot_be_divided_is_named() -> None:
+    cell = "cell (column 3, row 4) cannot be divided; its machine has 79% of the load"
+    hot = [plan(k, 1.1, 0.3, changed=False, cell=cell) for k in range(3)]
+    for rounds in (growing(1.4, 2), [group(1.4, 2)] * 3):
+        found = last(*(replace(one, plan=hot[k]) for k, one in enumerate(rounds)))
+        assert isinstance(found, NoChange) and cell in found.reason
+
+
+def test_the_plan_is_judged_by_the_offered_load() -> None:
+    """The stage processed half of what arrived."""
+    stages = (StageLoad("read", 14_000.0, 7_000.0, 7.0),)
+    slow = group(1.4, 2, stages=stages, plan=plan(0, 0.42, 0.28))
+    assert "deviation of the plan 0.140" in last(slow, slow).reason
+    assert "of the plan" not in last(*[replace(slow, stages=group(1.4, 2).stages)] * 2).reason
+
+
 # --------------------------------------------------------------------------- limits and faults
 
 
@@ -449,7 +508,7 @@ def test_the_arbiter_checks_the_limits() -> None:
 def test_all_that_is_remembered_survives_a_restart() -> None:
     measured = (MeasuredLoad(1.0, False, True), MeasuredLoad(2.0, True, False))
     forecast = Forecast().observed(10.0, 1.0, 60.0)
-    memory = Memory(measured, {"read": 1e-3}, 7.0, "max", 3, 2, 99.0, forecast)
+    memory = Memory(measured, {"read": 1e-3}, 7.0, "max", 3, 2, 99.0, forecast, 4, 0.3)
     blank = Memory()
     assert all(getattr(memory, name) != getattr(blank, name) for name in Memory.__slots__)
     assert Memory.from_json(json.loads(json.dumps(memory.to_json()))) == memory

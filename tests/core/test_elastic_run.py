@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from roost import RunConfig
 from roost.cli import build_parser, run_config
 from roost.commands.inspect import inspect_state
 from roost.errors import ConfigError
+from roost.model.settings import ElasticSettings, with_settings
 from roost.runtime import records
 from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.report import build_report
@@ -33,6 +35,7 @@ from stage_scenario import STEPS, Killed
 
 COST_S = 0.02  # of a row, on one slot
 SIDE = 8.0
+SIZES = ("Provision", "Release")
 LOW, HIGH = 20, 100  # rows per second: loads of 0.4 and 2 executors
 QUERIES = [
     {"query_id": k, "x0": k % 6, "y0": k // 6, "x1": k % 6 + 2.5, "y1": k // 6 + 1.5}
@@ -53,6 +56,9 @@ class ElasticRun:
     arrival_s: float = 2.0
     elastic: dict[str, Any] = field(default_factory=dict)
     strategy: str = "global"
+    balance_s: float = 2.0
+    moved_at: float = float("inf")  # from when on all points are in a part of the space
+    part: float = 0.5  # of its width
     kills: list[tuple[str, int]] = field(default_factory=list)
     now: float = 1_000.0
     allocator: FakeAllocator = field(init=False)
@@ -64,6 +70,7 @@ class ElasticRun:
         times = np.repeat(np.arange(len(rates)), rates)
         rng = np.random.default_rng(3)
         xy = rng.uniform(0, SIDE, (times.size, 2))
+        xy[times >= self.moved_at] *= self.part
         self.points = pa.table(
             {"id": np.arange(times.size), "x": xy[:, 0], "y": xy[:, 1], "event_time": times}
         )
@@ -88,7 +95,7 @@ class ElasticRun:
             space={"bounds": (0, 0, SIDE, SIDE), "grid": (8, 8), "coordinates": "plane"},
             engine={"strategy": self.strategy, "available_now": True},
             queries={"id_type": "int"},
-            balance={"round": 2.0},
+            balance={"round": self.balance_s},
             elastic={"max": 6, "round": 3.0, **self.elastic},
             out={"dir": self.folder / "out"},
         )
@@ -159,7 +166,7 @@ def test_executors_follow_the_load(strategy: str, tmp_path: Path) -> None:
     run = ElasticRun(tmp_path, strategy=strategy)
     run.drive()
     run.check()
-    decided = [row for row in run.rows() if row["decision"] in ("Provision", "Release")]
+    decided = [row for row in run.rows() if row["decision"] in SIZES]
     assert [row["decision"] for row in decided] == ["Provision", "Release"]
     up, down = decided
     assert up["planned"] == 4 and up["load"] == pytest.approx(2.0, rel=0.1)
@@ -173,6 +180,37 @@ def test_executors_follow_the_load(strategy: str, tmp_path: Path) -> None:
     assert requests[:2] == [1, 4] and requests[-1] == 1
     (left,) = (names for call, names in run.allocator.calls if call == "decommission")
     assert sorted(left) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("strategy", ["global", "swarm"])
+def test_a_plan_that_gets_uneven_is_balanced(strategy: str, tmp_path: Path) -> None:
+    """Utilisation is 0.67 throughout, but one machine is busy all the time for a while."""
+    run = ElasticRun(
+        tmp_path, (0, 48, 0), elastic={"min": 3}, strategy=strategy, balance_s=6.0, moved_at=14.0
+    )
+    run.drive()
+    run.check()
+    rows = run.rows()
+    first = next(row for row in rows if row["decision"] == "Balance")
+    assert first["batch_id"] > 14
+    assert {row["planned"] for row in rows} == {3} and set(run.machines()) == {3}
+    before, after = (
+        re.search(r"deviation of the plan (\S+),", r["reason"]) for r in (first, rows[-1])
+    )
+    assert before is not None and float(before[1]) > 0.2
+    assert after is None or float(after[1]) < 0.7 * float(before[1])
+
+
+def test_a_cell_that_cannot_be_divided_is_named(tmp_path: Path) -> None:
+    """One cell has all points: no strategy of one owner for each partition can divide it."""
+    run = ElasticRun(
+        tmp_path, (0, 48, 0), elastic={"min": 3}, strategy="swarm", moved_at=14.0, part=1 / 8
+    )
+    run.drive()
+    run.check()
+    reasons = [row["reason"] for row in run.rows()]
+    assert "cell (column 0, row 0) cannot be divided" in reasons[-1], reasons
+    assert {row["planned"] for row in run.rows()} == {3}
 
 
 def test_layouts_change_between_arrival_and_departure(tmp_path: Path) -> None:
@@ -227,10 +265,10 @@ def test_executors_and_hours_are_reported(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
-    """Return the batches with decisions of a run without faults."""
+    """Return the batches with decisions about the size, of a run without faults."""
     run = ElasticRun(tmp_path_factory.mktemp("whole"))
     run.drive()
-    return [row["batch_id"] for row in run.rows() if row["decision"] != "NoChange"]
+    return [row["batch_id"] for row in run.rows() if row["decision"] in SIZES]
 
 
 SURVIVING = [(step, False) for step in ("commit", "round", "end")]  # executors of an old driver
@@ -248,7 +286,7 @@ def test_a_driver_that_dies_neither_loses_nor_keeps_an_executor(
     assert len(run.kills) < len(kills)
     run.check()
     # What was recorded is carried out, and not decided again.
-    found = [row["decision"] for row in run.rows() if row["decision"] != "NoChange"]
+    found = [row["decision"] for row in run.rows() if row["decision"] in SIZES]
     assert found == ["Provision", "Release"]
     assert max(row["observed"] for row in run.rows()) == 4
     assert len(run.allocator.present) == 1 == run.rows()[-1]["planned"]
@@ -321,29 +359,32 @@ def test_a_fixed_cluster_stays_fixed(tmp_path: Path) -> None:
     assert report["executors"] is None and set(run.machines()) == {3}
 
 
-def test_with_nothing_to_do_plans_and_results_are_those_of_a_fixed_run(tmp_path: Path) -> None:
-    run = ElasticRun(tmp_path / "elastic", seconds=(40, 0, 0), elastic={"max": 1})
+@pytest.mark.parametrize(("least", "most"), [(1, 6), (3, 6)])
+def test_with_nothing_to_do_plans_and_results_are_those_of_a_fixed_run(
+    least: int, most: int, tmp_path: Path
+) -> None:
+    """The load fits into one executor; the plan of several machines changes when points move."""
+    given: Any = {"seconds": (40, 0, 0), "moved_at": 14.0}
+    run = ElasticRun(tmp_path / "elastic", elastic={"min": least, "max": most}, **given)
     run.drive()
-    fixed = ElasticRun(tmp_path / "fixed", seconds=(40, 0, 0))
-    given = {"elastic.max": None, "elastic.round": 10.0, "engine.machines": 1}
-    with pytest.MonkeyPatch.context() as patch:
-        from roost.model.settings import with_settings
-
-        config = ElasticRun.config
-        patch.setattr(ElasticRun, "config", lambda self: _fixed(config(self), with_settings, given))
-        fixed.drive()
+    fixed = FixedRun(tmp_path / "fixed", machines=least, **given)
+    fixed.drive()
     plans = []
     for one in (run, fixed):
         one.check()
         with closing(Store(one.state)) as store:
             plans.append([plan for _, plan in store.items(PLANS)])
     assert plans[0] == plans[1]
+    assert (len(plans[0]) > 1) == (least > 1)
 
 
-def _fixed(config: RunConfig, change: Any, given: dict[str, Any]) -> RunConfig:
-    from roost.model.settings import ElasticSettings
+@dataclass
+class FixedRun(ElasticRun):
+    machines: int = 1
 
-    return change(replace(config, elastic=ElasticSettings()), {"engine.machines": 1})
+    def config(self) -> RunConfig:
+        config = replace(super().config(), elastic=ElasticSettings())
+        return with_settings(config, {"engine.machines": self.machines})
 
 
 # --------------------------------------------------------------------------- settings, sources

@@ -1,7 +1,9 @@
 """A driver process whose executors follow its load, on a standalone cluster on the loopback.
 
-``python elastic_driver.py FOLDER MASTER [FAULT...]`` runs a paced stream through matching and a
-dataflow, and prints how many executors are left when it has ended, and which were killed. Faults:
+``python elastic_driver.py FOLDER MASTER CHANGES [FAULT...]`` runs a paced stream through matching
+and a dataflow until so many changes of size were decided and carried out, since how long that takes
+depends on the host. It prints how many executors are left then, which were killed, and how many
+points were read. Faults:
 
 - ``arriving``, ``leaving``: kill an executor while another arrives or leaves
 - ``recorded-KIND``: the driver kills itself when it has recorded a decision of a kind
@@ -24,8 +26,9 @@ import pyarrow as pa
 from roost import Dataflow, Pipeline, RunConfig
 from roost.dataflow.flow import Stream
 from roost.engine.executors import SparkAllocator
-from roost.runtime.group_rounds import GroupRounds
+from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
 from roost.runtime.group_size import GroupSize
+from roost.storage.store import Store
 
 SIDE = 8.0
 WORK_S = 0.002  # of processor time for a point
@@ -81,12 +84,12 @@ def config(folder: Path, master: str) -> RunConfig:
 class Faults:
     """Kills executors, or this process, around a decision."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self, changes: int, names: list[str]) -> None:
+        self.changes, self.names = changes, names
         self.killed: list[str] = []
         self.pipeline: Pipeline | None = None
         self._released = False
-        self._planned = 0
+        self._size: GroupSize | None = None
         end_round, follow = GroupRounds._end_round, GroupSize.follow
         decommission = SparkAllocator.decommission
 
@@ -98,7 +101,7 @@ class Faults:
         def followed(group: GroupSize, now: float, *, moved: bool) -> None:
             before, self._released = group.layout, False
             follow(group, now, moved=moved)
-            self._planned = group.planned
+            self._size = group
             if group.layout > before:
                 self._die("done", 1)
             if self._released:
@@ -118,14 +121,17 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step(self, step: str, number: int) -> None:
-        """Kill an executor that stays while others arrive or leave."""
-        if step != "end" or self.pipeline is None or not {"arriving", "leaving"} & {*self.names}:
+        """Kill an executor that stays while others arrive or leave; end the run."""
+        if step != "end" or self.pipeline is None or self._size is None:
             return
         executor = self.pipeline.executor
-        stay = list(executor.executors())
+        stay, size = list(executor.executors()), self._size
+        settled = size.layout == size.planned == len(executor.registered())
+        if settled and len(size_changes(self.pipeline.store)) >= self.changes:
+            self.pipeline.stop()
         if not stay:
             return
-        if "arriving" in self.names and len(stay) < self._planned:
+        if "arriving" in self.names and len(stay) < size.planned:
             self._kill("arriving", stay[0])
         elif "leaving" in self.names and executor.leaving & {*executor.registered()}:
             self._kill("leaving", stay[0])
@@ -142,15 +148,24 @@ class Faults:
                 return
 
 
+def size_changes(store: Store) -> list[str]:
+    """Return the kinds of decisions about the size, without repetitions."""
+    kinds = [row["decision"] for _, row in store.items(GROUP_ROUNDS)]
+    sizes = [kind for kind in kinds if kind in ("Provision", "Release")]
+    return [kind for k, kind in enumerate(sizes) if k == 0 or kind != sizes[k - 1]]
+
+
 def main() -> None:
-    folder, master, faults = Path(sys.argv[1]), sys.argv[2], Faults(sys.argv[3:])
+    folder, master, changes, *names = sys.argv[1:]
+    faults = Faults(int(changes), names)
     requests = [{"op": "register", "user_id": "ann", **query} for query in QUERIES]
-    with Pipeline(config(folder, master), flow=flow(), on_step=faults.on_step) as pipeline:
+    settings = config(Path(folder), master)
+    with Pipeline(settings, flow=flow(), on_step=faults.on_step) as pipeline:
         faults.pipeline = pipeline
         pipeline.log.append(pa.Table.from_pylist(requests), tag="before")
-        pipeline.run()
+        points = pipeline.run()["points"]
         left = len(pipeline.executor.executors())
-    print(json.dumps({"left": left, "killed": faults.killed}))
+    print(json.dumps({"left": left, "killed": faults.killed, "points": points}))
 
 
 if __name__ == "__main__":

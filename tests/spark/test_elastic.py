@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cases import read_folder
-from elastic_driver import QUERIES, SIDE
+from elastic_driver import QUERIES, SIDE, size_changes
 
 from roost import Dataflow
 from roost.dataflow.interpreter import Interpreter
@@ -39,6 +39,7 @@ from roost.testing import brute_force
 pytestmark = pytest.mark.spark
 
 LOW, HIGH = 30, 360  # points per second: 0.06 and 0.72 executors, and what a batch costs
+LAST_S = 150  # of the last phase, which ends when its executors have left
 HOSTS = 4
 DEADLINE_S = 300
 GONE_S = 30.0  # until the executors of a driver have left
@@ -65,14 +66,19 @@ def write_points(folder: Path, seconds: Sequence[int]) -> pa.Table:
     return table
 
 
-def drive(folder: Path, master: str, *faults: str) -> subprocess.CompletedProcess[str]:
+def drive(
+    folder: Path, master: str, changes: int, *faults: str
+) -> subprocess.CompletedProcess[str]:
     driver = Path(__file__).with_name("elastic_driver.py")
-    command = [sys.executable, str(driver), str(folder), master, *faults]
+    command = [sys.executable, str(driver), str(folder), master, str(changes), *faults]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
 
 
 def check(folder: Path, table: pa.Table) -> None:
-    """Compare matches with brute force and sums with the interpreter, each once."""
+    """Compare matches with brute force and sums with the interpreter, each once.
+
+    ``table`` has the rows that were read. No source has ended.
+    """
     rows = [{**row, "time": row["event_time"]} for row in table.to_pylist()]
     found = [(row["query_id"], row["point_id"]) for row in read_folder(folder / "out" / "matches")]
     assert sorted(found) == brute_force(rows, QUERIES, lonlat=False)
@@ -81,7 +87,7 @@ def check(folder: Path, table: pa.Table) -> None:
     oracle = Interpreter(resolve(flow.name, flow.operators))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elastic_driver, "WORK_S", 0.0)
-        oracle.batch({"points": table.to_pylist()}, 0.0, ["points"])
+        oracle.batch({"points": table.to_pylist()}, 0.0)
     sums, expected = read_folder(folder / "out" / "sums"), oracle.results["sums"]
     assert len(expected) > 100
     assert Counter(map(values_of, sums)) == Counter(map(values_of, expected))
@@ -94,9 +100,7 @@ def values_of(row: dict[str, Any]) -> tuple[int, ...]:
 def decisions(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rounds, and the kinds of their decisions without repetitions."""
     with closing(Store(folder / "out" / "state")) as store:
-        rounds = [row for _, row in store.items(GROUP_ROUNDS)]
-    sizes = [row["decision"] for row in rounds if row["decision"] in ("Provision", "Release")]
-    return rounds, [kind for k, kind in enumerate(sizes) if k == 0 or kind != sizes[k - 1]]
+        return [row for _, row in store.items(GROUP_ROUNDS)], size_changes(store)
 
 
 def check_no_executor_is_left(cluster: StandaloneCluster) -> None:
@@ -120,16 +124,16 @@ def executors_of(cluster: StandaloneCluster) -> Iterator[psutil.Process]:
 def test_executors_follow_the_load(tmp_path: Path, cluster: StandaloneCluster) -> None:
     """One executor dies while others arrive, and one while others leave; no result changes."""
     folder = tmp_path / "run"
-    table = write_points(folder, (5, 20, 19))
-    done = drive(folder, cluster.url, "arriving", "leaving")
+    table = write_points(folder, (5, 20, LAST_S))
+    done = drive(folder, cluster.url, 2, "arriving", "leaving")
     assert done.returncode == 0, done.stderr[-3000:]
-    check(folder, table)
+    last = json.loads(done.stdout)
+    check(folder, table[: last["points"]])
     rounds, kinds = decisions(folder)
     assert kinds == ["Provision", "Release"], [(row["decision"], row["reason"]) for row in rounds]
     assert max(row["observed"] for row in rounds) >= 2
     assert max(row["layout"] for row in rounds) >= 2, "the layout counted no executor"
     assert rounds[-1]["planned"] == 1
-    last = json.loads(done.stdout)
     assert last["killed"] == ["arriving", "leaving"] and last["left"] <= 1
     check_no_executor_is_left(cluster)
 
@@ -140,37 +144,104 @@ def test_executors_of_a_local_cluster_follow_the_load(
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path / "home")))
     folder = tmp_path / "run"
-    table = write_points(folder, (5, 20, 19))
-    done = drive(folder, "local-cluster[3,1,600]")
+    table = write_points(folder, (5, 20, LAST_S))
+    done = drive(folder, "local-cluster[3,1,600]", 2)
     assert done.returncode == 0, done.stderr[-3000:]
-    check(folder, table)
+    last = json.loads(done.stdout)
+    check(folder, table[: last["points"]])
     rounds, kinds = decisions(folder)
     assert kinds == ["Provision", "Release"], [(row["decision"], row["reason"]) for row in rounds]
     assert max(row["layout"] for row in rounds) >= 2
-    assert json.loads(done.stdout)["left"] == 1
+    assert last["left"] == 1
 
 
 @pytest.mark.full
 def test_drivers_die_around_decisions(tmp_path: Path, cluster: StandaloneCluster) -> None:
     """A decision is recorded and not carried out, or carried out and that is not recorded."""
     folder = tmp_path / "run"
-    table = write_points(folder, (5, 34, 20, 24, 22))
+    table = write_points(folder, (5, 34, 20, 24, LAST_S))
     for fault in ("recorded-Provision", "done-Provision", "recorded-Release", "done-Release"):
-        killed = drive(folder, cluster.url, fault)
+        killed = drive(folder, cluster.url, 9, fault)
         assert killed.returncode == -signal.SIGKILL, (fault, killed.stderr[-3000:])
         rounds, _ = decisions(folder)
         if fault.startswith("recorded"):
             assert fault.endswith(rounds[-1]["decision"])
             assert rounds[-1]["layout"] != rounds[-1]["planned"]
         check_no_executor_is_left(cluster)
-    done = drive(folder, cluster.url)
+    done = drive(folder, cluster.url, 4)
     assert done.returncode == 0, done.stderr[-3000:]
-    check(folder, table)
+    last = json.loads(done.stdout)
+    check(folder, table[: last["points"]])
     rounds, kinds = decisions(folder)
     assert kinds == ["Provision", "Release"] * 2, [(r["decision"], r["reason"]) for r in rounds]
-    assert rounds[-1]["planned"] == rounds[-1]["layout"] == 1
-    assert json.loads(done.stdout)["left"] == 1
+    assert rounds[-1]["planned"] == 1 == last["left"]
     check_no_executor_is_left(cluster)
+
+
+class Anything:
+    def __getattr__(self, name: str) -> Any:
+        return Anything()
+
+    def __call__(self, *arguments: Any) -> Any:
+        return Anything()
+
+
+def test_an_executor_gets_warm_while_a_batch_runs() -> None:
+    present, warmed = ["0"], threading.Event()
+
+    class Executor(Anything):
+        leaving: set[str] = set()  # noqa: RUF012
+
+        def registered(self, group: str) -> list[str]:
+            return list(present)
+
+        def warm(self, name: str, slots: int, calls: Any, group: str) -> bool:
+            if name == "1":
+                assert calls == [len]
+                warmed.set()
+            return True
+
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._slots = 1
+    with closing(allocator):
+        allocator.executors()
+        allocator.preparations = lambda: [len]  # type: ignore[list-item]
+        allocator.request(2)
+        present.append("1")
+        assert warmed.wait(5.0)
+
+
+def test_an_executor_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was decommissioned; it is killed after a while, and again if that was lost."""
+    calls: list[str] = []
+
+    class Backend:
+        def decommissionExecutor(self, name: str, *more: Any) -> None:
+            calls.append(f"decommission {name}")
+
+        def killExecutors(self, *more: Any) -> None:
+            calls.append("kill")
+
+    class Spark(Anything):
+        def schedulerBackend(self) -> Backend:
+            return Backend()
+
+    class Executor(Anything):
+        leaving: set[str] = set()  # noqa: RUF012
+
+        def registered(self, group: str) -> list[str]:
+            return ["0", "1"]
+
+    monkeypatch.setattr("roost.engine.executors.KILL_S", 0.2)
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._spark, allocator._slots = Spark(), 1
+    allocator.decommission(["1"])
+    assert list(allocator.executors()) == ["0"]
+    for _ in range(2):
+        time.sleep(0.25)
+        assert list(allocator.executors()) == ["0"]
+    allocator.close()
+    assert calls == ["decommission 1", "kill", "kill"]
 
 
 def test_requests_do_not_wait_for_the_cluster() -> None:
@@ -182,13 +253,6 @@ def test_requests_do_not_wait_for_the_cluster() -> None:
             blocked.wait()
 
         decommissionExecutor = requestTotalExecutors
-
-    class Anything:
-        def __getattr__(self, name: str) -> Any:
-            return Anything()
-
-        def __call__(self, *arguments: Any) -> Any:
-            return Anything()
 
     class Spark(Anything):
         def schedulerBackend(self) -> Backend:

@@ -5,8 +5,8 @@ that size only. They process the same rows in turn. Processor seconds are those 
 JVM, its executors and their workers.
 
 *Arrival*: a paced stream whose load rises above one executor and falls again, without and with a
-spare. Times count from the end of the batch that brought the decision; a first task counts when the
-whole batch is done in which the layout used the executor.
+spare. Times count from the end of the batch that brought the decision. The first task of an
+executor counts in a batch whose layout has a machine for it, as soon as each executor has a task.
 
 A driver is a process of its own: ``python -m roost.bench.elastic_cluster``.
 """
@@ -37,6 +37,7 @@ from roost.engine.executors import allocation_settings
 from roost.engine.session import make_session
 from roost.engine.standalone import Host, StandaloneCluster
 from roost.model.elastic import ElasticRules
+from roost.runtime.chain import Chain
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.runtime.records import Commit
 
@@ -58,7 +59,7 @@ RULES = {"lower": 0.15, "target": 0.3, "upper": 0.4, "round": 3.0}
 DELAYED_S = 1.0  # by which a batch takes longer than the median
 WORK_S = 0.002  # of processor time for a point
 KEYS, WINDOW = 2_000, 20
-POLL_S = 0.01
+POLL_S = 0.05  # more often, the driver would need a core that executors start on
 
 
 def run_cluster() -> tuple[list[Row], Row]:
@@ -247,6 +248,7 @@ class Timeline:
         self.up: dict[str, float] = {}
         self.down: dict[str, float] = {}
         self.commits: list[Commit] = []
+        self._machines = 1  # of the batch that runs, as many as executors of the layout
         self._ended = threading.Event()
         self._poller = threading.Thread(target=self._poll, daemon=True)
 
@@ -255,12 +257,10 @@ class Timeline:
         executor = self._pipeline.executor
         run = executor.run
 
-        def noting(*arguments: Any) -> Any:
-            reports = run(*arguments)
-            # The layout has a machine for each executor; a spare may have run tasks of others.
-            if len(reports["matching"]) > 1 and "decision" in self.up:
-                self.up.setdefault("first_task", time.monotonic())
-            return reports
+        def noting(inputs: Any, chain: Chain, *more: Any) -> Any:
+            (matching,) = (node for node in chain.nodes if node.name == "matching")
+            self._machines = len(matching.machines)
+            return run(inputs, chain, *more)
 
         executor.run = noting  # type: ignore[method-assign, assignment]
         self._poller.start()
@@ -296,8 +296,13 @@ class Timeline:
         allocator = self._pipeline._allocator
         assert allocator is not None
         known = set(executor.registered())
+        tasks = executor.context._jsc.sc().taskScheduler()
         while not self._ended.wait(POLL_S):
             now, names = time.monotonic(), set(executor.registered())
+            if self._machines > 1 and "decision" in self.up and "first_task" not in self.up:
+                counts = tasks.runningTasksByExecutors().values().mkString(" ").split()
+                if sum(count != "0" for count in counts) >= self._machines:
+                    self.up["first_task"] = now
             if "decision" in self.up and names - known:
                 self.up.setdefault("registered", now)
                 if any(allocator.is_warm(name) for name in names - known):

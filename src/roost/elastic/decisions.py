@@ -28,7 +28,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Keep the executors and divide the load of some routings anew."""
+    """Keep the executors and divide the load anew: by some bucket maps, or by the spatial plan.
+
+    Without ``changes`` it is only the plan, which has a policy of its own.
+    """
 
     changes: tuple[MapChange, ...]
     reason: str

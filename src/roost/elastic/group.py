@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roost.dataflow.balancing import SubqueryLoad
+from roost.model.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,32 @@ class Executors:
 
 
 @dataclass(frozen=True)
+class PlanLoad:
+    """The spatial plan in its last round, which its own policy has ended.
+
+    Parameters
+    ----------
+    stage
+        That the plan divides.
+    number
+        Of the round.
+    utilisation
+        Of each machine.
+    changed, reason
+        Whether the policy then changed the plan, and why or why not.
+    cell
+        Names the hottest partition of the busiest machine if it is one cell, which cannot be split.
+    """
+
+    stage: str
+    number: int
+    utilisation: Floats
+    changed: bool
+    reason: str
+    cell: str | None = None
+
+
+@dataclass(frozen=True)
 class GroupSnapshot:
     """An executor group at the end of a round.
 
@@ -59,8 +86,8 @@ class GroupSnapshot:
         seconds always wait.
     paced
         Whether the source determines when rows arrive; a replay at full speed does not.
-    routings
-        Those that can be balanced; each is named as its stage.
+    routings, plan
+        Bucket maps that can be balanced, each named as its stage, and the spatial plan.
     required
         Executors that other policies need, by policy, for other reasons than load.
     provision_s
@@ -84,6 +111,7 @@ class GroupSnapshot:
     provision_s: float = 0.0
     tasks: int = 0
     waiting_s: float = 0.0
+    plan: PlanLoad | None = None
 
     @property
     def arrived(self) -> float:

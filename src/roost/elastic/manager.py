@@ -50,7 +50,8 @@ class Memory:
     """What a policy remembers from round to round; it survives a restart as JSON.
 
     ``failures`` counts requests in a row that were not fulfilled; ``failed_at`` executors were
-    present at the last one. The layout does not grow before ``retry``.
+    present at the last one. The layout does not grow before ``retry``. ``plan_round`` is the round
+    of the spatial plan that was balanced last, and ``plan_deviation`` its deviation then.
     """
 
     measured: tuple[MeasuredLoad, ...] = ()  # since the last change was in force
@@ -61,6 +62,8 @@ class Memory:
     failed_at: int = 0
     retry: float = 0.0
     forecast: Forecast = field(default_factory=Forecast)
+    plan_round: int = -1
+    plan_deviation: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the memory as JSON."""
@@ -152,8 +155,10 @@ class Manager:
             return kind(size, load, reason), memory
         growing = all(one.grew for one in memory.measured)
         changes, notes = self._balance(group, growing)
+        balanced, note, memory = self._balance_plan(group, memory, growing)
+        notes += [note] if note else []
         reason = "; ".join([reason, *notes])
-        if changes:
+        if changes or balanced:
             return Balance(changes, reason), memory
         size = self._within(self._next(load, n))
         if size > n and growing and not notes and group.clock >= memory.retry:
@@ -244,6 +249,32 @@ class Manager:
                 continue
             notes.append(f"deviation of {load.subquery!r} {found}")
         return tuple(changes), notes
+
+    def _balance_plan(
+        self, group: GroupSnapshot, memory: Memory, growing: bool
+    ) -> tuple[bool, str, Memory]:
+        """Return whether the spatial plan is balanced, a note, and what to remember.
+
+        The plan's own policy has decided how. Whether that helps is measured: the deviation must
+        have improved since the plan was balanced last.
+        """
+        plan, best = group.plan, memory.plan_deviation
+        if plan is None:
+            return False, "", memory
+        if plan.number == memory.plan_round:
+            return False, "the plan was changed and is not measured yet", memory
+        now = deviation(plan.utilisation * group.pressure(plan.stage))
+        high = now > self.rules.imbalance
+        note = f"deviation of the plan {now:.3f}, {plan.reason}"
+        if plan.changed and (growing or high):
+            helps = best is None or now <= best * (1 - self.rules.improvement)
+            memory = replace(memory, plan_round=plan.number, plan_deviation=now if helps else None)
+            if not helps:
+                note += "; the last change did not reduce it"
+            return helps, note if helps or high else "", memory
+        if plan.cell is not None:
+            note += f"; {plan.cell}"
+        return False, note if high else "", replace(memory, plan_deviation=None)
 
 
 def _offered(routing: SubqueryLoad, pressure: float) -> SubqueryLoad:

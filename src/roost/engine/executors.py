@@ -2,7 +2,8 @@
 
 Roost decides how many there are, so Spark's dynamic allocation is on and passive: executors can be
 requested by resource profile, and its own timeouts are out of reach. All calls that may wait for
-the cluster run in a thread of their own, in their order.
+the cluster run in a thread of their own, in their order. Another thread looks for executors that
+have arrived, so that they get warm while a batch runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Event, RLock
 from typing import Any
 
 from roost.engine.executor import SparkExecutor
@@ -73,10 +75,15 @@ class SparkAllocator:
         if beside is None:
             self._calls = ThreadPoolExecutor(1, "roost-allocation")
             self._warming = ThreadPoolExecutor(1, "roost-warm-up")
+            self._watching = ThreadPoolExecutor(1, "roost-arrivals")
+            self._watch: Future[None] | None = None
+            self._prepared: Sequence[Callable[[WorkerCache], None]] = ()
+            self._closed = Event()
+            self._lock = RLock()
             self._totals: dict[int, int] = {}  # by profile
         else:
             self._calls, self._warming = beside._calls, beside._warming
-            self._totals = beside._totals
+            self._lock, self._totals = beside._lock, beside._totals
         self._jobs: dict[str, Future[bool]] = {}
         self._leaving: dict[str, float] = {}  # time from which each is killed
         self._requested = (0, 0.0)  # executors, and when
@@ -84,7 +91,8 @@ class SparkAllocator:
 
     def close(self) -> None:
         """End the threads; executors stay until the Spark session ends."""
-        for pool in (self._calls, self._warming):
+        self._closed.set()
+        for pool in (self._watching, self._calls, self._warming):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def of(self, group: str) -> SparkAllocator:
@@ -118,16 +126,17 @@ class SparkAllocator:
 
         A new executor runs tasks first: its daemon loads the code, and its workers map segments.
         """
-        registered = self._executor.registered(self._group)
-        self._check_leaving(registered)
-        stay = [name for name in registered if name not in self._leaving]
-        for name in stay:
-            job = self._jobs.get(name)
-            if job is None or (job.done() and not self._warm(job)):
-                calls = self._first.preparations()
-                warm = partial(self._executor.warm, name, self.slots, calls, self._group)
-                self._jobs[name] = self._warming.submit(warm)
-        return {name: self._warm(self._jobs[name]) for name in stay}
+        with self._lock:
+            registered = self._executor.registered(self._group)
+            self._check_leaving(registered)
+            stay = [name for name in registered if name not in self._leaving]
+            for name in stay:
+                job = self._jobs.get(name)
+                if job is None or (job.done() and not self._warm(job)):
+                    calls = self._first._prepared
+                    warm = partial(self._executor.warm, name, self.slots, calls, self._group)
+                    self._jobs[name] = self._warming.submit(warm)
+            return {name: self._warm(self._jobs[name]) for name in stay}
 
     def is_warm(self, name: str) -> bool:
         """Return whether an executor is known to be warm; threads may call it."""
@@ -146,6 +155,18 @@ class SparkAllocator:
         self._requested = total, now
         self._totals[self._profile] = total
         self._calls.submit(self._request, dict(self._totals))
+        first = self._first
+        first._prepared = first.preparations()  # reads the store, which only this thread may do
+        if first._watch is None or first._watch.done():
+            first._watch = first._watching.submit(first._await_arrivals)
+
+    def _await_arrivals(self) -> None:
+        """Let executors get warm as soon as they are registered, until the next request."""
+        until = time.monotonic() + RENEW_S
+        while not self._closed.wait(POLL_S) and time.monotonic() < until:
+            groups = [self, *self._others.values()]
+            if all(sum(one.executors().values()) >= one._requested[0] for one in groups):
+                return
 
     def _request(self, totals: Mapping[int, int]) -> None:
         counts, tasks, hosts = (self._jvm.java.util.HashMap() for _ in range(3))
@@ -159,10 +180,11 @@ class SparkAllocator:
 
     def decommission(self, names: Sequence[str]) -> None:
         """Let executors end their tasks and leave."""
-        for name in names:
-            self._leaving[name] = time.monotonic() + KILL_S
-            self._executor.leaving.add(name)
-            self._calls.submit(self._decommission, name)
+        with self._lock:
+            for name in names:
+                self._leaving[name] = time.monotonic() + KILL_S
+                self._executor.leaving.add(name)
+                self._calls.submit(self._decommission, name)
 
     def _decommission(self, name: str) -> None:
         # The total was lowered by the request before, so it stays as it is.

@@ -210,7 +210,7 @@ def _with_group(
     stages: Sequence[Stage],
     flow: Sequence[FlowRounds],
     prefixes: Sequence[PrefixRounds],
-    plan: Sequence[Rounds],
+    plan: Sequence[PlanRounds],
     group: GroupRounds | None,
 ) -> list[Rounds]:
     """Return the rounds of the executors, which see loads and needs, and of all layouts.
@@ -221,6 +221,7 @@ def _with_group(
     if group is None:
         return layouts
     group.loads = lambda: [load for found in flow for load in found.loads]
+    group.plan = lambda: next((found.load for found in plan), None)
     group.needed = lambda: max((found.needed for found in prefixes), default=0)
     group.placement.begin(stages)
     return [group, *layouts]
@@ -395,7 +396,7 @@ class _Assembly:
                     config.synopsis,
                     hooks.clock,
                     hooks.resize,
-                    0 if self.group is None else self.group.machines_max,
+                    lambda: 0 if self.group is None else self.group.machines_max,
                 ),
                 self._plan_rounds(strategy, statistics, table),
                 self.group,
@@ -540,5 +541,6 @@ class _Assembly:
             (lambda now: HiddenQueries()) if guard is None else guard.hidden,
             self.hooks.clock,
             _wanted(self.group),
+            None if balance is None else balance.hottest,
         )
         return [rounds]

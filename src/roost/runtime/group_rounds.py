@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roost.dataflow.balancing import SubqueryLoad
-from roost.elastic.group import GroupSnapshot, StageLoad
+from roost.elastic.group import GroupSnapshot, PlanLoad, StageLoad
 from roost.elastic.placement import Algorithm2, ExecutorGroup
 from roost.errors import ConfigError
 from roost.model.choices import ElasticPolicyName
@@ -53,9 +53,9 @@ class GroupRounds:
     """Measures the offered load, ends the rounds of the executors, and follows the decisions.
 
     ``sources`` are those that the run reads itself, by stage, and ``streams`` are stages whose rows
-    Spark reads. ``loads`` returns those of subqueries, and ``needed`` the machines of the synopsis;
-    ``waiting`` the rows that streams had left when the last batch began. ``clock`` returns seconds
-    since 1970.
+    Spark reads. ``loads`` returns those of subqueries, ``plan`` that of the spatial plan, and
+    ``needed`` the machines of the synopsis; ``waiting`` the rows that streams had left when the
+    last batch began. ``clock`` returns seconds since 1970.
     """
 
     records = GROUP_ROUNDS
@@ -73,6 +73,7 @@ class GroupRounds:
         self.sources: Mapping[str, RowSource] = {}
         self.streams: Sequence[str] = ()
         self.loads: Callable[[], Sequence[SubqueryLoad]] = lambda: ()
+        self.plan: Callable[[], PlanLoad | None] = lambda: None
         self.needed: Callable[[], int] = lambda: 0
         self.waiting: Callable[[], int] = lambda: 0
         self._streamed = 0  # rows that Spark read in the last batch
@@ -104,8 +105,12 @@ class GroupRounds:
 
     @property
     def machines_max(self) -> int:
-        """Machines of the largest layout."""
-        return max(group.machines_max for group in self._groups.values())
+        """Machines of the largest layout; while executors do not arrive, of the present one."""
+        now = self._clock()
+        return max(
+            group.machines if self._policies[name].waits(now) else group.machines_max
+            for name, group in self._groups.items()
+        )
 
     @property
     def machines(self) -> int:
@@ -178,6 +183,7 @@ class GroupRounds:
             required={SYNOPSIS: needed} if needed else {},
             provision_s=self._own.provision_s,
             tasks=one.tasks,
+            plan=self.plan(),
         )
 
     def _part(self, seen: GroupSnapshot, name: str) -> GroupSnapshot:
@@ -190,6 +196,7 @@ class GroupRounds:
             stages=tuple(one for one in seen.stages if group_of(one.name) == name),
             routings=tuple(one for one in seen.routings if group_of(one.subquery) == name),
             required=seen.required if name == DEFAULT_GROUP else {},
+            plan=seen.plan if name == DEFAULT_GROUP else None,
             provision_s=group.provision_s,
         )
 

@@ -122,8 +122,8 @@ class Scaling:
 class PrefixRounds:
     """Measures the load of prefixes, and ends a round with every batch.
 
-    Without ``rules`` machines do not scale; ``resize`` proposes how many there are, and there can
-    be ``machines_max``.
+    Without ``rules`` machines do not scale; ``resize`` proposes how many there are, and
+    ``machines_max`` returns how many there can be now.
     """
 
     records = PREFIX_ROUNDS
@@ -135,7 +135,7 @@ class PrefixRounds:
         rules: ScalingRules | None,
         clock: Callable[[], float],
         resize: Proposer[PrefixRound] | None = None,
-        machines_max: int = 0,
+        machines_max: Callable[[], int] = lambda: 0,
     ) -> None:
         self._machines_max = machines_max
         self._store, self._stage, self._rules, self._clock = store, stage, rules, clock
@@ -257,4 +257,4 @@ class PrefixRounds:
         rates = {prefix: rows / self._seconds for prefix, rows in found.items()}
         loads = add_loads(rates, stored_bytes(now, tree))
         moving = transfers(now, tree)
-        return SketchletSnapshot(tree, status, loads, moving, machines_max=self._machines_max)
+        return SketchletSnapshot(tree, status, loads, moving, machines_max=self._machines_max())

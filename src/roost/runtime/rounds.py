@@ -17,12 +17,21 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance.changes import Change, Decision, NoChange, Rebalance, Resize, change_to_json
-from roost.balance.plan import MACHINES_MAX
+from roost.balance.changes import (
+    Change,
+    Decision,
+    Merge,
+    NoChange,
+    Rebalance,
+    Resize,
+    change_to_json,
+)
+from roost.balance.plan import MACHINES_MAX, Partition, Plan
 from roost.balance.planner import imbalance
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
+from roost.elastic.group import PlanLoad
 from roost.elastic.placement import PlacementDecision
 from roost.runtime.records import Intent
 from roost.stages.contract import Batch, Outcome, Reports, RoutingTable, task_seconds
@@ -251,9 +260,13 @@ class PlanRounds:
     clock: Callable[[], float]  # seconds, to time decisions
     # Machines that the plan should have from the next batch on, without waiting for a round's end.
     wanted: Callable[[], int] | None = None
+    # The most expensive partition of a machine; None if the plan divides no queries.
+    hottest: Callable[[Plan, int], Partition | None] | None = None
     records: str = ROUNDS
 
     def __post_init__(self) -> None:
+        self.load: PlanLoad | None = None  # of the last round, unless that was the first one
+        self._began: float | None = None
         self._start_round(None)
 
     def _start_round(self, opened: int | None) -> None:
@@ -306,6 +319,8 @@ class PlanRounds:
         changes: tuple[Change, ...] = ()
         if isinstance(decision, Rebalance) and balance.verdict == ACCEPTED:
             changes = decision.changes
+        moved = any(not isinstance(change, Merge) for change in changes)
+        self._note_load(snapshot, started, balance.reason, changed=moved)
         row = {
             "round": self.number,
             "batch_id": batch.number,
@@ -329,5 +344,26 @@ class PlanRounds:
         self.store.record(*facts, *(fact for v in verdicts for fact in v.proposal.facts))
         if after is not None:
             self.table.epoch = after.epoch
+            if after.machines != routing.machines:
+                self.load = None  # of another number of machines
         self.number += 1
         self._start_round(self.now)
+
+    def _note_load(self, seen: RoundSnapshot, now: float, reason: str, *, changed: bool) -> None:
+        """Note the utilisation of the machines, and what the balancing policy did about it."""
+        began, self._began, self.load = self._began, now, None
+        if self.hottest is None or began is None:
+            return
+        # Tasks that wait for a core take longer than the round, but none is busy for longer.
+        busy_s = seen.busy_s
+        seconds = max(now - began, float(busy_s.max()), 1e-9)
+        plan, busiest, cell = seen.routing.plan, int(busy_s.argmax()), None
+        if not changed and any(part.cells == 1 for part in plan.of_machine(busiest)):
+            hot = self.hottest(plan, busiest)
+            if hot is not None and hot.cells == 1:
+                share = float(busy_s[busiest] / max(busy_s.sum(), 1e-300))
+                place = f"cell (column {hot.column0}, row {hot.row0})"
+                cell = f"{place} cannot be divided; its machine has {share:.0%} of the load"
+        self.load = PlanLoad(
+            MatchingStage.name, self.number, busy_s / seconds, changed, reason, cell
+        )

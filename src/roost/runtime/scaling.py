@@ -64,6 +64,10 @@ class ElasticPolicy:
         self.policy = policy
         self._memory = Memory.from_json(saved[ELASTIC]) if ELASTIC in saved else Memory()
 
+    def waits(self, now: float) -> bool:
+        """Return whether requested executors did not arrive, and are not requested again yet."""
+        return self._memory.failures > 0 and now < self._memory.retry
+
     def propose(self, snapshot: GroupRound) -> Proposal:
         """Decide from the round, and record what the policy remembers."""
         decision, self._memory = self.policy.decide(snapshot.group, self._memory)

@@ -89,7 +89,7 @@ def prefix_rounds(
     settings: SynopsisSettings,
     clock: Callable[[], float],
     resize: Proposer[PrefixRound] | None = None,
-    machines_max: int = 0,
+    machines_max: Callable[[], int] = lambda: 0,
 ) -> list[PrefixRounds]:
     """Build the rounds of the prefix tree; none if it stays as it is."""
     if settings.features is None or not (settings.scaling or resize is not None):
