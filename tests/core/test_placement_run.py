@@ -61,7 +61,8 @@ class PlacedRun:
     def config(self) -> RunConfig:
         elastic = {"max": 1, "round": 3.0, "placement": "algorithm_1", "groups": self.groups}
         return RunConfig(
-            dataflow={"balance": "off"},
+            # Nothing is aggregated before an exchange, so each operator does its own work.
+            dataflow={"balance": "off", "layout": "operator_set"},
             engine={"available_now": True},
             elastic={**elastic, **self.elastic},
             out={"dir": self.folder / "out"},
