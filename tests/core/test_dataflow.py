@@ -290,6 +290,36 @@ def test_windows_of_tuples_rewrite_no_state_that_is_much_larger_than_a_batch(
     assert max(written.values()) < 4 * batches * rows, written
 
 
+def test_large_state_without_end_is_not_rewritten_in_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key is written a few times, and no group that did not change is emitted."""
+    monkeypatch.setattr("roost.stages.flow_subquery.WHOLE", 100)
+    flow = Dataflow("many keys")
+    stream = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    found = stream.aggregate({"n": "count"}, by="k", window="forever", advance=10, name="f")
+    found.sink("counts")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    batches, keys, written, most = 60, 40, 0, 0
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(batches):
+            # New keys, and some of those before; a result for every second batch.
+            ks = [*range(number * keys, (number + 1) * keys), *range(0, number * keys, 97)]
+            rows = [{"k": k, "t": number * 5} for k in ks]
+            ended = ["s"] if number == batches - 1 else []
+            oracle.batch({"s": rows}, float(number), ended)
+            run.batch({"s": as_table(graph, "s", rows)}, float(number), ended)
+            with closing(Store(tmp_path / "state")) as store:
+                entries = dict(store.items(STATE))["f"]
+            for batch, files in entries:
+                written += sum(file[1] for file in files) * (batch == number)
+            most = max(most, len(entries))
+    compare(run, oracle)
+    # Replacing the state would write half of 2,400 rows in a batch, 72,000 in all.
+    assert written < 10 * batches * keys and 1 < most <= 4, (written, most)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_equal_tuples_of_a_window_are_counted(seed: int, tmp_path: Path) -> None:
     """Rows without numbers that are alike are in no order, and each is used once."""

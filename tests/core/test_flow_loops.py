@@ -17,7 +17,7 @@ from roost.dataflow import aggregate
 from roost.dataflow.aggregate import AggregateWork
 from roost.dataflow.blocks import BUCKET, TIME, OldState
 from roost.dataflow.flow import Dataflow
-from roost.dataflow.groups import place, slide
+from roost.dataflow.groups import distinct, place, places_with, slide
 from roost.dataflow.join import _rectangles
 from roost.dataflow.schema import Node, resolve
 from roost.dataflow.state import read_state, write_state
@@ -170,3 +170,18 @@ def test_rectangles_cover_each_cell_once() -> None:
 def test_rows_are_placed_by_code_in_their_order() -> None:
     starts, rows = place(np.array([2, 0, 2, 0]), 4)
     assert (starts.tolist(), rows.tolist()) == ([0, 2, 2, 4, 4], [1, 3, 0, 2])
+
+
+@pytest.mark.parametrize("top", [1, 30, 1_000, 10**6, 10**15])
+def test_sets_of_codes_are_those_of_numpy(top: int) -> None:
+    """Whether codes are dense or sparse."""
+    rng = np.random.default_rng(top)
+    for size, other in [(0, 0), (0, 5), (200, 0), (200, 40), (5_000, 100)]:
+        codes, others = rng.integers(0, top, size), rng.integers(0, top, other)
+        assert (
+            places_with(codes, others).tolist() == np.flatnonzero(np.isin(codes, others)).tolist()
+        )
+        numbers, below = distinct(codes, top)
+        assert numbers.tolist() == np.unique(codes).tolist()
+        assert below(others).tolist() == [int((numbers < one).sum()) for one in others.tolist()]
+        assert below(np.array([0, top])).tolist() == [0, numbers.size]

@@ -129,6 +129,26 @@ def test_without_capacity_correlation_alone_decides() -> None:
     assert moves(Algorithm1(capacity=False).decide(given)) == [("extract", "three")]
 
 
+def test_an_operator_does_not_leave_only_until_another_one_has_left() -> None:
+    """As printed, x goes to c, then y to a, and x comes back."""
+    flat = {"x": ("b", 0.9), "y": ("b", 8.7), "z": ("a", 0.5)}
+    operators = {name: (group, (load,) * 12) for name, (group, load) in flat.items()}
+    groups = {"a": 12, "b": 5, "c": 1}
+    seen = []
+    for _ in range(3):
+        given = placed(groups, operators)
+        decision = Algorithm1()._round(given)[0]
+        seen.append([(move.operator, move.after) for move in decision])
+        for move in decision:
+            operators[move.operator] = (move.after, operators[move.operator][1])
+    assert seen == [[("x", "c")], [("y", "a")], [("x", "b")]]
+    operators["y"] = ("b", operators["y"][1])
+    given = placed(groups, operators)
+    assert moves(Algorithm1().decide(given)) == [("y", "a")]
+    operators["y"] = ("a", operators["y"][1])
+    assert moves(Algorithm1().decide(placed(groups, operators))) == []
+
+
 def test_operators_that_rise_with_their_own_group_go_first() -> None:
     """Of three operators, the one that falls with the receiver stays, although it is larger."""
     given = placed(

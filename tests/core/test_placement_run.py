@@ -18,6 +18,7 @@ from roost import RunConfig
 from roost.bench.dodo_cluster import OTHER, expected_rankings, top_topics
 from roost.commands.inspect import inspect_state
 from roost.commands.terminal import _contents
+from roost.errors import ConfigError
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.runtime.operator_placement import PLACEMENT
 from roost.runtime.report import build_report
@@ -60,7 +61,8 @@ class PlacedRun:
     def config(self) -> RunConfig:
         elastic = {"max": 1, "round": 3.0, "placement": "algorithm_1", "groups": self.groups}
         return RunConfig(
-            dataflow={"balance": "off"},
+            # Nothing is aggregated before an exchange, so each operator does its own work.
+            dataflow={"balance": "off", "layout": "operator_set"},
             engine={"available_now": True},
             elastic={**elastic, **self.elastic},
             out={"dir": self.folder / "out"},
@@ -176,6 +178,19 @@ def test_a_group_that_cannot_be_provided_is_reported_and_not_used(tmp_path: Path
     reasons = [row["reason"] for decision, row in decisions if decision == "Cannot"]
     assert reasons and "1 of 1 executors did not arrive" in reasons[0]
     assert run.moves() == []
+
+
+def test_groups_are_refused_at_the_start_where_the_number_of_executors_is_fixed(
+    tmp_path: Path,
+) -> None:
+    run = PlacedRun(tmp_path, seconds=1)
+    flow = top_topics(run.path, costly=False)
+    with (
+        pytest.raises(ConfigError, match=r"elastic\.groups.*'other'.*fixed number of executors"),
+        InProcessPipeline(run.config(), flow=flow) as pipeline,
+    ):
+        pipeline.run()
+    assert not list((tmp_path / "out").glob("top_topics/*"))
 
 
 def test_operators_that_are_not_named_get_a_group_by_measured_load(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ class PlacementRun:
         }
         return RunConfig(
             engine={"master": master, "spark": spark, "batch_rows": 2 * RATE},
-            dataflow={"balance": "off"},
+            # Nothing is aggregated before an exchange, so each operator does its own work.
+            dataflow={"balance": "off", "layout": "operator_set"},
             elastic=elastic,
             out={"dir": self.folder / "out"},
         )

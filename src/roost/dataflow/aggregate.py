@@ -39,7 +39,7 @@ from roost.dataflow.blocks import (
 )
 from roost.dataflow.cuts import StoredTuples
 from roost.dataflow.functions import Function
-from roost.dataflow.groups import encode, group, slide, slots_of
+from roost.dataflow.groups import dense, distinct, encode, group, places_with, slide, slots_of
 from roost.dataflow.operators import Aggregate, WindowBy
 from roost.dataflow.order import key_bytes, made_order
 from roost.dataflow.partials import Partials, compacted, merge_into, slide_into
@@ -168,9 +168,11 @@ class AggregateWork:
 
     def _close(self, known: Sequence[Partials], before: int, after: int) -> pa.Table | None:
         """Merge the panes of the windows that end after ``before`` and not after ``after``."""
+        panes = np.concatenate([one.panes for one in known])
+        if self.node.size is None and not self._changed(panes, before, after).any():
+            return None
         keys = pa.concat_tables([one.keys for one in known])
         codes = encode([keys[key] for key in self.keys], keys.num_rows)
-        panes = np.concatenate([one.panes for one in known])
         failed: Failed = {}
         functions = self.node.functions
         slid = self._slid(known, panes, codes, before, after)
@@ -264,19 +266,23 @@ class AggregateWork:
 
         A group is emitted where it has a new pane, over all panes before.
         """
+        changed = self._changed(panes, before, after)
+        # Most groups of a state without end did not change.
+        live = places_with(codes, codes[changed])
+        changed, ends, codes = changed[live], panes[live] + 1, dense(codes[live])
+        emitted = np.unique(ends[changed])
+        width = emitted.size + 1
+        places = codes * width + np.searchsorted(emitted, ends)
+        # A pane is in the results of its group from its own time on.
+        results, below = distinct(places[changed], (int(codes.max()) + 1) * width)
+        found, rows = expand(below(places), below((codes + 1) * width))
+        return emitted[results[found] % width], live[rows]
+
+    def _changed(self, panes: Integers, before: int, after: int) -> NDArray[np.bool_]:
+        """Return the panes of a window without end that the watermark has passed in this batch."""
         first = TIME_MIN if before == TIME_MIN else before // self.pane
         last = after if after in (TIME_MIN, TIME_MAX) else after // self.pane
-        changed = (panes + 1 > first) & (panes + 1 <= last)
-        if not changed.any():
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        emitted = np.unique(np.stack([codes[changed], panes[changed] + 1]), axis=1)
-        ranks = np.unique(np.concatenate([emitted[1], panes + 1]))
-        width = ranks.size + 1
-        slots = emitted[0] * width + np.searchsorted(ranks, emitted[1])
-        low = np.searchsorted(slots, codes * width + np.searchsorted(ranks, panes + 1))
-        high = np.searchsorted(slots, (codes + 1) * width)
-        places, rows = expand(low, high)
-        return emitted[1][places], rows
+        return (panes + 1 > first) & (panes + 1 <= last)
 
     def _emit(
         self,

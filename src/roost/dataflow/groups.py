@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.types as pt
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.model.arrays import as_numpy, frozen
+from roost.model.arrays import as_arrow, as_numpy, frozen
 from roost.model.columns import one_array
 from roost.window.grouped import Groups
 
 Column = Any  # an Arrow column, or a numpy array whose order matters
 _CODES_MAX = 1 << 62
 _SPARSE = 4  # codes per row above which sorting is faster than counting
+_BITS = 16  # likewise, where a code needs a byte only
 
 
 @njit(cache=True, nogil=True)
@@ -128,6 +130,30 @@ def dense(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     if int(codes.max(initial=-1)) < _SPARSE * codes.size + 1024:
         return codes
     return np.unique(codes, return_inverse=True)[1].astype(np.int64)
+
+
+def places_with(codes: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of codes that the others have, too."""
+    size = max(int(codes.max(initial=-1)), int(others.max(initial=-1))) + 1
+    if size <= _BITS * codes.size + 1024:
+        present = np.zeros(size, bool)
+        present[others] = True
+        return np.flatnonzero(present[codes])
+    return np.flatnonzero(pc.is_in(as_arrow(codes), value_set=as_arrow(others)))
+
+
+def distinct(
+    numbers: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], Callable[[NDArray[np.int64]], NDArray[np.int64]]]:
+    """Return the different numbers below ``size`` in order, and a count of those below others."""
+    if size > _SPARSE * numbers.size + 1024:
+        ordered = np.unique(numbers)
+        return ordered, lambda others: np.searchsorted(ordered, others)
+    below = np.zeros(size + 1, np.int64)
+    below[numbers + 1] = 1
+    ordered = np.flatnonzero(below) - 1
+    np.cumsum(below, out=below)
+    return ordered, lambda others: below[others]
 
 
 def place(codes: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -29,7 +29,7 @@ from roost.dataflow.blocks import (
     stamped,
     times_of,
 )
-from roost.dataflow.groups import dense, encode, place
+from roost.dataflow.groups import dense, encode, place, places_with
 from roost.dataflow.operators import Join, Product, WindowBy
 from roost.dataflow.order import key_bytes, made_order
 from roost.dataflow.schema import Node
@@ -108,6 +108,20 @@ class PairWork:
         fresh = [self._fresh(k, table) for k, table in enumerate(inputs)]
         if self.window is WindowBy.TUPLES:
             return self._run_tuples(fresh, old, before, after)
+        found = self._pairs(fresh, old) if any(table.num_rows for table in fresh) else []
+        state, until = {}, TIME_MIN
+        for k, side in enumerate(SIDES):
+            merged = (one.tables[side] for one in old if one.merge)
+            rows = pa.concat_tables([fresh[k], *merged])
+            ends = times_of(rows) + self.size
+            live = ends > after
+            state[side] = rows.filter(pa.array(live))
+            until = max(until, int(ends[live].max(initial=TIME_MIN)))
+        output = pa.concat_tables(found) if found else None
+        return Ran(output, state, until)
+
+    def _pairs(self, fresh: Sequence[pa.Table], old: Sequence[OldState]) -> list[pa.Table]:
+        """Return the pairs in which at least one tuple is new."""
         # The new tuples are first.
         tables = [
             pa.concat_tables([fresh[k], *(state.tables[side] for state in old)]).combine_chunks()
@@ -121,16 +135,7 @@ class PairWork:
                 a, b = self._own_pairs(tables, a, b)
             if a.size:
                 found.append(self._emit(tables[0], tables[1], a, b))
-        state, until = {}, TIME_MIN
-        for k, side in enumerate(SIDES):
-            merged = (one.tables[side] for one in old if one.merge)
-            rows = pa.concat_tables([fresh[k], *merged])
-            ends = times_of(rows) + self.size
-            live = ends > after
-            state[side] = rows.filter(pa.array(live))
-            until = max(until, int(ends[live].max(initial=TIME_MIN)))
-        output = pa.concat_tables(found) if found else None
-        return Ran(output, state, until)
+        return found
 
     def _fresh(self, side: int, table: pa.Table | None) -> pa.Table:
         """Return the tuples of a side with the columns that are stored."""
@@ -175,14 +180,17 @@ class PairWork:
         size = max(int(one.max(initial=-1)) for one in codes) + 1
         condition = None if self.rest is None else self.rest.on(*tables)
         for mine, count in _met(tables, fresh):
-            order = np.argsort(times[1][:count], kind="stable")
+            # Most of the state has other keys than the new tuples.
+            left = places_with(codes[0][mine], codes[1][:count]) + mine.start
+            order = places_with(codes[1][:count], codes[0][mine])
+            order = order[np.argsort(times[1][order], kind="stable")]
             starts, placed = place(codes[1][order], size)
             order = order[placed]
             low, high = time_ranges(
-                codes[0][mine], times[0][mine], starts, times[1][order], self.size
+                codes[0][left], times[0][left], starts, times[1][order], self.size
             )
             for places, rows in _chunks(low, high):
-                a, b = rows + mine.start, order[places]
+                a, b = left[rows], order[places]
                 if condition is not None:
                     kept = condition.evaluate(a, b)
                     a, b = a[kept], b[kept]

@@ -70,6 +70,7 @@ SEEN = "flow seen"  # table of the newest event time on any input, by operator
 HOT_KEYS = "flow hot keys"  # table of the keys to aggregate before the exchange, by operator
 MERGED = "merged"  # in a subquery's choice: batches whose files are merged
 TIER = 4  # a file is merged with newer ones unless it is so many times as large
+WHOLE = 20_000  # rows of state without end that are rewritten in each batch
 
 
 @dataclass(frozen=True)
@@ -282,10 +283,11 @@ class SubqueryStage(Stage):
     def _to_merge(self) -> list[int]:
         """Choose batches whose files to merge.
 
-        Files of windows that end soon are deleted before many of them exist; state without end has
-        one row per key only if it is merged.
+        Files of windows that end soon are deleted before many of them exist. State without end has
+        one row per key only if it is merged; a large one is too expensive to rewrite in each batch.
         """
-        if self.node.size is not None and len(self.entries) < TIER:
+        small = self.node.size is None and sum(entry.rows for entry in self.entries) < WHOLE
+        if len(self.entries) < TIER and not small:
             return []
         merged: list[int] = []
         rows = 0

@@ -9,11 +9,13 @@ whose loads rise with those of their own group rather than with those of the rec
 
 Every move lowers the higher load of its pair, and the receiver remains below the mean of both. So
 the sorted loads of all groups fall with every move, and a steady load cannot make it oscillate.
+As printed, an operator may still move away, make room for another one to leave, and come back. The
+rounds that would follow at the same loads show this, and then the other one moves at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roost.balance.changes import NoChange
 from roost.elastic.placement.snapshot import (
@@ -56,6 +58,15 @@ def _mean(series: tuple[float, ...]) -> float:
     return sum(series) / len(series) if series else 0.0
 
 
+def _fits(snapshot: PlacementSnapshot, move: OperatorMove) -> bool:
+    """Return whether the receiver remains below the mean of both loads."""
+    means = {one.name: float(snapshot.group_series(one).mean()) for one in snapshot.groups}
+    executors = {one.name: one.executors for one in snapshot.groups}
+    load = next(_mean(one.series) for one in snapshot.operators if one.name == move.operator)
+    added = load / max(executors[move.after], 1e-9)
+    return added < (means[str(move.before)] - means[move.after]) / 2.0
+
+
 def _rank(group: ExecutorGroup, load: float) -> tuple[bool, float, int, str]:
     """Order groups by load, then by size; those without executors come last."""
     n = group.executors
@@ -77,8 +88,8 @@ class Algorithm1:
     single
         Move at most one operator of a pair in a round.
     capacity
-        Leave the receiver below the mean of both loads. Without it, correlation alone decides,
-        which is the thesis's ablation and may overload a small group.
+        Leave the receiver below the mean of both loads, and look ahead. Without it, correlation
+        alone decides, which is the thesis's ablation and may overload a small group.
 
     Raises
     ------
@@ -106,10 +117,18 @@ class Algorithm1:
         """Decide for each pair of groups."""
         if snapshot.rounds < ROUNDS_MIN:
             return NoChange(f"{snapshot.rounds} of {ROUNDS_MIN} rounds are measured")
+        moves, reason = self._round(snapshot)
+        if moves and self.capacity:
+            moves = self._without_detours(snapshot, moves)
+        return Place(tuple(moves), reason) if moves else NoChange(reason)
+
+    def _round(self, snapshot: PlacementSnapshot) -> tuple[list[OperatorMove], str]:
+        """Return the moves of the printed algorithm, and why."""
         means = {one.name: float(snapshot.group_series(one).mean()) for one in snapshot.groups}
         ordered = sorted(snapshot.groups, key=lambda one: (-means[one.name], one.name))
         half = len(ordered) // 2
-        moves, notes = [], []
+        moves: list[OperatorMove] = []
+        notes = []
         for high, low in zip(ordered[:half], ordered[: -half - 1 : -1], strict=True):
             found, note = self._pair(snapshot, high, low)
             moves += found
@@ -117,8 +136,37 @@ class Algorithm1:
                 f"{high.name} at {means[high.name]:.2f}, {low.name} at "
                 f"{means[low.name]:.2f}: {note}"
             )
-        reason = "; ".join(notes) or "there is one group"
-        return Place(tuple(moves), reason) if moves else NoChange(reason)
+        return moves, "; ".join(notes) or "there is one group"
+
+    def _without_detours(
+        self, snapshot: PlacementSnapshot, moves: list[OperatorMove]
+    ) -> list[OperatorMove]:
+        """Replace moves that later rounds would take back, at the same loads.
+
+        The operator that leaves the same group later, for good, moves instead if it may.
+        """
+        path, now, following = list[OperatorMove](), snapshot, moves
+        while following:
+            path += following
+            after = {move.operator: move.after for move in following}
+            now = replace(now, mapping={**now.mapping, **after})
+            following, _ = self._round(now)
+        chosen = []
+        for move in moves:
+            back = replace(move, before=None, after=str(move.before))
+            others = {name for one in moves if one != move for name in (one.before, one.after)}
+            found = [move]
+            if any(replace(one, before=None) == back for one in path):
+                found += [
+                    one
+                    for one in path
+                    if one.before == move.before == snapshot.mapping[one.operator]
+                    and one.after == now.mapping[one.operator]
+                    and one.after not in others
+                    and _fits(snapshot, one)
+                ][:1]
+            chosen.append(found[-1])
+        return chosen
 
     def _pair(
         self, snapshot: PlacementSnapshot, high: ExecutorGroup, low: ExecutorGroup
