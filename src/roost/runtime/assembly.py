@@ -8,7 +8,7 @@ import gc
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from roost.balance.rules import SwarmRules
 from roost.balance.strategies import sampled_costs
 from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow
+from roost.dataflow.operators import SourceKind
+from roost.dataflow.schema import StreamSchema
 from roost.errors import ConfigError
 from roost.model.choices import Strategy
 from roost.model.records import TIME_MIN
@@ -43,11 +45,10 @@ from roost.runtime.balancing import (
 from roost.runtime.executor import Executor
 from roost.runtime.flow import flow_rounds, flow_stages, sinks_of
 from roost.runtime.flow_layout import Sample
-from roost.runtime.flow_rounds import FlowPolicy, FlowRounds
+from roost.runtime.flow_rounds import FlowPolicy
 from roost.runtime.group_rounds import GroupRounds
 from roost.runtime.guarding import GuardPolicy
 from roost.runtime.loop import BatchLoop, ResultSink, kind_of, staging
-from roost.runtime.prefix_rounds import PrefixRounds
 from roost.runtime.records import last_epoch, last_intent, last_round, median_reached, plan_of
 from roost.runtime.rounds import HiddenQueries, PlanRounds, Policy, Proposer, Resizing, Rounds
 from roost.runtime.sampled import Sampled, sampled_positions
@@ -149,35 +150,82 @@ def assemble(
         assembly = _Assembly(config, store, log, executor, shape, hooks, flow, group)
         return assembly.loop(default_strategy)
     assert flow is not None
-    stages = flow_stages(
+    stages = _flow_stages(config, store, executor, flow, {}, hooks, group, sample=hooks.sample)
+    return _batch_loop(config, store, executor, [*stages, *hooks.more_stages], hooks, flow, group)
+
+
+def _flow_stages(
+    config: RunConfig,
+    store: Store,
+    executor: Executor,
+    flow: Dataflow | None,
+    own: Mapping[SourceKind, StreamSchema],
+    hooks: Hooks,
+    group: GroupRounds | None,
+    sample: Callable[[Division], Sample | None] = lambda division: None,
+) -> list[Stage]:
+    """Build the stages of the dataflow, if the run has one."""
+    if flow is None:
+        return []
+    return flow_stages(
         config,
         store,
         executor,
         flow,
-        {},
+        own,
         hooks.wall_clock,
-        hooks.sample,
+        sample,
         resizable=hooks.resize is not None,
         machines=None if group is None else group.machines,
         received=partial(hooks.receives, config),
     )
+
+
+def _batch_loop(
+    config: RunConfig,
+    store: Store,
+    executor: Executor,
+    stages: Sequence[Stage],
+    hooks: Hooks,
+    flow: Dataflow | None,
+    group: GroupRounds | None,
+    plan: Sequence[PlanRounds] = (),
+    *,
+    log: QueryLog | None = None,
+    queries: QuerySet | None = None,
+    guard: GuardState | None = None,
+) -> BatchLoop:
+    """Build the loop of stages, with the rounds of all that adapts."""
+    flows = flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group))
+    prefixes = prefix_rounds(
+        store,
+        stages,
+        config.synopsis,
+        hooks.clock,
+        hooks.resize,
+        lambda: 0 if group is None else group.machines_max,
+    )
+    rounds: list[Rounds] = [*flows, *prefixes, *plan]
+    if group is not None:
+        group.loads = lambda: [load for found in flows for load in found.loads]
+        group.plan = lambda: next((found.load for found in plan), None)
+        group.needed = lambda: max((found.needed for found in prefixes), default=0)
+        group.placement.begin(stages)
+        # Executors come first, so that the next batch uses those that have arrived.
+        rounds.insert(0, group)
+    stays = config.out.sink == "parquet"
     return BatchLoop(
         store,
-        None,
-        None,
-        [*stages, *hooks.more_stages],
+        log,
+        queries,
+        stages,
         executor,
         config.out.dir.absolute(),
         sinks=hooks.sinks,
-        only_delivered=_only_delivered(config, flow),
-        rounds=_with_group(
-            stages,
-            flow_rounds(config, store, stages, hooks.flow_policies, hooks.resize, _wanted(group)),
-            [],
-            [],
-            group,
-        ),
+        only_delivered=frozenset() if stays else frozenset(["matches", *sinks_of(flow)]),
+        rounds=rounds,
         operators=None if group is None else group.placement,
+        guard=guard,
         history=config.out.history,
         on_step=hooks.on_step,
         clock=hooks.clock,
@@ -204,32 +252,6 @@ def _group_rounds(
 def _wanted(group: GroupRounds | None) -> Callable[[], int] | None:
     """Return what says how many machines layouts should have at once; None if that is fixed."""
     return None if group is None else lambda: group.machines
-
-
-def _with_group(
-    stages: Sequence[Stage],
-    flow: Sequence[FlowRounds],
-    prefixes: Sequence[PrefixRounds],
-    plan: Sequence[PlanRounds],
-    group: GroupRounds | None,
-) -> list[Rounds]:
-    """Return the rounds of the executors, which see loads and needs, and of all layouts.
-
-    Executors come first, so that the next batch uses those that have arrived.
-    """
-    layouts: list[Rounds] = [*flow, *prefixes, *plan]
-    if group is None:
-        return layouts
-    group.loads = lambda: [load for found in flow for load in found.loads]
-    group.plan = lambda: next((found.load for found in plan), None)
-    group.needed = lambda: max((found.needed for found in prefixes), default=0)
-    group.placement.begin(stages)
-    return [group, *layouts]
-
-
-def _only_delivered(config: RunConfig, flow: Dataflow | None) -> frozenset[str]:
-    """Return the kinds of results that do not stay as Parquet."""
-    return frozenset() if config.out.sink == "parquet" else frozenset(["matches", *sinks_of(flow)])
 
 
 @dataclass
@@ -352,9 +374,10 @@ class _Assembly:
         machines = config.engine.machines or self.executor.slots
         if self.group is not None:
             machines = self.group.machines
-        policies = hooks.flow_policies, hooks.resize, _wanted(self.group)
         table = SpatialTable(self.store, self.space, self._plan(strategy, machines))
         statistics = self._statistics(strategy)
+        given = config, self.store, self.executor
+        own = own_schemas(self.points, self.id_type)
         stages: list[Stage] = [
             ReadingStage(
                 self.points,
@@ -375,37 +398,20 @@ class _Assembly:
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
             *self._synopsis_stages(machines),
-            *self._flow_stages(),
+            *_flow_stages(*given, self.flow, own, hooks, self.group),
             *hooks.more_stages,
         ]
-        return BatchLoop(
-            self.store,
-            self.log,
-            self.queries,
+        plan = self._plan_rounds(strategy, statistics, table)
+        return _batch_loop(
+            *given,
             stages,
-            self.executor,
-            self.out,
-            sinks=hooks.sinks,
-            only_delivered=_only_delivered(config, self.flow),
-            rounds=_with_group(
-                stages,
-                flow_rounds(config, self.store, stages, *policies),
-                prefix_rounds(
-                    self.store,
-                    stages,
-                    config.synopsis,
-                    hooks.clock,
-                    hooks.resize,
-                    lambda: 0 if self.group is None else self.group.machines_max,
-                ),
-                self._plan_rounds(strategy, statistics, table),
-                self.group,
-            ),
-            operators=None if self.group is None else self.group.placement,
+            hooks,
+            self.flow,
+            self.group,
+            plan,
+            log=self.log,
+            queries=self.queries,
             guard=self.guard,
-            history=config.out.history,
-            on_step=hooks.on_step,
-            clock=hooks.clock,
         )
 
     def _synopsis_stages(self, machines: int) -> list[Stage]:
@@ -416,23 +422,6 @@ class _Assembly:
         stage = synopsis_stage(*given, resizable=self.hooks.resize is not None)
         results = staging(self.out, SynopsisQueryStage.kinds[0])
         return [stage, *synopsis_queries(store, spec, settings, results)]
-
-    def _flow_stages(self) -> list[Stage]:
-        if self.flow is None:
-            return []
-        own = own_schemas(self.points, self.id_type)
-        received = partial(self.hooks.receives, self.config)
-        return flow_stages(
-            self.config,
-            self.store,
-            self.executor,
-            self.flow,
-            own,
-            self.hooks.wall_clock,
-            resizable=self.hooks.resize is not None,
-            machines=None if self.group is None else self.group.machines,
-            received=received,
-        )
 
     def _plan(self, strategy: Strategy, machines: int) -> int:
         """Return the epoch of the plan to use: the last one, or a new one if it does not fit."""

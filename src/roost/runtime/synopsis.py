@@ -92,9 +92,9 @@ def prefix_rounds(
     machines_max: Callable[[], int] = lambda: 0,
 ) -> list[PrefixRounds]:
     """Build the rounds of the prefix tree; none if it stays as it is."""
-    if settings.features is None or not (settings.scaling or resize is not None):
+    stage = next((stage for stage in stages if isinstance(stage, SynopsisStage)), None)
+    if stage is None or not (settings.scaling or resize is not None):
         return []
-    (stage,) = (stage for stage in stages if isinstance(stage, SynopsisStage))
     names = (item.name for item in fields(ScalingRules))
     given = {name: getattr(settings, f"scaling_{name}") for name in names if name != "memory"}
     rules = ScalingRules(memory=settings.memory, **given) if settings.scaling else None
