@@ -180,8 +180,11 @@ def test_an_invalid_replan_is_refused(partitions: tuple[Partition, ...], fault: 
         apply_changes(PLAN, [Replan(partitions)])
 
 
-def test_a_kept_partition_outside_the_grid_is_refused() -> None:
-    outside = Plan(0, 3, 2, 3, (*PLAN.partitions, Partition(3, 3, 0, 4, 2, (0,))), 7)
+@pytest.mark.parametrize("sides", [(3, 0, 4, 2), (0, 2, 3, 3), (1, 0, 1, 2), (0, 1, 3, 1)], ids=str)
+def test_a_kept_partition_outside_the_grid_or_without_cells_is_refused(
+    sides: tuple[int, int, int, int],
+) -> None:
+    outside = Plan(0, 3, 2, 3, (*PLAN.partitions, Partition(3, *sides, (0,))), 7)
     with pytest.raises(ValueError, match="outside the grid"):
         apply_changes(outside, [Replan(outside.partitions)])
 

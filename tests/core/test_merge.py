@@ -56,6 +56,16 @@ def test_five_around_a_centre_are_a_rectangle_although_no_two_are() -> None:
     assert adjacent_merges(replace(plan, partitions=hole)) == ()
 
 
+def test_a_rectangle_of_five_does_not_undo_merges_beside_it() -> None:
+    wheel = [(0, 0, 2, 1), (2, 0, 3, 2), (1, 2, 3, 3), (0, 1, 1, 3), (1, 1, 2, 2)]
+    sides = [*wheel, (3, 0, 4, 1), (4, 0, 5, 1)]
+    partitions = [Partition(n, *s, (1,)) for n, s in enumerate(sides)]
+    partitions.append(Partition(7, 3, 1, 5, 3, (0,)))
+    plan = Plan(0, 5, 3, 2, tuple(partitions), 8)
+    plan.check_invariants()
+    assert adjacent_merges(plan) == (Merge((5, 6), 8, (1,)), Merge((0, 1, 2, 3, 4), 9, (1,)))
+
+
 def test_shared_partitions_are_not_merged() -> None:
     halves = (Partition(0, 0, 0, 1, 1, (0, 1)), Partition(1, 1, 0, 2, 1, (0, 1)))
     assert adjacent_merges(Plan(0, 2, 1, 2, halves, 2)) == ()

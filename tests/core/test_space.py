@@ -108,6 +108,7 @@ def test_a_range_too_narrow_for_its_cells_is_refused() -> None:
         pytest.param((1.0, 0.0, 0.0, 1.0), id="x inverted"),
         pytest.param((0.0, 1.0, 1.0, 0.0), id="y inverted"),
         pytest.param((0.0, 0.0, 0.0, 1.0), id="no width"),
+        pytest.param((0.0, 0.0, 1.0, 0.0), id="no height"),
         pytest.param((math.nan, 0.0, 1.0, 1.0), id="NaN"),
         pytest.param((0.0, 0.0, math.inf, 1.0), id="infinite"),
     ],
