@@ -287,6 +287,12 @@ def test_only_files_that_may_match_are_opened(tmp_path: Path, cleanup: ExitStack
     nowhere = plan_scans(view, scenario.files, PLANE, SnapshotQuery(Box(500, 500, 501, 501)))
     assert nowhere == []
     files = {file.file: file for batch in view.batches for file in batch.files}
+    for name, file in files.items():
+        x0, y0, x1, y1 = file.bounds
+        for box in (Box(x1, y0, x1 + 1, y1), Box(x0 - 1, y0, x0, y1),
+                    Box(x0, y1, x1, y1 + 1), Box(x0, y0 - 1, x1, y0)):  # fmt: skip
+            scans = plan_scans(view, scenario.files, PLANE, SnapshotQuery(box))
+            assert name in {scan.file for scan in scans}, "a point is on the edge"
     for since, until in ((None, 50), (50, None), (40, 60)):
         timed = plan_scans(view, scenario.files, PLANE, SnapshotQuery(since=since, until=until))
         first, last = (since or 0), (10**9 if until is None else until - 1)
