@@ -14,8 +14,9 @@ import pytest
 from rich.table import Table
 
 from flow_runs import rows_of
+from rankings import expected_rankings
 from roost import RunConfig
-from roost.bench.dodo_cluster import OTHER, expected_rankings, top_topics
+from roost.bench.dodo_cluster import OTHER, top_topics
 from roost.commands.inspect import inspect_state
 from roost.commands.terminal import _contents
 from roost.errors import ConfigError

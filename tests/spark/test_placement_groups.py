@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flow_runs import rows_of
-from roost.bench.dodo_cluster import OTHER, expected_rankings, tweets
+from rankings import expected_rankings
+from roost.bench.dodo_cluster import OTHER, tweets
 from roost.engine.standalone import Host, StandaloneCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]

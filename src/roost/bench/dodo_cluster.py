@@ -19,9 +19,7 @@ import pyarrow as pa
 
 from roost.bench.applications import application
 from roost.dataflow.flow import Dataflow
-from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.operators import Aggregate
-from roost.dataflow.schema import resolve
 from roost.engine.pipeline import Pipeline
 from roost.engine.standalone import Host, StandaloneCluster
 from roost.model.elastic import DEFAULT_GROUP
@@ -32,8 +30,6 @@ from roost.runtime.operator_placement import PLACEMENT
 from roost.runtime.records import Commit, last_intent
 from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
-from roost.stages.sources import parse_generator
-from roost.storage.cache import WorkerCache
 
 RATE = 500  # tweets per second, with three topics each on average
 COUNT_S, RANK_S = 208e-6, 35e-6  # of an event
@@ -106,20 +102,6 @@ def top_topics(path: str, *, costly: bool) -> Dataflow:
             changed = replace(operator, functions=functions)
         operators.append(changed)
     return Dataflow(plain.name, operators)
-
-
-def expected_rankings(path: str, rows: int) -> list[dict[str, Any]]:
-    """Return the rankings after some tweets, by the interpreter; times are microseconds.
-
-    The last one is not among them: it waits for a newer tweet.
-    """
-    flow = top_topics(path, costly=False)
-    (item,) = parse_generator(path, lambda: 0.0).again(0, rows)
-    read = item.read(["text", "at"], WorkerCache())
-    given = read.select(["text"]).append_column("at", read["at"].cast(pa.int64())).to_pylist()
-    oracle = Interpreter(resolve(flow.name, flow.operators))
-    oracle.batch({"tweets": given}, 0.0)
-    return oracle.results["top_topics"]
 
 
 @dataclass
