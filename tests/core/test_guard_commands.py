@@ -587,6 +587,8 @@ def test_a_tally_replaces_counting_and_refused_requests_are_subtracted(directory
         directory.replay()
     assert directory.counts() == {"ann": (1, 0), "bob": (1, 0)}
     assert directory.rejections() == [(1, "inverted_box"), (3, "unknown_query"), (6, "blocked")]
+    *_, blocked = directory.queries.refused_between(0, directory.log.end())
+    assert blocked.detail.endswith("9 requests at positions 6 to 6")
     listed = directory.state.guard.listing()["blocked"]
     assert [(item["user"], item["refused"]) for item in listed] == [("eve", 9)]
     directory.crash()
