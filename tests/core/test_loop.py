@@ -208,6 +208,30 @@ def test_old_rows_are_deleted_within_the_slack(
     assert scenario.published_totals() == scenario.expected_totals()
 
 
+def test_the_plan_of_the_last_batch_stays_while_drivers_only_restart(tmp_path: Path) -> None:
+    """Each driver makes a plan for other machines and is killed before it begins a batch."""
+    restarts = [2, 3, 2, 3, 2, 3]
+
+    def on_step(step: str, number: int) -> None:
+        if restarts and (step, number) == ("intent", 1):
+            raise Killed
+
+    scenario = Scenario(tmp_path, on_step=on_step)
+    while True:
+        machines = restarts.pop(0) if restarts else 2
+        scenario.settings = {
+            "engine.strategy": "uniform",
+            "engine.machines": machines,
+            "out.history": 2,
+        }
+        try:
+            scenario.live()
+        except Killed:
+            continue
+        break
+    assert scenario.published_matches() == scenario.expected_matches()
+
+
 # --------------------------------------------------------------------------- rounds
 
 
