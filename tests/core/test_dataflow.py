@@ -24,6 +24,7 @@ from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, u
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.interpreter.watermarks import Watermarks
+from roost.dataflow.loading import load_flow
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
 from roost.dataflow.schema import resolve
 from roost.dataflow.watermarks import Progress
@@ -436,6 +437,47 @@ def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
         pytest.raises(DataflowError, match="operator 'wrong': the function returned"),
     ):
         run.batch(rows, 0.0)
+
+
+NAMED = """
+from typing import NamedTuple
+import pyarrow as pa
+from roost import Dataflow
+
+class Ends(NamedTuple):
+    low: int
+    high: int
+
+class Range:
+    columns, type = ("v",), pa.int64()
+
+    def partial(self, values):
+        return Ends(min(values.to_pylist()), max(values.to_pylist()))
+
+    def merge(self, states):
+        return Ends(min(s.low for s in states), max(s.high for s in states))
+
+    def finish(self, state):
+        return state.high - state.low
+
+flow = Dataflow("named states")
+source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+source.aggregate({"n": Range()}, by="k", size=10, name="ranges").sink("out")
+"""
+
+
+def test_states_may_have_a_class_of_the_dataflows_file(tmp_path: Path) -> None:
+    """No worker can import it, so such states are pickled by value."""
+    path = tmp_path / "named_states.py"
+    path.write_text(NAMED)
+    run = FlowRun(load_flow(f"{path}:flow"), tmp_path / "out")
+    with run:
+        run.batch({"s": pa.table({"k": [1, 2], "v": [4, 1], "t": [3, 4]})}, 0.0)
+    run.flow = load_flow(f"{path}:flow")  # another driver reads the states of the first one
+    with run:
+        run.batch({"s": pa.table({"k": [1, 1], "v": [9, 3], "t": [5, 14]})}, 1.0, ["s"])
+    found = [tuple(row.values()) for row in run.results()["out"]]
+    assert sorted(found) == [(0, 1, 5), (0, 2, 0), (10, 1, 0)]
 
 
 class WrongFinish:
