@@ -705,6 +705,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
         "operator 'a': size of 0",
     ),
+    "window of a text": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size="5", name="a"),  # type: ignore[arg-type]
+        "operator 'a': size of '5'",
+    ),
     "advance of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=5, advance=0, name="a"),
         "operator 'a': advance of 0",

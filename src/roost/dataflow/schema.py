@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -390,7 +391,8 @@ def _extent(name: str, window: Window, unit: int) -> tuple[int | None, int | Non
         if value is None:
             ticks.append(None)
             continue
-        exact = float(value) * units if math.isfinite(value) else 0.0
+        usable = isinstance(value, Real) and math.isfinite(value)
+        exact = float(value) * units if usable else 0.0
         # 1.000001 seconds are not quite a whole number of microseconds in binary.
         if round(exact) <= 0 or not math.isclose(exact, round(exact), rel_tol=1e-12):
             problem = f"{label} of {value!r}; expected a whole number of units above 0"
