@@ -21,14 +21,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
+from roost.dataflow.blocks import BUCKET, ORDER, TIME
+from roost.dataflow.cuts import CUT
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.interpreter.watermarks import Watermarks
+from roost.dataflow.loading import load_flow
+from roost.dataflow.loads import TUPLES
 from roost.dataflow.operators import Port, Product, Sink, Union, Window, WindowBy
-from roost.dataflow.schema import resolve
+from roost.dataflow.partials import PANE
+from roost.dataflow.schema import OWN_COLUMNS, resolve
 from roost.dataflow.watermarks import Progress
 from roost.errors import DataflowError
 from roost.model.records import TIME_MAX, TIME_MIN
+from roost.stages.decode import MALFORMED, ROW
 from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
 from stage_scenario import STEPS
@@ -438,6 +444,47 @@ def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
         run.batch(rows, 0.0)
 
 
+NAMED = """
+from typing import NamedTuple
+import pyarrow as pa
+from roost import Dataflow
+
+class Ends(NamedTuple):
+    low: int
+    high: int
+
+class Range:
+    columns, type = ("v",), pa.int64()
+
+    def partial(self, values):
+        return Ends(min(values.to_pylist()), max(values.to_pylist()))
+
+    def merge(self, states):
+        return Ends(min(s.low for s in states), max(s.high for s in states))
+
+    def finish(self, state):
+        return state.high - state.low
+
+flow = Dataflow("named states")
+source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+source.aggregate({"n": Range()}, by="k", size=10, name="ranges").sink("out")
+"""
+
+
+def test_states_may_have_a_class_of_the_dataflows_file(tmp_path: Path) -> None:
+    """No worker can import it, so such states are pickled by value."""
+    path = tmp_path / "named_states.py"
+    path.write_text(NAMED)
+    run = FlowRun(load_flow(f"{path}:flow"), tmp_path / "out")
+    with run:
+        run.batch({"s": pa.table({"k": [1, 2], "v": [4, 1], "t": [3, 4]})}, 0.0)
+    run.flow = load_flow(f"{path}:flow")  # another driver reads the states of the first one
+    with run:
+        run.batch({"s": pa.table({"k": [1, 1], "v": [9, 3], "t": [5, 14]})}, 1.0, ["s"])
+    found = [tuple(row.values()) for row in run.results()["out"]]
+    assert sorted(found) == [(0, 1, 5), (0, 2, 0), (10, 1, 0)]
+
+
 class WrongFinish:
     """A function whose results are no integers of 64 bits."""
 
@@ -482,6 +529,29 @@ def test_an_aggregate_function_of_another_type_stops_the_run(
         pytest.raises(DataflowError, match=r"operator 'wrong', column 'n': .*another type than"),
     ):
         run.batch(rows, 0.0, ["s"])
+
+
+def test_all_columns_of_stages_are_known() -> None:
+    """A column of the user with such a name is refused."""
+    assert {TIME, ORDER, BUCKET, PANE, CUT, TUPLES, ROW, MALFORMED} == OWN_COLUMNS
+
+
+def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
+    flow = Dataflow("large")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    source.aggregate({"v": "sum(v)", "mean": "avg(v)"}, by="k", size=9, advance=3).sink("out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(2):
+            rows = [{"k": k, "v": 1 << (60 + k), "t": 5 * number + k} for k in range(3)] * 3
+            oracle.batch({"s": rows}, 0.0, ["s"] * number)
+            run.batch({"s": as_table(graph, "s", rows)}, 0.0, ["s"] * number)
+    compare(run, oracle)
+    assert run.dead() and len(run.results()["out"]) > 5
+    file, *_ = (tmp_path / "dead").glob("*.parquet")
+    row = pq.read_table(file).to_pylist()[0]
+    assert "exceeds 64 bits" in row["detail"] and json.loads(row["record"]).keys() == {"t", "k"}
 
 
 class Tens:
@@ -635,6 +705,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
         "operator 'a': size of 0",
     ),
+    "window of a text": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size="5", name="a"),  # type: ignore[arg-type]
+        "operator 'a': size of '5'",
+    ),
     "advance of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=5, advance=0, name="a"),
         "operator 'a': advance of 0",
@@ -662,6 +736,14 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
     "union of different schemas": (
         lambda f: f.union(stream_of(f), stream_of(f, "r", w="string"), name="a"),
         "operator 'a', column 'w': streams of different schemas",
+    ),
+    "column of Roost's own": (
+        lambda f: stream_of(f).map({"__time": pc.field("k")}, name="a"),
+        "operator 'a', column '__time': a column of this name is Roost's own",
+    ),
+    "result with a column of Roost's own": (
+        lambda f: stream_of(f, batch_id="int64"),
+        "operator 'out', column 'batch_id': a column of this name is Roost's own",
     ),
     "cycle": (cycle, "form a cycle"),
     "duplicate name": (

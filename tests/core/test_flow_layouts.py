@@ -533,6 +533,24 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
     assert machines(lambda layout: pytest.fail("sampled again")) == first
 
 
+@pytest.mark.parametrize(("seconds", "read"), [(0.0, 1_000), (1e9, 5_000)])
+def test_a_sample_run_reads_as_many_rows_as_it_can(
+    seconds: float, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of them is a batch; a source with fewer rows is read completely."""
+    monkeypatch.setattr("roost.runtime.flow_sample.RUNS", 1)
+    flow = Dataflow("f")
+    large, small = (flow.source(name, SCHEMA, time="t") for name in ("l", "s"))
+    flow.union(large, small).aggregate({"n": "count"}, by="k", size=50, name="counts").sink("a")
+    sizes = {"flow:l": (3_000, 2_000), "flow:s": (300,)}
+    slices = {
+        stage: [TableSlice(0, rows, table(rows), 0) for rows in each]
+        for stage, each in sizes.items()
+    }
+    found = sample_flow(flow, slices, limit_s=seconds)
+    assert found is not None and found.rows == (read + 300) // 3
+
+
 def test_a_sample_run_includes_what_exchanges_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pickling a block takes a second on either side, whatever its rows: every machine pays it.
 

@@ -807,6 +807,7 @@ RIGHT = {"i": -7, "j": 2**63 - 1, "x": math.nan, "s": "é", "b": None, "t": 3_50
         ("left.t = '1970-01-01T00:00:01Z' and right.t > '1970-01-01T00:00:03.4999999'", True),
         ("left.t in ('1970-01-01', '1970-01-01T00:00:01')", True),
         ("left.i not between 1 and 6 and not left.i not between 1 and 7", True),
+        ("`left.i` = 7 and `right.b` is null", True),
     ],
 )
 def test_conditions(text: str, expected: bool) -> None:

@@ -78,11 +78,7 @@ def tuples(number: int, rows: int) -> pa.Table:
 
 
 def sampler(rows: int, *, even: bool = False) -> Sampler:
-    """Return the sample run of a query; its batches are as large as those that are measured.
-
-    Costs of the Join are not proportional to the tuples that are read, because the Aggregate before
-    it makes one tuple for each key. Fewer rows would give it too many machines.
-    """
+    """Return the sample run of a query, as a run with batches of so many rows makes it."""
     sample = pa.concat_tables([tuples(number, rows) for number in range(SAMPLES)])
     return Sampler(query(even=even), sample)
 

@@ -31,8 +31,7 @@ from roost.stages.sources import open_source, parse_generator
 from roost.storage.store import Store
 
 SAMPLE = Path(__file__).parents[1] / "data" / "sample_points.parquet"
-
-
+SAMPLE_S = 1.0  # of a sample run, of which there are several
 BATCH_ROWS = 1_000_000  # tuples of a batch for which layouts are compared
 
 
@@ -53,7 +52,7 @@ def explain_flow(
     if loaded.reads_points:
         columns = _columns(str(SAMPLE) if points is None else points)
         own = own_schemas(point_schema(columns, RunConfig(), numbered=True), pa.string())
-    sample = _sampled(loaded)
+    sample = _sampled(loaded, rows)
     return loaded.explain(
         machines,
         costs=None if sample is None else sample.seconds,
@@ -63,7 +62,7 @@ def explain_flow(
     )
 
 
-def _sampled(flow: Dataflow) -> Sample | None:
+def _sampled(flow: Dataflow, rows: int) -> Sample | None:
     """Run a sample of the sources; None if one has no path that this process can read."""
     slices: dict[str, Sequence[Slice]] = {}
     with tempfile.TemporaryDirectory() as name, closing(Store(Path(name) / "state")) as store:
@@ -75,8 +74,8 @@ def _sampled(flow: Dataflow) -> Sample | None:
                 opened = open_source(source.path, "auto", time, store, None, perf_counter)
             except SourceError:
                 return None
-            slices[stage_of(source.name)] = first_rows(opened)
-        return sample_flow(flow, slices)
+            slices[stage_of(source.name)] = first_rows(opened, rows)
+        return sample_flow(flow, slices, limit_s=SAMPLE_S)
 
 
 def _columns(points: str) -> pa.Schema:

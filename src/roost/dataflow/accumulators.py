@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -311,7 +312,7 @@ class UserStates(Stored):
 
     @classmethod
     def _pickled(cls, states: list[Any]) -> UserStates:
-        return cls(pa.array([pickle.dumps(state, 5) for state in states], pa.binary()))
+        return cls(pa.array([_dumped(state) for state in states], pa.binary()))
 
     def result(self, function: Function, failed: Failed) -> pa.Array:
         """Call ``finish`` for each group."""
@@ -324,6 +325,14 @@ class UserStates(Stored):
             return function.user.finish(state)
 
         return _typed(_each(finish, len(states), failed), function.type)
+
+
+def _dumped(state: Any) -> bytes:
+    """Pickle a state; by value if no worker can import its class."""
+    try:
+        return pickle.dumps(state, 5)
+    except Exception:
+        return bytes(cloudpickle.dumps(state))
 
 
 def _merged_or_apart(function: Function, states: list[Any]) -> Any:

@@ -153,8 +153,7 @@ class AggregateWork:
         for row, problem in failed.items():
             one = rows.slice(row, 1)
             # Both owners of a moving bucket get a tuple; one of them rejects it.
-            shared = self.mine is not None and BUCKET in rows.column_names
-            if not shared or self._owned(as_numpy(one_array(one[BUCKET])), times_of(one)).any():
+            if self._owned(as_numpy(one_array(one[BUCKET])), times_of(one)).any():
                 self._reject(problem, one)
         kept = np.ones(rows.num_rows, bool)
         kept[list(failed)] = False
@@ -302,7 +301,14 @@ class AggregateWork:
             parts = [key_bytes(keys, times.size), *fills]
             order = made_order(self.node.number, parts, times.size)
         table = stamped(self.node.output, times, [*keys, *columns], order)
-        table = self._without(table, dict(sorted(failed.items()))) if failed else table
+        if failed:
+            # A failed result has no value, or one that overflowed.
+            window = table.select([self.node.output.time, *self.keys])
+            for row, problem in sorted(failed.items()):
+                self._reject(problem, window.slice(row, 1))
+            kept = np.ones(times.size, bool)
+            kept[list(failed)] = False
+            table = table.filter(pa.array(kept))
         return table if table.num_rows else None
 
     def _retained(self, merged: Sequence[Partials], after: int) -> tuple[dict[str, pa.Table], int]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -40,6 +41,12 @@ from roost.predicate.pairs import PairPredicate
 
 CLOCK_TIME = "event_time"
 """Time column of a source that has none."""
+BATCH_ID = "batch_id"  # the first column of results
+OWN_COLUMNS = frozenset(
+    f"__{name}"
+    for name in ("time", "order", "bucket", "pane", "cut", "tuples", "roost_row", "roost_malformed")
+)
+"""Columns that stages add to tuples."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,8 @@ def resolve(
             found = nodes[port.node].output
             assert found is not None
             inputs.append(found)
-        nodes[operator.name] = _resolved(operator, len(nodes), tuple(inputs), own or {})
+        node = nodes[operator.name] = _resolved(operator, len(nodes), tuple(inputs), own or {})
+        _check_names(node)
     if not any(isinstance(operator, Sink) for operator in operators):
         raise DataflowError(name, "a dataflow needs at least one sink")
     return FlowGraph(name, tuple(nodes.values()))
@@ -250,6 +258,16 @@ def _resolved(
         case Join() | Product():
             return _pairs(operator, number, inputs)
     return Node(operator, number, inputs, None)
+
+
+def _check_names(node: Node) -> None:
+    """Refuse columns that would be confused with those that Roost adds to tuples and results."""
+    result = isinstance(node.operator, Sink)
+    stream = node.inputs[0] if result else node.output
+    for name in () if stream is None else stream.columns.names:
+        if name in OWN_COLUMNS or (result and name == BATCH_ID):
+            problem = "a column of this name is Roost's own: compute one with another name in a Map"
+            raise DataflowError(node.name, problem, name)
 
 
 def _text(stream: StreamSchema) -> str:
@@ -373,7 +391,8 @@ def _extent(name: str, window: Window, unit: int) -> tuple[int | None, int | Non
         if value is None:
             ticks.append(None)
             continue
-        exact = float(value) * units if math.isfinite(value) else 0.0
+        usable = isinstance(value, Real) and math.isfinite(value)
+        exact = float(value) * units if usable else 0.0
         # 1.000001 seconds are not quite a whole number of microseconds in binary.
         if round(exact) <= 0 or not math.isclose(exact, round(exact), rel_tol=1e-12):
             problem = f"{label} of {value!r}; expected a whole number of units above 0"

@@ -31,7 +31,6 @@ from roost.stages.flow_routing import FLOW, LAYOUT, BucketTable, maps_of, stage_
 from roost.stages.flow_stateless import EvenTable
 from roost.storage.store import Fact, Store
 
-SAMPLED = 20_000  # rows of each source that a sample reads
 SHARING_GAIN = 0.1  # by which sharing tasks must be predicted to be faster; samples vary by as much
 
 
@@ -163,7 +162,7 @@ def lay_out(
     slots: int,
     sample: Callable[[Division], Sample | None] = lambda division: None,
     model: Callable[[FlowGraph], LayoutCosts] | None = None,
-    rate: float = SAMPLED,
+    rate: float = 20_000,
     buckets: int = BUCKETS,
 ) -> FlowLayout:
     """Choose or repeat the layout of a dataflow.

@@ -20,7 +20,7 @@ from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.executor import InProcessExecutor, SliceInputs
 from roost.runtime.flow import flow_stages
-from roost.runtime.flow_layout import SAMPLED, FlowLayout, Sample, exchanged
+from roost.runtime.flow_layout import FlowLayout, Sample, exchanged
 from roost.runtime.loop import BatchLoop
 from roost.stages.contract import Report
 from roost.stages.flow_routing import node_of, stage_of
@@ -28,15 +28,18 @@ from roost.stages.slices import Slice, cut
 from roost.stages.sources import RowSource
 from roost.storage.store import Store
 
-RUNS = 3  # the first one includes loading code
+RUNS = 3  # the least of them counts
+LIMIT_S = 2.0  # of processor time that a run may take
 MACHINES = (2, 16)  # of each stage: blocks are divided, and a further machine has its cost
+FEWEST = 1_000  # rows of each source in the first run: a function may take milliseconds for a row
+GROWTH = 4  # of the rows, from one run to the next
 BATCHES = 3  # the last one meets the state of the others, as most batches of a run do
 
 
-def first_rows(source: RowSource) -> Sequence[Slice]:
-    """Return the rows of a source that a sample reads."""
+def first_rows(source: RowSource, batch_rows: int) -> Sequence[Slice]:
+    """Return the rows of a source that a sample may read: those of its batches."""
     total = source.total()
-    count = SAMPLED if total is None else min(SAMPLED, total)
+    count = BATCHES * batch_rows if total is None else min(BATCHES * batch_rows, total)
     return source.again(0, count) if count else ()
 
 
@@ -45,8 +48,12 @@ def sample_flow(
     slices: Mapping[str, Sequence[Slice]],
     division: Division | None = None,
     clock: Callable[[], float] = time.time,
+    limit_s: float = LIMIT_S,
 ) -> Sample | None:
-    """Run a dataflow over some rows of each source, by stage; None if that is not possible.
+    """Run a dataflow over the first rows of each source, by stage; None if that is not possible.
+
+    Costs are not proportional to rows: keys repeat more often in a large batch, and windows close
+    less often. So a run reads all rows that are given, or as many as it can in ``limit_s``.
 
     Every stage of the division, by default every operator, has some machines, in this process, so
     that blocks are divided, packed and pickled as on a cluster. A run with more machines shows what
@@ -68,6 +75,9 @@ def sample_flow(
         FlowLayout(graph, {s: 1 if s in products else count for s in exchanged(graph)})
         for count in MACHINES
     ]
+    slices = _affordable(
+        lambda some: _run(flow, some, layouts[0], MACHINES[0], clock), slices, limit_s
+    )
     few, many = (
         [_run(flow, slices, layout, count, clock) for _ in range(RUNS)]
         for layout, count in zip(layouts, MACHINES, strict=True)
@@ -83,6 +93,40 @@ def sample_flow(
         fixed[name] = min(max(added, 0.0), spent / counts[0][name])
         seconds[name] -= (counts[0][name] - 1) * fixed[name]
     return Sample(seconds, tuples, fixed, sum(_rows(slices)) // BATCHES)
+
+
+def _affordable(
+    run: Callable[[Mapping[str, Sequence[Slice]]], object],
+    slices: Mapping[str, Sequence[Slice]],
+    limit_s: float,
+) -> dict[str, Sequence[Slice]]:
+    """Return so many of the first rows of each source that a run takes ``limit_s`` at most."""
+    totals = dict(zip(slices, _rows(slices), strict=True))
+    rows, most = FEWEST, max(totals.values())
+
+    def first() -> dict[str, Sequence[Slice]]:
+        limits = {name: min(rows, total) for name, total in totals.items()}
+        return {name: _first(mine, limits[name]) for name, mine in slices.items()}
+
+    if rows < most:
+        run(first())  # loads code
+    while rows < most:
+        started = time.process_time()
+        run(first())
+        if GROWTH * (time.process_time() - started) > limit_s:
+            break
+        rows *= GROWTH
+    return first()
+
+
+def _first(slices: Sequence[Slice], rows: int) -> list[Slice]:
+    """Return the first rows of slices."""
+    found: list[Slice] = []
+    for item in slices:
+        if rows > 0:
+            found.append(replace(item, stop=min(item.stop, item.start + rows)))
+        rows -= item.rows
+    return found
 
 
 class _Measured(NamedTuple):

@@ -260,7 +260,8 @@ class BasePipeline(ABC):
         from roost.runtime.flow_sample import first_rows, sample_flow
 
         assert self.flow is not None
-        slices = {stage: first_rows(source) for stage, source in sources.items()}
+        rows = self.config.engine.batch_rows
+        slices = {stage: first_rows(source, rows) for stage, source in sources.items()}
         return sample_flow(self.flow, slices, division, self._hooks.wall_clock)
 
     def _take_lock(self) -> None:

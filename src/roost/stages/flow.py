@@ -18,7 +18,7 @@ from roost.dataflow.blocks import BUCKET, ORDER, TIME, Rejected
 from roost.dataflow.loads import MachineLoad
 from roost.dataflow.local import LocalOperators, Target, targets
 from roost.dataflow.operators import Sink
-from roost.dataflow.schema import FlowGraph
+from roost.dataflow.schema import BATCH_ID, FlowGraph
 from roost.dataflow.state import StateFile
 from roost.dataflow.watermarks import Progress
 from roost.model.arrays import as_arrow
@@ -158,7 +158,7 @@ class Emitter:
             self._writers[sink] = TableWriter(files, batch.prefix, self._label, compression="zstd")
         rows = rows.select(batch.graph.by_name[sink].inputs[0].columns.names)
         numbers = as_arrow(np.full(rows.num_rows, batch.number, np.int64))
-        self._writers[sink].write(rows.add_column(0, "batch_id", numbers))
+        self._writers[sink].write(rows.add_column(0, BATCH_ID, numbers))
 
     def close(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the files of the sinks, and those of dead-letter records."""

@@ -214,10 +214,14 @@ class _Parser:
             return _strict(_signed(abs), value)
         side = 0
         if len(self._schemas) == 2:
-            side = ("left", "right").index(word.lower())
-            self._require(".")
-            quoted = self.kind == "quoted"
-            word = self._take()
+            if quoted:  # a whole qualified name
+                name, _, word = word.partition(".")
+            else:
+                name = word
+                self._require(".")
+                quoted = self.kind == "quoted"
+                word = self._take()
+            side = ("left", "right").index(name.lower())
         column = word.replace("``", "`") if quoted else word
         scale = _time_scale(self._schemas[side].field(column).type)
         if scale is None:

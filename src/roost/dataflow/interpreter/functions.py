@@ -62,6 +62,8 @@ def _built_in(function: Function, values: list[Any]) -> Any:
         case "max":
             return max(values, key=_rank)
         case "sum" if pa.types.is_integer(function.type):
+            if not -(1 << 63) <= sum(values) < 1 << 63:
+                raise FunctionFailed(function.name)
             return sum(values)
         case "sum":
             return _rounded(values, lambda exact: sum(exact))
