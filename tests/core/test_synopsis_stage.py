@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flow_runs import RepeatingExecutor
 from properties import examples
 from roost import Box, Circle, RunConfig
 from roost.errors import ConfigError, StateError
@@ -180,6 +182,29 @@ def test_a_killed_batch_counts_once(step: str, number: int, tmp_path: Path, poin
         run(settings, on_step=kill)
     run(settings)
     check_state(settings.out.state_dir)
+
+
+class TwiceExecutor(RepeatingExecutor):
+    """Also runs every item of a job twice, as Spark may if an executor is lost."""
+
+    def map(self, call: Any, items: Sequence[Any], places: Sequence[str | None] = ()) -> list[Any]:
+        super().map(call, items, places)
+        return super().map(call, items, places)
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+def test_tasks_that_run_twice_count_once(exchange: bool, tmp_path: Path, points: Path) -> None:
+    """Files of the first attempts are not listed, and deleted."""
+    settings = config(tmp_path, points, exchange=exchange, strategy="uniform", machines=3)
+    for _ in range(2):  # the second abandons a fold that the end of the first interrupted
+        with InProcessPipeline(settings, executor=TwiceExecutor(5)) as pipeline:
+            pipeline.run()
+    check_state(settings.out.state_dir)
+    with closing(Store(settings.out.state_dir)) as store:
+        sketch = read_catalogue(store)
+        assert sketch.rows == TABLE.num_rows and sketch.of_kind(FileKind.BASE)
+        listed = sorted(file.name for file in sketch.files)
+        assert store.files("synopsis").names() == listed
 
 
 @examples(10)
