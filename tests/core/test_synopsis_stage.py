@@ -35,7 +35,7 @@ from roost.stages.synopsis import (
     SynopsisWork,
     fold_items,
 )
-from roost.storage.store import Store
+from roost.storage.store import Leases, Store
 from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
 from roost.synopsis.bands import Sketch
 from roost.synopsis.catalogue import TABLE as TABLE_OF_FILES
@@ -47,7 +47,7 @@ from roost.synopsis.catalogue import (
     read_catalogue,
     sketch_files,
 )
-from roost.synopsis.reader import SynopsisReader
+from roost.synopsis.reader import LEASE_S, SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 from roost.testing import InProcessPipeline
@@ -272,6 +272,27 @@ def test_a_lease_protects_the_files_of_a_reader(tmp_path: Path, points: Path) ->
         readers[0].close()
         run(settings)  # cleans up
         assert not pinned & set(store.files("synopsis").names())
+
+
+def test_a_reader_pins_once_for_a_batch_and_before_its_lease_ends(
+    tmp_path: Path, points: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, take, taken = config(tmp_path, points), Leases.take, list[float]()
+
+    def counted(leases: Leases, value: int, until: float) -> int:
+        taken.append(until)
+        return take(leases, value, until)
+
+    run(settings)
+    monkeypatch.setattr(Leases, "take", counted)
+    now = 1_000.0
+    with closing(SynopsisReader(settings.out.state_dir, lambda: now)) as reader:
+        for scope in (*SCOPES, *SCOPES):
+            reader.query("count", scope=scope)
+        assert taken == [now + LEASE_S]
+        now += LEASE_S * 0.75
+        reader.query("count")
+    assert taken == [1_000.0 + LEASE_S, now + LEASE_S]
 
 
 def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:
