@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flow_runs import RepeatingExecutor
 from properties import examples
 from roost import Box, Circle, RunConfig
 from roost.errors import ConfigError, StateError
@@ -33,7 +35,7 @@ from roost.stages.synopsis import (
     SynopsisWork,
     fold_items,
 )
-from roost.storage.store import Store
+from roost.storage.store import Leases, Store
 from roost.synopsis import Scope, Synopsis, SynopsisResult, build, correlation, count, mean, stddev
 from roost.synopsis.bands import Sketch
 from roost.synopsis.catalogue import TABLE as TABLE_OF_FILES
@@ -45,7 +47,7 @@ from roost.synopsis.catalogue import (
     read_catalogue,
     sketch_files,
 )
-from roost.synopsis.reader import SynopsisReader
+from roost.synopsis.reader import LEASE_S, SynopsisReader
 from roost.synopsis.spec import SynopsisSpec, locate
 from roost.synopsis.tree import PrefixTree
 from roost.testing import InProcessPipeline
@@ -182,6 +184,29 @@ def test_a_killed_batch_counts_once(step: str, number: int, tmp_path: Path, poin
     check_state(settings.out.state_dir)
 
 
+class TwiceExecutor(RepeatingExecutor):
+    """Also runs every item of a job twice, as Spark may if an executor is lost."""
+
+    def map(self, call: Any, items: Sequence[Any], places: Sequence[str | None] = ()) -> list[Any]:
+        super().map(call, items, places)
+        return super().map(call, items, places)
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+def test_tasks_that_run_twice_count_once(exchange: bool, tmp_path: Path, points: Path) -> None:
+    """Files of the first attempts are not listed, and deleted."""
+    settings = config(tmp_path, points, exchange=exchange, strategy="uniform", machines=3)
+    for _ in range(2):  # the second abandons a fold that the end of the first interrupted
+        with InProcessPipeline(settings, executor=TwiceExecutor(5)) as pipeline:
+            pipeline.run()
+    check_state(settings.out.state_dir)
+    with closing(Store(settings.out.state_dir)) as store:
+        sketch = read_catalogue(store)
+        assert sketch.rows == TABLE.num_rows and sketch.of_kind(FileKind.BASE)
+        listed = sorted(file.name for file in sketch.files)
+        assert store.files("synopsis").names() == listed
+
+
 @examples(10)
 @given(st.integers(0, 2**32))
 def test_random_runs_give_the_synopsis_of_their_rows(
@@ -247,6 +272,27 @@ def test_a_lease_protects_the_files_of_a_reader(tmp_path: Path, points: Path) ->
         readers[0].close()
         run(settings)  # cleans up
         assert not pinned & set(store.files("synopsis").names())
+
+
+def test_a_reader_pins_once_for_a_batch_and_before_its_lease_ends(
+    tmp_path: Path, points: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, take, taken = config(tmp_path, points), Leases.take, list[float]()
+
+    def counted(leases: Leases, value: int, until: float) -> int:
+        taken.append(until)
+        return take(leases, value, until)
+
+    run(settings)
+    monkeypatch.setattr(Leases, "take", counted)
+    now = 1_000.0
+    with closing(SynopsisReader(settings.out.state_dir, lambda: now)) as reader:
+        for scope in (*SCOPES, *SCOPES):
+            reader.query("count", scope=scope)
+        assert taken == [now + LEASE_S]
+        now += LEASE_S * 0.75
+        reader.query("count")
+    assert taken == [1_000.0 + LEASE_S, now + LEASE_S]
 
 
 def test_a_part_overlaps_a_scope_up_to_its_edges() -> None:

@@ -360,9 +360,10 @@ class SynopsisStage(Stage):
         held = self.leases.oldest(self.clock())
         listed |= {name for name, n in self.gone.items() if held is not None and n >= held}
         self.files.delete("batch-", keep=listed)
-        newest = max((name for name in listed if name.startswith("job-")), default="")
+        # A job whose files are listed has ended; what else it wrote is of repeated tasks.
+        ended = max((_job_number(name) for name in listed if name.startswith("job-")), default=-1)
         for name in self.files.names("job-"):
-            if name < newest and name not in listed:
+            if _job_number(name) <= ended and name not in listed:
                 self.files.delete(name)
 
     def job(self) -> Job | None:
@@ -430,6 +431,11 @@ class SynopsisStage(Stage):
         bins = self.catalogue.bins
         known = None if bins is None else bins.to_json()
         return replace(self.catalogue, bins=None), known, dict(self.gone)
+
+
+def _job_number(name: str) -> int:
+    """Return the number of the job that wrote a file."""
+    return int(name.split("-")[1])
 
 
 def _prefixes(batch: Batch) -> PrefixRouting:
