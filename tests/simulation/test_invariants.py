@@ -14,10 +14,12 @@ from chaos import ChaosDriver, drawn_scenario
 from roost.balance.changes import Move, Rebalance, apply_changes
 from roost.balance.global_index import GlobalIndex
 from roost.balance.plan import Partition, Plan
+from roost.balance.rules import SwarmRules
 from roost.sim import checks
 from roost.sim.checks import InvariantError
 from roost.sim.cluster import simulate
-from roost.sim.scenario import Scenario, Trace
+from roost.sim.policies import Network, SimulatedRound, SwarmDriver
+from roost.sim.scenario import Faults, Scenario, Trace
 from roost.sim.slots import PlanSlots
 from roost.sim.statistics import ClusterStatistics
 from roost.sim.workloads import QueryTable
@@ -184,3 +186,26 @@ def test_quarantined_queries_are_no_part_of_statistics() -> None:
                     assert stats.split(True, at) == other.partitions[number].split(True, at)
                 assert stats.total() == other.partitions[number].total()
             assert mine.received() == other.received()
+
+
+def test_the_simulated_coordinator_decides_without_quarantined_queries() -> None:
+    """The costs that machines report are those of a cluster that never received the queries."""
+    rules = SwarmRules(measured=False)  # counted work includes hidden queries
+    scenario = Scenario(strategy="swarm", machines=4, columns=12, rows=9, rounds=1, swarm=rules)
+    plan = simulate(scenario).plan
+    random = np.random.default_rng(8)
+    low = random.integers(0, (12, 9), (60, 2))
+    ranges = np.hstack([low, np.minimum(low + random.integers(0, 5, (60, 2)), (11, 8))])
+    hidden = random.random(60) < 0.4
+    points = PlanSlots(plan).distribute(CellCounts.of(random.integers(0, 9, 12 * 9)), 0)
+    view = SimulatedRound(plan, points, np.ones(4), np.ones(4), 1.0)
+    costs = []
+    for kept, quarantined in ((~hidden, ()), (hidden | ~hidden, np.flatnonzero(hidden))):
+        table = QueryTable(12, 9)
+        driver = SwarmDriver(plan, table, Network(Faults(), random), scenario)
+        driver.requests(table.register(ranges[kept].astype(np.int32)), np.empty(0, np.int64))
+        driver.collect(view)
+        ids = np.array(quarantined, np.int64)
+        driver.decide(view, ids, np.ones(len(ids), np.bool_))
+        costs.append(driver.swarm.costs)
+    assert costs[1] == pytest.approx(costs[0]) and min(costs[0].values()) > 0.0

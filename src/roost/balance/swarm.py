@@ -70,7 +70,8 @@ class ShedRequest:
 
     ``received_total`` is R(S). Ids from ``next_id`` on are unused. ``keep`` are the machine's
     shared partitions, which it must keep. ``full`` is the cost, divided by R(S), up to which a
-    target is filled if it stays below the machine's own; infinite, until both cost the same.
+    target is filled, or a multiple if nothing small enough can be split off; infinite, until both
+    cost the same.
     """
 
     targets: tuple[Target, ...]
@@ -121,7 +122,7 @@ def shed(
 
     Returns moves and splits, in order. They end at the first target to which the machine cannot
     shed load: their loads differ by at most ``rules.quiet``, or no change lowers the higher cost
-    of the pair by ``rules.gain`` of the machine's.
+    of the pair by ``rules.gain`` of it. What the machine keeps for other targets does not count.
     """
     held, found = dict(stats.partitions), list[Move | Split]()
     for target in request.targets if request.received_total > 0.0 else ():
@@ -168,25 +169,41 @@ def _shed_to(
         return ()
     for number in request.keep:
         costs.pop(number, None)
-    # A machine that costs ``high`` and the target would cost the same afterwards.
-    high = min(own, 2.0 * request.full - low)
-    limit = (high - low) / 2.0
+    full, high = request.full, 0.0
+    while high < own:
+        # A machine that costs ``high`` and the target would cost the same afterwards. If a row and
+        # a column are too much for that, the target is filled up to a multiple.
+        high = min(own, 2.0 * full - low)
+        changes, moved = _exchange(held, costs, high, target, machine, request, total, rules)
+        if changes and moved >= rules.gain * high:
+            return changes
+        full *= 2.0
+    return ()
+
+
+def _exchange(
+    held: Mapping[int, PartitionStats],
+    costs: Mapping[int, float],
+    high: float,
+    target: Target,
+    machine: int,
+    request: ShedRequest,
+    total: float,
+    rules: SwarmRules,
+) -> tuple[tuple[Move | Split, ...], float]:
+    """Return moves, or one split, and by how much they lower the higher cost of a pair."""
+    limit = (high - target.cost) / 2.0
     subset = best_subset(costs, limit)
     moved = sum(costs[number] for number in subset)
     enough = moved >= limit / 2.0 if rules.half_gap else moved > 0.0
-    found = None if enough else _first_split(held, costs, high, low, total, rules)
-    if found is not None and found[1].higher < high - moved:
-        number, choice = found
-        owners = ((machine,), (target.machine,))
-        owners = owners[::-1] if choice.move_first else owners
-        ids = (request.next_id, request.next_id + 1)
-        changes: tuple[Move | Split, ...] = (
-            Split(number, choice.vertical, choice.at, ids, owners),
-        )
-        moved = high - choice.higher
-    else:
-        changes = tuple(Move(number, (target.machine,)) for number in subset)
-    return changes if moved >= rules.gain * own else ()
+    found = None if enough else _first_split(held, costs, high, target.cost, total, rules)
+    if found is None or found[1].higher >= high - moved:
+        return tuple(Move(number, (target.machine,)) for number in subset), moved
+    number, choice = found
+    owners = ((machine,), (target.machine,))
+    owners = owners[::-1] if choice.move_first else owners
+    ids = (request.next_id, request.next_id + 1)
+    return (Split(number, choice.vertical, choice.at, ids, owners),), high - choice.higher
 
 
 def _first_split(
