@@ -1,8 +1,9 @@
-"""Tasks do not outlive the run that started them."""
+"""Python workers: what they load, and that tasks do not outlive the run that started them."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -69,3 +70,17 @@ def test_tasks_of_an_abandoned_run_write_no_file(executor: SparkExecutor, tmp_pa
         "background-started",
         "batch-started",
     ]
+
+
+def archives(_: int) -> list[str]:
+    """Return the archives of Spark on a worker's module search path."""
+    import py4j
+    import pyspark
+
+    files = [pyspark.__file__, py4j.__file__]
+    return [one for one in [*sys.path, *files] if "pyspark.zip" in one or "py4j-" in one]
+
+
+def test_workers_load_pyspark_from_files(spark: SparkSession) -> None:
+    """Archives have no byte code, so each process would compile them again."""
+    assert spark.sparkContext.parallelize([0], 1).map(archives).collect() == [[]]
