@@ -68,10 +68,13 @@ class MostSimilar:
         return self._leaders(others, fans)
 
     def _leaders(self, others: np.ndarray, fans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        best = np.lexsort((others, -fans))
         # Each item once, with its largest count: that is where it occurs first.
-        _, first = np.unique(others[best], return_index=True)
-        best = best[np.sort(first)[:TOP]]
+        first: dict[int, int] = {}
+        for row in np.lexsort((others, -fans)):
+            first.setdefault(others[row], row)
+            if len(first) == TOP:
+                break
+        best = list(first.values())
         return others[best], fans[best]
 
     def finish(self, state: tuple[np.ndarray, np.ndarray]) -> list[dict[str, int]]:

@@ -41,6 +41,7 @@ def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
     assert "elastic.groups" in refused and OTHER in refused
     assert (found["operator"], found["before"], found["after"]) == ("rank", "default", OTHER)
     assert found["loads"]["count"] > found["loads"]["rank"] > 0.0
+    assert found["state_bytes"] > 0 and 0.0 < found["seconds_to_first_batch"] < DEADLINE_S
     names = [name for (name,) in found["ran"]]
     first, second = found["killed"]
     # The executor was replaced. Then its worker died, too, and the default group took over.

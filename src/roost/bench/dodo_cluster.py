@@ -30,6 +30,7 @@ from roost.runtime.operator_placement import PLACEMENT
 from roost.runtime.records import Commit, last_intent
 from roost.stages.contract import Report, Task
 from roost.stages.flow_routing import stage_of
+from roost.stages.flow_subquery import SubqueryTask
 
 RATE = 500  # tweets per second, with three topics each on average
 COUNT_S, RANK_S = 208e-6, 35e-6  # of an event
@@ -163,7 +164,7 @@ class PlacementRun:
                 self.before(self)
                 started = time.time()
                 found = run(inputs, chain, tasks, placement)
-                self.batches.append({"started": started, **_notes(chain, found)})
+                self.batches.append({"started": started, **_notes(chain, tasks, found)})
                 return found
 
             pipeline.executor.run = noted  # type: ignore[method-assign]
@@ -174,15 +175,20 @@ class PlacementRun:
             return [row for _, row in pipeline.store.items(GROUP_ROUNDS)]
 
 
-def _notes(chain: Chain, reports: Mapping[str, list[Report]]) -> dict[str, Any]:
-    """Return groups, executors and bytes of state read of each operator in a batch."""
+def _notes(
+    chain: Chain, tasks: Mapping[str, Task], reports: Mapping[str, list[Report]]
+) -> dict[str, Any]:
+    """Return groups, executors and bytes of the state files of each operator in a batch."""
+    state = {}
+    for name in OPERATORS:
+        task = tasks[stage_of(name)]
+        assert isinstance(task, SubqueryTask)
+        state[name] = sum(file.nbytes for file, _ in task.state)
     stages = {name: stage_of(name) for name in OPERATORS}
     return {
         "groups": {name: chain.by_name[stage].group for name, stage in stages.items()},
         "ran": {n: sorted({r.executor for r in reports[s]}) for n, s in stages.items()},
-        "read_bytes": {
-            n: sum(r.counts.get("read_bytes", 0.0) for r in reports[s]) for n, s in stages.items()
-        },
+        "state_bytes": state,
     }
 
 
@@ -201,8 +207,7 @@ def change_of(run: PlacementRun, rounds: list[dict[str, Any]]) -> dict[str, Any]
         "first_batch_s": first["done"] - first["started"],
         "batch_s_before": _median(before),
         "batch_s_after": _median(later),
-        "read_bytes": first["read_bytes"][name],
-        "read_bytes_before": before[-1]["read_bytes"][name],
+        "state_bytes": first["state_bytes"][name],
     }
 
 
