@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -222,6 +223,28 @@ def test_a_configured_dataflow_runs_and_is_reported(calls: str, tmp_path: Path) 
     assert flow["watermarks"]["sums"] == flow["watermarks"]["calls"] == "end"
     assert flow["state"]["sums"] == {"files": 0, "rows": 0, "bytes": 0}
     assert (report["points"], report["batches"] >= 4) == (0, True)
+
+
+def test_records_that_are_no_tuples_become_dead_letters(tmp_path: Path) -> None:
+    """A missing key is null, which only an operator with this key rejects."""
+    at = "2024-01-01T00:00:0{}Z".format
+    records: list[dict[str, Any]] = [
+        {"k": 1, "at": at(1)}, {"k": 1.5, "at": at(2)}, {"k": 7}, {"at": at(3)},
+        {"k": 8, "at": "soon"}, {"k": 1 << 70, "at": at(4)},
+    ]  # fmt: skip
+    lines = ["no record", *map(json.dumps, records)]
+    (tmp_path / "calls.jsonl").write_text("\n".join(lines))
+    flow = Dataflow("records")
+    columns = {"k": "int64", "at": "timestamp[us, tz=UTC]"}
+    calls = flow.source("calls", columns, time="at", path=str(tmp_path / "calls.jsonl"))
+    calls.sink("all")
+    calls.aggregate({"n": "count"}, by="k", size=10, name="by_key").sink("sums")
+    with InProcessPipeline(RunConfig(out={"dir": tmp_path / "out"}), flow=flow) as pipeline:
+        report = pipeline.run()
+    assert report["dataflow"]["dead"] == {
+        "calls": {"malformed": 1, "wrong_type": 3, "null_time": 1}, "by_key": {"null_key": 1}
+    }  # fmt: skip
+    assert report["dataflow"]["sinks"] == {"all": 2, "sums": 1}
 
 
 def test_a_run_without_a_dataflow_reports_none(tmp_path: Path) -> None:
