@@ -14,9 +14,9 @@ from roost.bench.flow_balance import (
     OFF,
     PLANNER,
     BalancedFlow,
-    EmulatedFlow,
+    BalanceRound,
+    CallerFlow,
     PolicyRun,
-    RoundMetrics,
     compared,
     hot_key,
     limits,
@@ -41,7 +41,7 @@ def test_the_periods_are_those_of_figure_20() -> None:
 def test_rounds_until_the_last_move_are_transient() -> None:
     def run(deviations: list[float], moved: dict[int, int]) -> PolicyRun:
         rounds = [
-            RoundMetrics(periods()[1].name, np.array([0.5 - d, 0.5 + d]), moved.get(k, 0), 0.0)
+            BalanceRound(periods()[1].name, np.array([0.5 - d, 0.5 + d]), moved.get(k, 0), 0.0)
             for k, d in enumerate(deviations)
         ]
         return PolicyRun(rounds, {}, 0, 0)
@@ -91,12 +91,12 @@ def test_a_machine_joins_by_both_protocols(monkeypatch: pytest.MonkeyPatch) -> N
     real = run_move(1, 1, "window", 300, InProcessExecutor())  # times by the clock
     assert real.row["machines"] == "real cores" and real.row["batch_median_s"] > 0
 
-    results = EmulatedFlow.results
+    results = CallerFlow.results
 
-    def wrong(flow: EmulatedFlow) -> tuple[Ints, Ints]:
+    def wrong(flow: CallerFlow) -> tuple[Ints, Ints]:
         keys, calls = results(flow)
         return np.append(keys[1:], keys[5]), np.append(calls[1:], calls[5])
 
-    monkeypatch.setattr(EmulatedFlow, "results", wrong)
+    monkeypatch.setattr(CallerFlow, "results", wrong)
     found = run_move(1, 1, "state", 50)
     assert (found.lost, found.doubled) == (1, 1)

@@ -108,7 +108,7 @@ class CountingExecutor(InProcessExecutor):
 
 
 @dataclass(frozen=True)
-class RoundMetrics:
+class BalanceRound:
     """One batch, which is a round: utilisation of each machine, and what moved after it."""
 
     period: str
@@ -127,13 +127,13 @@ class RoundMetrics:
 class PolicyRun:
     """All rounds of a policy, what its last round showed, and how its results differ."""
 
-    rounds: list[RoundMetrics]
+    rounds: list[BalanceRound]
     last: Row
     lost: int
     doubled: int
 
 
-class EmulatedFlow:
+class CallerFlow:
     """An Aggregate by caller on emulated machines; a batch is one second, and a round."""
 
     def __init__(
@@ -183,7 +183,7 @@ class EmulatedFlow:
         return starts * KEYS + keys, as_numpy(one_array(table["calls"]))
 
 
-class BalancedFlow(EmulatedFlow):
+class BalancedFlow(CallerFlow):
     """The query under one policy."""
 
     def __init__(
@@ -200,14 +200,14 @@ class BalancedFlow(EmulatedFlow):
             layout="operator_set",  # aggregates nothing before an exchange, unless a key is hot
         )
 
-    def run(self, period: str, keys: Ints, ended: bool) -> RoundMetrics:
+    def run(self, period: str, keys: Ints, ended: bool) -> BalanceRound:
         """Run a batch, and return what it showed."""
         self._executor.busy[:] = 0.0
         self.batch(keys, ended)
         shown: Row = (last_round(self.store, FLOW_ROUNDS) or {}).get(f"balance {NODE}") or {}
         moved, state = shown.get("moved_bytes", 0.0), shown.get("state_bytes", 0.0)
         hot, self._hot = self._hot, self.store.get(HOT_KEYS, NODE)
-        return RoundMetrics(
+        return BalanceRound(
             period,
             self._executor.busy.copy(),
             shown.get("moved_buckets", 0),
@@ -244,7 +244,7 @@ def run_policy(
     return PolicyRun(rounds, shown, lost, int((counts - 1).sum()) + found.size - int(counts.sum()))
 
 
-def settled_from(rounds: Sequence[RoundMetrics]) -> int:
+def settled_from(rounds: Sequence[BalanceRound]) -> int:
     """Return the first round of a period after its last change, at most the last one."""
     changes = [number for number, one in enumerate(rounds) if one.moved_buckets or one.other_keys]
     return min(changes[-1] + 1 if changes else 0, len(rounds) - 1)

@@ -23,7 +23,7 @@ import numpy as np
 
 from roost.balance.changes import NoChange
 from roost.bench.common import CORES, Line, Row
-from roost.bench.flow_balance import KEYS, NODE, SOURCE, EmulatedFlow
+from roost.bench.flow_balance import KEYS, NODE, SOURCE, CallerFlow
 from roost.dataflow.buckets import BUCKETS, BucketMap, bucket_of
 from roost.dataflow.moves import BucketMove, MapChange, Recreation
 from roost.model.arrays import Ints, as_arrow
@@ -127,7 +127,7 @@ def run_move(
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(
-            EmulatedFlow(
+            CallerFlow(
                 Path(folder), executor, (size, 1), [growth], balance="off", machines=machines
             )
         ) as flow,
@@ -163,7 +163,7 @@ def run_move(
     return MoveRun(row, row["cost"], pauses, lost, doubled)
 
 
-def _differences(flow: EmulatedFlow, batches: Sequence[Ints], size: int) -> tuple[int, int]:
+def _differences(flow: CallerFlow, batches: Sequence[Ints], size: int) -> tuple[int, int]:
     """Return how many results are missing, and how many are wrong or repeated."""
     counts = np.array([np.bincount(keys, minlength=KEYS) for keys in batches])
     expected = {
