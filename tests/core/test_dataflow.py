@@ -554,6 +554,34 @@ def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
     assert "exceeds 64 bits" in row["detail"] and json.loads(row["record"]).keys() == {"t", "k"}
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_event_times_beyond_62_bits_are_rejected(sign: int, tmp_path: Path) -> None:
+    """The ends of their windows would not have 64 bits; the greatest would end the source."""
+    flow = Dataflow("far")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    long = 2**61
+    source.aggregate({"n": "count"}, by="k", size=9, advance=3, name="short").sink("short_out")
+    source.aggregate({"n": "last(t)"}, by="k", size=long, name="long").sink("long_out")
+    source.aggregate({"n": "count"}, by="k", window="forever", advance=long, name="all").sink(
+        "sums"
+    )
+    source.join(source, "left.k = right.k", size=long, name="pairs").sink("pairs_out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    far = [0, 5, 2**62 - 1, 2**62, 2**63 - 1]
+    times = [far[:2], far[3:], far[2:3]] if sign > 0 else [[-t for t in reversed(far)], [1], [2]]
+    times = [[-(2**63), *times[0]], *times[1:]]
+    with FlowRun(flow, tmp_path) as run:
+        for number, mine in enumerate(times):
+            rows = [{"k": 0, "t": t} for t in mine]
+            ended = ["s"] if number == 2 else []
+            oracle.batch({"s": rows}, 0.0, ended)
+            run.batch({"s": as_table(graph, "s", rows)}, 0.0, ended)
+    compare(run, oracle)
+    assert run.dead() == {("s", "wrong_type"): 3}
+    assert all(len(rows) > 1 for rows in oracle.results.values())
+
+
 class Tens:
     """A function that raises for a tuple with 13, and for a window whose sum is 50."""
 
@@ -704,6 +732,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
     "window of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
         "operator 'a': size of 0",
+    ),
+    "window of more than 62 bits": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=2**62, name="a"),
+        "operator 'a': size of 4611686018427387904; expected a whole number of units from 1 to",
     ),
     "window of a text": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size="5", name="a"),  # type: ignore[arg-type]
