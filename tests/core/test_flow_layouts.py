@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -34,13 +34,14 @@ from roost.model.settings import RunConfig
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
 from roost.runtime.flow_layout import Sample, StageCosts, lay_out, shares
-from roost.runtime.flow_sample import sample_flow
+from roost.runtime.flow_sample import _affordable, sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
 from roost.stages.flow_routing import unpacked
 from roost.stages.flow_stateless import EvenRouting
 from roost.stages.flow_subquery import SEEN, STATE
+from roost.stages.slices import Slice
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 
@@ -549,6 +550,27 @@ def test_a_sample_run_reads_as_many_rows_as_it_can(
     }
     found = sample_flow(flow, slices, limit_s=seconds)
     assert found is not None and found.rows == (read + 300) // 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "read", "runs"),
+    [(6.0, 4_000, 1), (10.0, 4_000, 2), (14.0, 4_000, 3), (99.0, 9_000, 3)],
+)
+def test_a_large_sample_is_better_than_several_small_ones(
+    limit: float, read: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes a second for 1,000 rows; only time that is left is used for more runs."""
+    now = 0.0
+
+    def run(slices: Mapping[str, Sequence[Slice]]) -> None:
+        nonlocal now
+        now += sum(item.rows for item in slices["flow:s"]) / 1_000
+
+    clock = SimpleNamespace(process_time=lambda: now)
+    monkeypatch.setattr("roost.runtime.flow_sample.time", clock)
+    given = {"flow:s": [TableSlice(0, 9_000, table(9_000), 0)]}
+    found, count = _affordable(run, given, limit)
+    assert (sum(item.rows for item in found["flow:s"]), count) == (read, runs)
 
 
 def test_a_sample_run_includes_what_exchanges_cost(monkeypatch: pytest.MonkeyPatch) -> None:
