@@ -554,6 +554,46 @@ def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
     assert "exceeds 64 bits" in row["detail"] and json.loads(row["record"]).keys() == {"t", "k"}
 
 
+@pytest.mark.parametrize("begin", [-50, 0, 1_700_000_000_000_000])
+@pytest.mark.parametrize("layout", ["operator_set", "auto"])
+def test_a_source_that_begins_later(begin: int, layout: str, tmp_path: Path) -> None:
+    """Until then no watermark is known, and every operator waits for it."""
+    flow = Dataflow("later")
+    schema = {"k": "int64", "v": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    both = flow.union(a, b, name="both")
+    for name, functions in {
+        "slid": {"n": "count", "v": "sum(v)"},
+        "merged": {"low": "min(v)", "end": "last(v)", "distinct": "distinct(v)"},
+        "whole": {"n": Whole("v")},
+        "own": {"n": Tens()},
+    }.items():
+        both.aggregate(functions, by="k", size=6, advance=2, name=name).sink(f"{name}_out")
+    both.aggregate({"low": "min(v)"}, by="k", window="forever", advance=1, name="all").sink("ever")
+    both.aggregate({"v": "sum(v)"}, by="k", window="tuples", size=2, name="two").sink("twos")
+    lows = a.aggregate({"low": "min(v)"}, by="k", size=2, name="lows")
+    a.join(b, "left.k = right.k", size=4, name="pairs").sink("joined")
+    lows.join(b, "left.k = right.k", size=4, name="mixed").sink("mixed_out")
+    graph = resolve(flow.name, flow.operators)
+    oracle, chance = Interpreter(graph), random.Random(begin)
+    with FlowRun(flow, tmp_path, layout=lambda _: layout) as run:
+        for number in range(6):
+            rows = {
+                name: [
+                    {"k": n % 2, "v": chance.randrange(9), "t": begin + 4 * number + n}
+                    for n in range(4)
+                ]
+                for name in (["a"] if number < 3 else ["a", "b"])
+            }
+            ended = ["a", "b"] if number == 5 else []
+            oracle.batch(rows, float(number), ended)
+            run.batch({n: as_table(graph, n, mine) for n, mine in rows.items()}, 0.0, ended)
+            if number % 2:
+                run.stop()
+    compare(run, oracle)
+    assert all(oracle.results.values())
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_event_times_beyond_62_bits_are_rejected(sign: int, tmp_path: Path) -> None:
     """The ends of their windows would not have 64 bits; the greatest would end the source."""
