@@ -15,14 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.table import Table
 
 from roost import RunConfig
 from roost.cli import build_parser, run_config
 from roost.commands.inspect import inspect_state
+from roost.commands.terminal import _contents
 from roost.errors import ConfigError
+from roost.model.elastic import ElasticRules
 from roost.model.settings import ElasticSettings, with_settings
 from roost.runtime import records
 from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
+from roost.runtime.group_size import GroupSize
 from roost.runtime.report import build_report
 from roost.stages.contract import Report
 from roost.stages.matching import MatchingTask
@@ -261,6 +265,10 @@ def test_executors_and_hours_are_reported(tmp_path: Path) -> None:
     whole = sum(run.seconds) / 3600
     assert 2 * whole < found["hours"] < 5 * whole
     assert inspect_state(run.state).executors == found
+    printed = _contents(inspect_state(run.state))
+    columns = [table.columns for table in printed if isinstance(table, Table)]
+    (present,) = (c[1].cells for c in columns if c[0].header == "since (UTC)")
+    assert list(present) == ["2", "5", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +318,32 @@ def test_random_faults(seed: int, tmp_path: Path) -> None:
         assert 1 <= row["planned"] <= 6 and row["verdict"] == "accepted"
     totals = [total for call, total in run.allocator.calls if call == "request"]
     assert all(1 <= total <= 6 for total in totals)
+
+
+@pytest.mark.parametrize(
+    ("by_started_hour", "clock", "stay"),
+    [
+        (False, 3_000.0, ["0"]),
+        (True, 3_000.0, ["2"]),  # 600, 1,200 and 1,800 s of their hours are left
+        (True, 3_700.0, ["0"]),  # which has begun another one
+        (True, 4_300.0, ["1"]),
+    ],
+)
+def test_executors_near_the_end_of_a_paid_hour_leave_first(
+    by_started_hour: bool, clock: float, stay: list[str]
+) -> None:
+    now = 0.0
+    allocator = FakeAllocator(lambda: now)
+    rules = ElasticRules(max=3, by_started_hour=by_started_hour)
+    size = GroupSize(allocator, rules, {}, now)
+    for planned in (1, 2, 3):
+        now, size.planned = 600.0 * (planned - 1), planned
+        size.follow(now, moved=True)
+        size.follow(now, moved=True)  # it has arrived
+    now, size.planned = clock, 1
+    for _ in range(2):
+        size.follow(now, moved=True)
+    assert list(allocator.present) == stay
 
 
 def test_executors_that_do_not_arrive_are_given_up(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from elastic_driver import QUERIES, SIDE, size_changes
 from roost import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
+from roost.engine.console import executor_counts, round_lines
 from roost.engine.executors import SparkAllocator
 from roost.engine.local_cluster import spark_home
 from roost.engine.standalone import Host, StandaloneCluster
@@ -176,6 +177,25 @@ def test_drivers_die_around_decisions(tmp_path: Path, cluster: StandaloneCluster
     assert kinds == ["Provision", "Release"] * 2, [(r["decision"], r["reason"]) for r in rounds]
     assert rounds[-1]["planned"] == 1 == last["left"]
     check_no_executor_is_left(cluster)
+
+
+def test_progress_shows_executors_and_decisions() -> None:
+    size = {"decision": "NoChange", "planned": 2, "observed": 1, "reason": "1 of 2 are present"}
+    assert executor_counts(size) == "1 of 2 executors" and list(round_lines(size)) == []
+    other = {"decision": "Provision", "planned": 3, "observed": 0, "reason": "load of 1.5"}
+    assert list(round_lines(other)) == ["executors: Provision 3, load of 1.5"]
+    moves = [
+        {"operator": "rank", "before": "default", "after": "other"},
+        {"operator": "count", "before": None, "after": "default"},
+    ]
+    placed = {"moves": moves, "reason": "the loads differ"}
+    both = {**size, "groups": {"other": other}, "placement": placed}
+    assert executor_counts(both) == "executors: default 1 of 2, other 0 of 3"
+    assert list(round_lines(both)) == [
+        "executors of group other: Provision 3, load of 1.5",
+        "operator rank from default to other: the loads differ",
+        "operator count to default: the loads differ",
+    ]
 
 
 class Anything:
