@@ -320,6 +320,28 @@ def test_random_faults(seed: int, tmp_path: Path) -> None:
     assert all(1 <= total <= 6 for total in totals)
 
 
+def test_a_layout_counts_warm_executors_and_they_leave_after_it() -> None:
+    now = 0.0
+    allocator = FakeAllocator(lambda: now, arrival_s=2.0, warm_s=3.0)
+    size = GroupSize(allocator, ElasticRules(max=3), {}, now)
+
+    def followed(clock: float, *, moved: bool = True) -> tuple[int, int]:
+        nonlocal now
+        now = clock
+        size.follow(now, moved=moved)
+        return size.layout, len(allocator.present)
+
+    assert followed(5.0) == (1, 1)
+    size.planned = 3
+    assert followed(10.0) == (1, 1)  # requested
+    assert [followed(clock) for clock in (13.0, 14.9)] == [(1, 3)] * 2, "not warm yet"
+    assert followed(15.1) == (3, 3) and size.settled
+    size.planned = 1
+    # The next batch has a smaller layout, and some layouts may take longer.
+    assert followed(20.0) == (1, 3) == followed(21.0, moved=False)
+    assert followed(22.0) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("by_started_hour", "clock", "stay"),
     [
