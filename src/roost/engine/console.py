@@ -71,7 +71,7 @@ def run_with_progress(
         now = time.perf_counter()
         if not live and not quiet and now - printed >= PLAIN_INTERVAL_S:
             printed = now
-            console.print(f"batch {commit.batch_id}: {text}", highlight=False)
+            console.print(f"batch {commit.batch_id}: {text}", highlight=False, soft_wrap=True)
 
     with Pipeline(config, flow=flow, on_batch=show) as pipeline:
         earlier = last_round(pipeline.store, GROUP_ROUNDS)
@@ -170,12 +170,12 @@ def _print_executors(console: Console, report: dict[str, Any]) -> None:
     found = report["executors"]
     if found is None:
         return
-    hours, counts = f"{found['hours']:.2f} executor hours", Counter(found["decisions"])
-    text = f"{hours}, {counts['Provision']} times more, {counts['Release']} times fewer"
+    parts = [f"executors {found['hours']:.2f} executor hours"]
+    parts += [f"{n} {kind}" for kind, n in found["decisions"].items() if kind != "NoChange"]
     if found["groups"] is not None:
         mapping = sorted(found["groups"]["mapping"].items())
-        text = ", ".join([text, *(f"{name} in {group}" for name, group in mapping)])
-    console.print(f"executors {text}", highlight=False, markup=False)
+        parts += [f"{name} in {group}" for name, group in mapping]
+    console.print(", ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_dataflow(console: Console, config: RunConfig, flow: dict[str, Any]) -> None:
