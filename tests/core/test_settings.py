@@ -119,6 +119,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "elastic.target": (0.7, 0.7),
     "elastic.batch_seconds": (2, 2.0),
     "elastic.spares": (1, 1),
+    "elastic.by_started_hour": (True, True),
     "elastic.forecast": (False, False),
     "elastic.policy": ("individual", ElasticPolicyName.INDIVIDUAL),
     "elastic.round": (30, 30.0),

@@ -380,6 +380,7 @@ class ElasticSettings(Section, section="elastic"):
     target: float = _number(float, 0, 0.6, inclusive=False)
     batch_seconds: float | None = _number(float, 0, inclusive=False)
     spares: int = _number(int, 0, 0)
+    by_started_hour: bool = _flag()
     forecast: bool = _flag(True)
     policy: ElasticPolicyName = _choice(ElasticPolicyName, ElasticPolicyName.LOAD_AWARE)
     round: float = _number(float, 0, 10.0, inclusive=False)
