@@ -143,6 +143,8 @@ class KeyLayout(NamedTuple):
     slot_us: int
     step_us: int
     steps_per_slot: int
+    interval_days: int
+    intervals: int  # of a bucket
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class SynopsisSpec:
     y: str = "lat"
     time: str = "event_time"
     sets: tuple[SetSpec, ...] = ()
+    interval_days: int = 1  # of the totals; there are none if it is that of a bucket
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
@@ -172,6 +175,9 @@ class SynopsisSpec:
             raise ConfigError("synopsis.place_bits", self.place_bits, "an even number")
         _check_range("prefix_bits", self.prefix_bits, 0, self.place_bits)
         _check_range("bucket_days", self.bucket_days, 1, 10_000)
+        if self.interval_days < 1 or self.bucket_days % self.interval_days:
+            expected = f"a number of days that divides a bucket of {self.bucket_days}"
+            raise ConfigError("synopsis.interval_days", self.interval_days, expected)
         _check_range("bins", self.bins, 2, BINS_MAX)
         if self.slots < 1 or 24 % self.slots:
             raise ConfigError("synopsis.slots", self.slots, "a divisor of 24")
@@ -219,6 +225,8 @@ class SynopsisSpec:
             self.slot_s * SECOND_US,
             self.step_s * SECOND_US,
             self.slot_s // self.step_s,
+            self.interval_days,
+            self.bucket_days // self.interval_days,
         )
 
     @cached_property
