@@ -34,7 +34,7 @@ ROWS = Rows(TABLE)
 SPEC = make_spec(TABLE)
 BINS = learn_bins(TABLE, SPEC)
 WITH = build(TABLE, SPEC, BINS)
-WITHOUT = build(TABLE, make_spec(TABLE, interval_days=7), BINS)
+WITHOUT = build(TABLE, make_spec(TABLE, interval_days=None), BINS)
 scopes = draw_scope(ROWS)
 HOUR_US = 3_600_000_000
 

@@ -71,8 +71,8 @@ DELTA_ROWS = 100_000
 BUDGET_PER_ROW = 7.5
 BUDGETS = (0.6, 0.8, 1.0)  # of the budget, for the trade-off
 INTERVAL_DAYS = (1, 2, 5, 10)  # for another one
-#: Longer prefixes divide the country at the equator, with 1 % of the rows in the north.
-PREFIX_BITS = 1
+#: Sums by day. Longer prefixes divide the country at the equator, with 1 % of rows in the north.
+DENSE = {"interval_days": 1, "prefix_bits": 1}
 QUERIES, QUERIES_QUICK = 500, 100
 BIN_COUNTS = (16, 29, 48, 96, 192)
 EXPERIMENTS = (
@@ -146,7 +146,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> Measured:
     weather = load_weather(ROWS_QUICK if quick else None)
     table, schema = weather.table, weather.table.schema
     sites = SetSpec.of(schema, SITE, period_days=30, members=1_000, counters=1_000)
-    spec = SynopsisSpec.of(schema, FEATURES, sets=(sites,), prefix_bits=PREFIX_BITS)
+    spec = SynopsisSpec.of(schema, FEATURES, sets=(sites,), **DENSE)
     full = build(table, spec)
     memory = int(BUDGET_PER_ROW * table.num_rows)
     fitted = fit_memory(full, memory)

@@ -52,16 +52,14 @@ class Resolution:
     def of(cls, spec: SynopsisSpec, bins: Bins) -> Resolution:
         """Return the resolution of a spec and its planes."""
         sizes = (spec.prefix_bits, spec.place_bits, spec.bucket_days, spec.step_s, spec.slots)
-        divided = spec.interval_days < spec.bucket_days
-        return cls(bins.halvings, *sizes, spec.interval_days if divided else None)
+        return cls(bins.halvings, *sizes, spec.interval_days)
 
     def apply(self, spec: SynopsisSpec, bins: Bins) -> tuple[SynopsisSpec, Bins]:
         """Return spec and bins at this resolution; raises `ConfigError` if it is not coarser."""
         for name, fine in self._differences(spec, bins):
             raise ConfigError(f"resolution.{name}", getattr(self, name), fine)
-        names = ("prefix_bits", "place_bits", "bucket_days", "step_s", "slots")
-        values = {name: getattr(self, name) for name in names}
-        coarse = replace(spec, interval_days=self.interval_days or self.bucket_days, **values)
+        names = ("prefix_bits", "place_bits", "bucket_days", "step_s", "slots", "interval_days")
+        coarse = replace(spec, **{name: getattr(self, name) for name in names})
         return coarse, replace(bins, halvings=tuple(min(h, DROPPED) for h in self.halvings))
 
     def _differences(self, spec: SynopsisSpec, bins: Bins) -> Iterator[tuple[str, str]]:
@@ -74,9 +72,9 @@ class Resolution:
                 yield name, f"at most {getattr(spec, name)}"
         if self.bucket_days % spec.bucket_days:
             yield "bucket_days", f"a multiple of {spec.bucket_days}"
-        interval = self.interval_days
-        if interval is not None and (interval % spec.interval_days or self.bucket_days % interval):
-            yield "interval_days", f"a multiple of {spec.interval_days} that divides bucket_days"
+        fine, own = spec.layout.interval_days, self.interval_days or self.bucket_days
+        if own % fine or self.bucket_days % own:
+            yield "interval_days", f"a multiple of {fine} that divides bucket_days"
         if self.step_s % spec.step_s:
             yield "step_s", f"a multiple of {spec.step_s}"
         if spec.slots % self.slots:

@@ -53,7 +53,7 @@ def coarsen_totals(
     keys = join_keys(
         prefixes >> (fine.prefix_bits - coarse.prefix_bits),
         slots // (fine.slots // coarse.slots),
-        intervals // (coarse.interval_days // fine.interval_days),
+        intervals // (coarse.layout.interval_days // fine.layout.interval_days),
     )
     return merge_totals([totals._replace(keys=keys)])
 
