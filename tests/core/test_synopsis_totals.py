@@ -73,6 +73,14 @@ def test_whole_intervals_are_exact(scope: Scope) -> None:
     assert mean(WITHOUT, "temp", scope).high > mean(WITHOUT, "temp", scope).low + 1e-3
 
 
+def test_regression_on_several_features_subtracts_rows_with_nulls() -> None:
+    scope = in_days(3, 32)
+    for name, slope in regress(WITH, "temp", ["wind", "rain"], scope).coefficients.items():
+        other = regress(WITHOUT, "temp", ["wind", "rain"], scope).coefficients[name]
+        assert slope.value == pytest.approx(other.value, rel=1e-9)
+        assert slope.high == pytest.approx(other.high, rel=1e-9)
+
+
 def test_a_cut_interval_reads_its_own_leaves() -> None:
     whole, cut = in_days(7, 26, None), in_days(7, 26, None)
     cut = replace(cut, until=START_US + 26 * DAY_US + 2 * HOUR_US)
