@@ -89,6 +89,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "synopsis.prefix_bits": (6, 6),
     "synopsis.place_bits": (20, 20),
     "synopsis.bucket_days": (7, 7),
+    "synopsis.interval_days": (2, 2),
     "synopsis.slots": (4, 4),
     "synopsis.step_s": (1800, 1800),
     "synopsis.bins": (32, 32),

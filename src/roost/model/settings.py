@@ -327,6 +327,7 @@ class SynopsisSettings(Section, section="synopsis"):
     prefix_bits: int = _number(int, 0, 4)
     place_bits: int = _number(int, 2, 24)
     bucket_days: int = _number(int, 1, 10)
+    interval_days: int | None = _number(int, 1)
     slots: int = _number(int, 1, 8)
     step_s: int = _number(int, 1, 3600)
     bins: int = _number(int, 2, 96)
