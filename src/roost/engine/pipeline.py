@@ -243,6 +243,8 @@ class Pipeline(BasePipeline):
                 problem = "the dataflow reads points: set points.path, or start their stream first"
                 raise DataflowError(name, problem)
             self._check_no_queries()
+        else:
+            self._check_names()
         self._take_lock()
         self._load_requests()
         paths = {source: self._path_of(source) for source in self._records if source.name != name}
