@@ -237,7 +237,7 @@ def test_a_lease_protects_the_oldest_batch_of_the_window(run: Run) -> None:
         files = pipeline.store.files("window")
         assert len({batch_of(name) for name in held}) == 3, "the view had several batches"
         assert set(held) <= set(files.names())
-        torn = f"{held[0]}.99.partial"  # of a worker that was killed
+        torn = held[0].replace(".win", "-torn.win.99.partial")  # of a worker that was killed
         files.path(torn).touch()
         listed = {f.file for b in read_view(pipeline.store).batches for f in b.files}
         assert set(held).isdisjoint(listed), "the window has moved on"
