@@ -55,7 +55,7 @@ def test_the_newest_list_of_each_item_counts(tmp_path: Path) -> None:
 
 
 def test_more_machines_process_more_ratings() -> None:
-    size = recommend.Size(3_000, 1_000, 300, 60, 100)
+    size = recommend.RatingsSize(3_000, 1_000, 300, 60, 100)
     ratings = size.ratings(6_000)
     assert ratings.column_names == recommend.COLUMNS
     assert recommend.emulated_rate(size, ratings, 2, 2) > 0.0

@@ -15,7 +15,7 @@ from flow_runs import FlowRun, Killed, TableSlice, key_of, plain
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
-from roost.errors import SourceError
+from roost.errors import SourceError, StateError
 from roost.runtime.executor import SliceInputs
 from roost.runtime.feed import STREAM, Feed
 from roost.runtime.records import INTENTS, Commit, last_intent
@@ -138,6 +138,41 @@ def test_each_row_is_read_once_whenever_the_driver_is_killed(tmp_path: Path, see
     oracle.batch({name: table.to_pylist() for name, table in TABLES.items()}, 0.0)
     assert all(oracle.results.values())
     assert counted(driver.results()) == counted(oracle.results)
+
+
+def test_a_run_retains_the_offsets_of_inputs_that_it_does_not_read(tmp_path: Path) -> None:
+    """The file is a stream for a while, as where history is read before a topic."""
+    driver = Driver(tmp_path)
+    driver.stream("a")
+    other = [stage_of(name) for name in ("a", "b", "file")]
+    driver.feed = Feed(driver._loop(), {}, other, LIMIT, False, driver.commits.append)
+    driver.stream("b")
+    driver.feed = None
+    driver.stop()
+    driver.stream("a")
+    last = last_intent(driver._loop().store)
+    assert last is not None and last.offsets[stage_of("file")] == [LIMIT, 2 * LIMIT]
+    assert last.offsets[STREAM + stage_of("file")] == [0, 0]
+    driver.stop()
+
+
+def test_an_unfinished_batch_needs_the_inputs_that_it_reads(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    driver.stream("a", kill="run")
+    other = [stage_of(name) for name in ("a", "b", "file")]
+    with pytest.raises(SourceError, match="batch 0 was begun with rows 0 to 6 of file"):
+        Feed(driver._loop(), {}, other, LIMIT, False, driver.commits.append)
+    driver.stop()
+
+
+def test_micro_batches_that_are_skipped_are_detected(tmp_path: Path) -> None:
+    """The checkpoint of another state directory, or a state directory restored from a copy."""
+    driver = Driver(tmp_path)
+    driver.stream("a")
+    driver.micro["a"] = 2
+    with pytest.raises(StateError, match="micro-batch 2 of a instead of 1"):
+        driver.stream("a")
+    driver.stop()
 
 
 def test_an_unfinished_micro_batch_comes_before_all_others_and_repeats_its_rows(

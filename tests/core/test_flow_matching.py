@@ -7,10 +7,14 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from roost import Dataflow
+from roost.dataflow.operators import SourceKind
+from roost.dataflow.schema import StreamSchema, resolve
+from roost.errors import DataflowError
 from roost.model.choices import LayoutName
 from roost.model.settings import with_settings
 from roost.testing import InProcessPipeline
@@ -109,3 +113,26 @@ def test_a_batch_that_publishes_only_its_matches_is_noticed(tmp_path: Path) -> N
     run.published("seen")[0].unlink()
     with pytest.raises(AssertionError):
         run.check_both_or_neither()
+
+
+@pytest.mark.parametrize("name", ["points", "matches"])
+def test_records_beside_points_need_a_name_of_their_own(name: str, tmp_path: Path) -> None:
+    """They shared names with the points of the run: of files, and of sources that have ended."""
+    run = MatchedFlow(tmp_path)
+    made = Dataflow("records")
+    made.source(name, {"zone": "string"}, path="records.parquet").sink("copied")
+    with (
+        InProcessPipeline(run.config(), flow=made) as pipeline,
+        pytest.raises(DataflowError, match=f"'{name}': a run with points has a source of this"),
+    ):
+        pipeline.run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_of_the_run_are_not_records_of_the_same_name() -> None:
+    made = Dataflow("records")
+    made.source("points", {"zone": "string"}, path="records.parquet").sink("copied")
+    made.points().sink("seen")
+    own = {SourceKind.POINTS: StreamSchema(pa.schema({"t": pa.int64()}), "t")}
+    with pytest.raises(DataflowError, match="duplicate name"):
+        resolve(made.name, made.operators, own)

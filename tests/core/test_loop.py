@@ -17,7 +17,7 @@ from roost.errors import SourceError
 from roost.runtime import loop, pipeline, records
 from roost.stages.slices import Slice
 from roost.stages.sources import RowSource
-from roost.storage.store import Fact
+from roost.storage.store import Fact, Store
 from roost.storage.totals import TOTALS
 from roost.testing import pipeline as testing_pipeline
 from stage_scenario import BATCHES, ROWS, STEPS, Killed, Scenario, random_points
@@ -56,6 +56,25 @@ def test_no_file_is_visible_before_the_commit(tmp_path: Path, strategy: str) -> 
     for step in STEPS[STEPS.index("publish") + 1 :]:
         assert all({"matches", "totals"} <= kinds for kinds in seen[step]), step
     assert any("dead" in kinds for kinds in seen["end"])
+
+
+def test_renames_that_a_failed_host_lost_are_repeated(tmp_path: Path) -> None:
+    """Not only those of the last batch: a filesystem may write them to the disk seconds later."""
+
+    def on_step(step: str, number: int) -> None:
+        if (step, number) == ("intent", 2):
+            raise Killed
+
+    scenario = Scenario(tmp_path, on_step=on_step)
+    with pytest.raises(Killed):
+        scenario.live()
+    with closing(Store(tmp_path / "out" / "state")) as store:
+        for commit in records.commits(store):
+            for staged, final in commit.files:
+                (scenario.out / final).rename(scenario.out / staged)
+    assert visible(scenario, 0) == visible(scenario, 1) == set()
+    scenario.resume()
+    scenario.check()
 
 
 @pytest.mark.parametrize("step", ["after", "deliver", "commit"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 import shutil
 import sqlite3
@@ -28,6 +29,7 @@ import pytest
 from balance_checks import InProcessCounted
 from guard_scenario import worked_by_pairs
 from roost import RunConfig
+from roost.balance.rules import SwarmRules
 from roost.errors import StateError
 from roost.queries.guard_state import GuardCommand, decisions, load_guard, pending
 from roost.runtime import records
@@ -257,7 +259,9 @@ def test_the_run_continues_with_the_same_results(folder: Path) -> None:
         out={"dir": folder / "out"},
     )
     executor = InProcessCounted(worked_by_pairs)
-    with InProcessPipeline(config, executor=executor, seed=1) as pipeline:
+    # SWARM as in version 0.1: without rules that came later.
+    rules = SwarmRules(pairs=1, measured=False, urgent=math.inf)
+    with InProcessPipeline(config, executor=executor, seed=1, swarm=rules) as pipeline:
         report = pipeline.run()
         loaded = load_guard(pipeline.store)
         assert loaded is not None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import stat
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from roost.storage.database import connect
 from roost.storage.files import map_arrays, write_arrays
 from roost.storage.lock import RunLock
 from roost.storage.private import (
+    FOLDERS,
     private_file,
     private_folder,
     private_opener,
@@ -30,6 +33,7 @@ from roost.storage.private import (
 )
 from roost.storage.store import Store
 
+SOURCES = Path(__file__).parents[2] / "src" / "roost"
 UMASKS = (0o000, 0o022, 0o077, 0o277)
 
 
@@ -107,6 +111,27 @@ def test_state_that_was_open_is_closed(tmp_path: Path) -> None:
     Store(folder).close()
     assert mode(folder) == mode(folder / "segments") == 0o700
     assert mode(folder / "state.db") == 0o600
+
+
+def test_no_folder_of_the_state_is_foreign(tmp_path: Path) -> None:
+    """Every kind of files that a run writes, in the folders that the code names."""
+    folder = tmp_path / "state"
+    with closing(Store(folder)) as store:
+        for kind in FOLDERS:
+            store.files(kind)
+        store.files("flow/003")
+    named = {
+        name.split("/")[0]
+        for path in SOURCES.rglob("*.py")
+        for name in re.findall(r'[sS]tore\.files\(f?"([^"]+)"', path.read_text())
+    }
+    assert named <= set(FOLDERS) and {"flow", "window"} <= named
+    folder.chmod(0o777)
+    (folder / "flow").chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Store(folder).close()
+    assert mode(folder) == mode(folder / "flow") == 0o700
 
 
 def test_journals_of_a_killed_process_are_closed(tmp_path: Path) -> None:

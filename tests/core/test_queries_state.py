@@ -29,10 +29,16 @@ from roost.queries import live
 from roost.queries.admission import Rules
 from roost.queries.live import TIER, QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
-from roost.queries.versions import segment_files, version_at, versions_between
+from roost.queries.versions import (
+    IndexVersion,
+    drop_versions,
+    segment_files,
+    version_at,
+    versions_between,
+)
 from roost.storage.agreement import agree
 from roost.storage.cache import WorkerCache
-from roost.storage.store import Fact, Store
+from roost.storage.store import Fact, Store, View
 
 SPACE = Space(Rect(0.0, 0.0, 100.0, 100.0), 10, 10, Coordinates.PLANE)
 SCHEMA = request_schema(pa.string(), pa.int64())
@@ -595,6 +601,34 @@ def test_a_reader_sees_applied_and_later_requests(tmp_path: Path) -> None:
     )
     directory.replay()
     assert refusals(directory) == []
+    directory.close()
+    service.close()
+
+
+def test_a_reader_opens_the_version_that_replaced_the_one_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run applies the log, and deletes what no batch needs, while a reader opens the files."""
+    directory = Directory(tmp_path / "state", Rules(SPACE, pa.string(), TIMESTAMP))
+    service = QueryService(tmp_path / "state")
+    service.submit(Query("a", Box(0, 0, 1, 1)))
+    directory.replay()
+    found = version_at(service.store)
+    service.submit(Query("b", Box(0, 0, 1, 1)))
+
+    def late(view: View, position: int | None = None) -> IndexVersion | None:
+        monkeypatch.undo()
+        directory.replay()
+        drop_versions(directory.store, directory.log.end())
+        return found
+
+    monkeypatch.setattr("roost.queries.live.version_at", late)
+    assert list(service.queries().lookup(pa.array(["a", "b"]))) == [0, 1]
+
+    file = segment_files(directory.store).path(service.queries().version.segments[0].file)
+    file.unlink()
+    with pytest.raises(StateError, match="cannot be mapped"):
+        service.queries()
     directory.close()
     service.close()
 

@@ -201,6 +201,18 @@ def test_a_row_of_two_equal_cells_is_cut_in_the_middle() -> None:
     assert (choice.cost_high, choice.cost_low) == (2.0, 2.0)
 
 
+def test_of_mirrored_cuts_the_lower_line_is_chosen() -> None:
+    """Both move two of three equal cells, one the first two, one the last two."""
+    stats = PartitionStats(0, 0, 0, 3, 1)
+    add_points(stats, np.array([0, 1, 2]), np.zeros(3, np.int64))
+    stats.add_queries(np.array([[c, 0, c, 0] for c in range(3)], np.int32))
+    stats.close_round()
+    choice = best_split(stats, 100.0 + stats.total().numerator, 0.0, 1.0, PRODUCT)
+    assert choice is not None
+    assert (choice.vertical, choice.at, choice.move_first) == (True, 1, False)
+    assert choice.cost_high > choice.cost_low
+
+
 def test_the_papers_criterion_is_the_smallest_difference() -> None:
     rng = np.random.default_rng(5)
     differ = 0

@@ -34,8 +34,8 @@ from roost.balance.rules import MERGE_EVERY, PAPER, QUIET, SwarmRules
 from roost.balance.swarm import (
     LoadReport,
     ShedRequest,
+    ShedTarget,
     Swarm,
-    Target,
     change_bytes,
     give,
     machine_cost,
@@ -199,7 +199,7 @@ def test_shedding_lowers_the_higher_cost_or_does_nothing(
     received = 1000.0
     high = stats.numerator() / received
     low = high * share
-    request = ShedRequest((Target(1, low),), received, 40, tuple(sorted(kept)))
+    request = ShedRequest((ShedTarget(1, low),), received, 40, tuple(sorted(kept)))
     changes = shed(stats, 3, request, PRODUCT)
     assert shed(stats, 3, request, PRODUCT) == changes, "statistics are only read"
     if share >= 1.0:
@@ -235,7 +235,7 @@ def test_a_machine_fills_others_up_to_the_mean(
     own = machine_cost(stats, rules) / received
     lows = [own * share for share in sorted(others)]
     mean = (own + sum(lows)) / (1 + len(lows))
-    targets = tuple(Target(4 + number, low) for number, low in enumerate(lows) if low < mean)
+    targets = tuple(ShedTarget(4 + number, low) for number, low in enumerate(lows) if low < mean)
     request = ShedRequest(targets, received, 40, (), mean)
     changes = shed(stats, 3, request)
     assert shed(stats, 3, request) == changes, "statistics are only read"
@@ -268,7 +268,7 @@ def test_one_request_fills_several_machines() -> None:
     part.close_round()
     stats = MachineStats([part])
     column = machine_cost(stats) / 8
-    targets = (Target(1, 0.0), Target(2, column))
+    targets = (ShedTarget(1, 0.0), ShedTarget(2, column))
     changes = shed(stats, 0, ShedRequest(targets, 1.0, 4, (), 3 * column))
     assert changes == (
         Split(0, True, 3, (4, 5), ((1,), (0,))),
@@ -297,7 +297,7 @@ def busy_machine(costs: dict[int, int], cells: int = 1) -> MachineStats:
 
 def to_one(machine: int, cost: float, received: float, next_id: int) -> ShedRequest:
     """Return a request to shed load to one machine, as published."""
-    return ShedRequest((Target(machine, cost),), received, next_id)
+    return ShedRequest((ShedTarget(machine, cost),), received, next_id)
 
 
 def test_whole_partitions_are_moved_where_they_close_half_the_gap() -> None:
@@ -515,7 +515,7 @@ def test_a_hotspot_is_shed_to_several_machines_in_one_round_in_any_stage() -> No
     assert decision == Rebalance(changes, shown)
     apply_changes(PLAN, changes).check_invariants()
     # The mean is 4e6; what machine 0 has above it fits into machines 1 and 2.
-    targets = (Target(2, 25.0), Target(1, 50.0))
+    targets = (ShedTarget(2, 25.0), ShedTarget(1, 50.0))
     assert requests == {0: ShedRequest(targets, 4e4, 10, (), 100.0)}
 
 

@@ -198,13 +198,15 @@ def test_tasks_that_run_twice_count_once(exchange: bool, tmp_path: Path, points:
     settings = config(tmp_path, points, exchange=exchange, strategy="uniform", machines=3)
     for _ in range(2):  # the second abandons a fold that the end of the first interrupted
         with InProcessPipeline(settings, executor=TwiceExecutor(5)) as pipeline:
+            # Of a worker that was killed.
+            pipeline.store.files("synopsis").path("job-0000000001-torn.99.partial").touch()
             pipeline.run()
     check_state(settings.out.state_dir)
     with closing(Store(settings.out.state_dir)) as store:
         sketch = read_catalogue(store)
         assert sketch.rows == TABLE.num_rows and sketch.of_kind(FileKind.BASE)
         listed = sorted(file.name for file in sketch.files)
-        assert store.files("synopsis").names() == listed
+        assert store.files("synopsis").names(partial=True) == listed
 
 
 @examples(10)

@@ -15,7 +15,7 @@ from window_points import PLANE, TYPES, Point, block_of, random_points
 from layouts import random_change, random_layout
 from roost.balance import Partition, Plan, Router
 from roost.balance.changes import Move, apply_changes
-from roost.balance.swarm import ShedRequest, Target
+from roost.balance.swarm import ShedRequest, ShedTarget
 from roost.kernel.ids import hash_ids
 from roost.model.choices import WindowKind
 from roost.queries.versions import IndexVersion
@@ -133,7 +133,7 @@ def test_shedding_sees_the_same_numbers_as_reports(
     monkeypatch.setattr(
         balancing, "shed", lambda machine_stats, *request: shed.append(machine_stats) or ()
     )
-    SwarmPolicy(stage, {})._shed({0}, {0: 1.0}, 0, ShedRequest((Target(1, 0.0),), 1.0, 1))
+    SwarmPolicy(stage, {})._shed({0}, {0: 1.0}, 0, ShedRequest((ShedTarget(1, 0.0),), 1.0, 1))
     assert shed[0].partitions[0].total().n == expected
     store.close()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from roost.sim.load_curves import Curve
 from roost.sim.workloads import CellHotspot, LoadSpec
 
 
@@ -36,3 +39,8 @@ def hotspot_loads(
     }
     loads = {name: replace(usual, hotspots=value) for name, value in spots.items()}
     return loads | {"swing": replace(usual, swing=0.3)}
+
+
+def spike(usual: float, high: float, at: float, length_s: float) -> Curve:
+    """Have another load for a while."""
+    return lambda clock: np.where((clock >= at) & (clock < at + length_s), high, usual)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from loads import spike
 
 from properties import examples
 from roost.dataflow.buckets import BUCKETS
@@ -23,7 +24,7 @@ from roost.runtime.prefix_rounds import NEEDS, Scaling, weights
 from roost.sim import executors
 from roost.sim.executor_scenario import ExecutorFaults, ExecutorScenario, ExecutorTrace
 from roost.sim.executors import KEYED_SHARE, simulate_executors
-from roost.sim.load_curves import Curve, day, hourly, ramp, spike, step, swing
+from roost.sim.load_curves import Curve, day, hourly, ramp, step, swing
 from roost.synopsis.prefix_choice import PrefixLoad
 from roost.synopsis.scaling import MachineStatus, ScalingRules, SketchletSnapshot
 from roost.synopsis.tree import PrefixTree

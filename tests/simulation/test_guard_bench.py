@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roost.bench import guard, run_bench
-from roost.bench.guard_pipeline import DEFENCES, Size
+from roost.bench.guard_pipeline import DEFENCES, AttackSize
 from roost.sim.guarded_cases import normal_users
 
 
@@ -21,7 +21,7 @@ def test_the_benchmark_writes_rows_a_summary_and_a_plot(
     monkeypatch.setattr(guard, "GATE_BLOCKS", 3)
     monkeypatch.setattr(guard, "other_attacks", dict)
     monkeypatch.setattr(guard, "crowds", lambda: {"normal users": normal_users()})
-    small = Size(6, 2_000, 2, 0.01, {"1200/s": tuple(DEFENCES)})
+    small = AttackSize(6, 2_000, 2, 0.01, {"1200/s": tuple(DEFENCES)})
     monkeypatch.setattr(guard, "QUICK", small)
     path = tmp_path / "guard.json"
     assert run_bench("guard", quick=True, json_path=path) == 0

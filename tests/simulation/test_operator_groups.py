@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from loads import spike
 
 from roost.elastic.placement import (
     Algorithm1,
@@ -21,7 +22,7 @@ from roost.elastic.placement import (
 )
 from roost.sim import placement
 from roost.sim.executor_scenario import ExecutorFaults
-from roost.sim.load_curves import Curve, day, ramp, spike, step, swing
+from roost.sim.load_curves import Curve, day, ramp, step, swing
 from roost.sim.placement import (
     PlacementScenario,
     SimulatedOperator,

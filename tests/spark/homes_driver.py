@@ -58,6 +58,11 @@ class HomesRun(Run):
             while len(self.pipeline.executor.executors()) < EXECUTORS:
                 assert time.monotonic() < deadline, "the killed executor was not replaced"
                 time.sleep(0.1)
+        if step == "run":
+            # The first task of an executor takes seconds; others shall not run its tasks meanwhile.
+            # Spark would wait as long for one that is lost.
+            conf = self.pipeline.spark.sparkContext._jsc.sc().conf()
+            conf.set("spark.locality.wait", "3s" if batch_id == KILLED else "60s")
         if step == "run" and batch_id == KILLED:
             threading.Thread(target=self._kill_at_home, daemon=True).start()
         super().on_step(step, batch_id)
@@ -141,8 +146,6 @@ def main() -> None:
         "spark.local.dir": local,
         # Report the active executor without delay.
         "spark.ui.liveUpdate.period": "0",
-        # The first task of an executor takes seconds; others shall not run its tasks meanwhile.
-        "spark.locality.wait": "60s",
     }
     spark = make_session(spec.master, settings)
     resize(spark, EXECUTORS)  # waits until all have registered

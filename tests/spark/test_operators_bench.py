@@ -82,7 +82,7 @@ def test_both_continue_when_the_cluster_has_grown(spark: SparkSession, tmp_path:
 
 
 def test_recommendations_equal_those_of_the_batch_job(spark: SparkSession, tmp_path: Path) -> None:
-    size = recommend.Size(1_500, 400, 150, 40, 20, 1)
+    size = recommend.RatingsSize(1_500, 400, 150, 40, 20, 1)
     row = recommend.compare(spark, size, 2, tmp_path)
     assert row["ratings"] == 3_000 and 30 < row["lists"] <= 40
     assert row["ratio"] == row["batch_s"] / row["incremental_s"] > 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,26 @@ def test_requests_between_batches_of_a_stream(spark: SparkSession, tmp_path: Pat
         found.setdefault(query, []).append(point)
     assert found == {"q0": [*range(30, 90)], "q1": [*range(60, 90)]}
     check_figures(result, 90)
+
+
+def test_streams_end_with_their_pipeline(spark: SparkSession, tmp_path: Path) -> None:
+    case = random_case(55, 90, 10)
+    write_files(case, tmp_path / "points")
+    config = settings(case, tmp_path, **{"engine.available_now": False, "engine.machines": 2})
+    columns = ("'terminate' op", "'none' query_id", "'ann' user_id")
+    requests = spark.readStream.format("rate").load().selectExpr(*columns)
+    done = threading.Event()
+
+    def after(commit: Commit) -> None:
+        if commit.batch_id + 1 == FILES:
+            done.set()
+
+    with Pipeline(config, spark=spark, on_batch=after) as pipeline:
+        queries = [pipeline.start(stream(spark, tmp_path / "points"))]
+        queries.append(pipeline.take_requests(requests))
+        assert done.wait(60)
+    assert [query.isActive for query in queries] == [False, False]
+    assert outcome(config.out.dir, {}).matches == expected(case)
 
 
 def test_a_stream_of_columns_that_spark_computes(spark: SparkSession, tmp_path: Path) -> None:

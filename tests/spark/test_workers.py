@@ -13,8 +13,13 @@ from types import FrameType
 import pytest
 from pyspark.sql import SparkSession
 
+from roost.engine import worker
 from roost.engine.executor import SparkExecutor
+from roost.model.space import Coordinates, Rect, Space
+from roost.queries.versions import SegmentRef
+from roost.stages.matching import MapSegments
 from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
 
 pytestmark = pytest.mark.spark
 
@@ -84,3 +89,9 @@ def archives(_: int) -> list[str]:
 def test_workers_load_pyspark_from_files(spark: SparkSession) -> None:
     """Archives have no byte code, so each process would compile them again."""
     assert spark.sparkContext.parallelize([0], 1).map(archives).collect() == [[]]
+
+
+def test_a_worker_is_prepared_though_files_were_deleted_meanwhile(tmp_path: Path) -> None:
+    space = Space(Rect(0.0, 0.0, 1.0, 1.0), coordinates=Coordinates.PLANE)
+    gone = MapSegments(Files(str(tmp_path)), (SegmentRef("gone.seg", None, 1),), space, sparse=True)
+    assert list(worker.prepare([gone], [0])) == [worker.find_executor()]

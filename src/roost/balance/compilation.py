@@ -8,7 +8,7 @@ from roost.balance.changes import Rebalance, apply_changes
 from roost.balance.global_index import GlobalIndex
 from roost.balance.planner import CostRates, GlobalPlanner
 from roost.balance.strategies import initial_plan, sampled_costs
-from roost.balance.swarm import ShedRequest, Target, shed
+from roost.balance.swarm import ShedRequest, ShedTarget, shed
 from roost.model.arrays import Floats
 from roost.model.choices import Strategy
 from roost.model.space import Grid, Rect
@@ -46,4 +46,4 @@ def compile_loops() -> None:
     stats.add_cells(counter.take(), SIDE)
     stats.features()
     stats.close_round()
-    assert shed(stats, 0, ShedRequest((Target(1, 0.0),), 1.0, 1)), "no load was shed"
+    assert shed(stats, 0, ShedRequest((ShedTarget(1, 0.0),), 1.0, 1)), "no load was shed"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from roost.balance.changes import Change, Move, Rebalance, Split
 from roost.balance.plan import Plan
 from roost.balance.rules import SwarmRules
-from roost.balance.swarm import DEFAULT, ShedRequest, Target, give, machine_cost, shed
+from roost.balance.swarm import DEFAULT, ShedRequest, ShedTarget, give, machine_cost, shed
 from roost.workload.trio import MachineStats
 
 
@@ -68,7 +68,7 @@ def resize_by_statistics(
     changes: list[Change] = []
     next_id = plan.next_id
     for new in range(plan.machines, machines) if received > 0.0 else ():
-        request = ShedRequest((Target(new, 0.0),), received, next_id, keep)
+        request = ShedRequest((ShedTarget(new, 0.0),), received, next_id, keep)
         ranked = sorted(stats, key=lambda m: (-machine_cost(stats[m], rules), m))
         answers = ((machine, shed(stats[machine], machine, request, rules)) for machine in ranked)
         high, found = next((answer for answer in answers if answer[1]), (0, ()))

@@ -57,7 +57,7 @@ class LoadReport:
     received: float
 
 
-class Target(NamedTuple):
+class ShedTarget(NamedTuple):
     """A machine that can receive load, and its cost, divided by R(S)."""
 
     machine: int
@@ -74,7 +74,7 @@ class ShedRequest:
     cost the same.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[ShedTarget, ...]
     received_total: float
     next_id: int
     keep: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ def give(
 
 
 def _shed_to(
-    target: Target,
+    target: ShedTarget,
     held: Mapping[int, PartitionStats],
     machine: int,
     request: ShedRequest,
@@ -185,7 +185,7 @@ def _exchange(
     held: Mapping[int, PartitionStats],
     costs: Mapping[int, float],
     high: float,
-    target: Target,
+    target: ShedTarget,
     machine: int,
     request: ShedRequest,
     total: float,
@@ -329,7 +329,7 @@ class Swarm:
             own = replace(plan, partitions=tuple(held.get(high, ())), next_id=next_id)
             keep = tuple(p.partition_id for p in own.partitions if len(p.machines) > 1)
             request = ShedRequest(
-                tuple(Target(low, costs[low] / received) for low in targets),
+                tuple(ShedTarget(low, costs[low] / received) for low in targets),
                 received,
                 next_id,
                 keep,

@@ -66,8 +66,8 @@ DEFENCES: dict[str, dict[str, Any]] = {
 }
 
 
-class Size(NamedTuple):
-    """Size of the measured workloads."""
+class AttackSize(NamedTuple):
+    """AttackSize of the measured workloads."""
 
     rounds: int  # number of batches
     points: int  # of a batch
@@ -76,8 +76,8 @@ class Size(NamedTuple):
     cases: Mapping[str, Sequence[str]]  # defences by attack
 
 
-FULL = Size(28, 100_000, 4, 1.0, {f"{RATES[-1]}/s": tuple(DEFENCES)})
-QUICK = Size(24, 60_000, 4, 0.1, {f"{RATES[-1]}/s": ("no guard", "guard")})
+FULL = AttackSize(28, 100_000, 4, 1.0, {f"{RATES[-1]}/s": tuple(DEFENCES)})
+QUICK = AttackSize(24, 60_000, 4, 0.1, {f"{RATES[-1]}/s": ("no guard", "guard")})
 
 
 class GuardLoad(TimedLoad):
@@ -180,7 +180,7 @@ class PipelineRun:
 
 
 def run_case(
-    pickups: Pickups, parties: Sequence[Party], size: Size, defences: Sequence[str], seed: int
+    pickups: Pickups, parties: Sequence[Party], size: AttackSize, defences: Sequence[str], seed: int
 ) -> dict[str, PipelineRun]:
     """Run the same users with several defences."""
     load = GuardLoad(pickups, parties, size.rounds, size.points, seed)
@@ -199,7 +199,7 @@ def run_case(
     return found
 
 
-def measure_pipeline(size: Size, seeds: Sequence[int]) -> list[Row]:
+def measure_pipeline(size: AttackSize, seeds: Sequence[int]) -> list[Row]:
     """Measure attacks on the pipeline; the rows have the keys of the simulator's."""
     pickups = load_pickups(data_dir())
     usual = {

@@ -54,7 +54,7 @@ EXECUTOR = {
 
 
 @dataclass(frozen=True)
-class Size:
+class MemorySize:
     """What a run measures; limits and numbers of queries go together."""
 
     queries: tuple[int, ...]
@@ -65,15 +65,15 @@ class Size:
     batches: int
 
 
-FULL = Size((1_000_000, 4_000_000, 7_000_000), 1500, 200_000, 12)
-QUICK = Size((500_000, 4_000_000), 1200, 200_000, 6)
+FULL = MemorySize((1_000_000, 4_000_000, 7_000_000), 1500, 200_000, 12)
+QUICK = MemorySize((500_000, 4_000_000), 1200, 200_000, 6)
 
 
 class _Prepared(Exception):
     """The state of a case is complete."""
 
 
-def make_files(size: Size, queries: int, folder: Path) -> None:
+def make_files(size: MemorySize, queries: int, folder: Path) -> None:
     """Write uniform points and boxes."""
     random = np.random.default_rng(queries)
     rows = size.batch_rows * (1 + WARM + size.batches)
@@ -86,7 +86,7 @@ def make_files(size: Size, queries: int, folder: Path) -> None:
     pq.write_table(boxes, folder / "queries.parquet", compression="none")
 
 
-def config_of(folder: Path, out: Path, size: Size, **settings: object) -> RunConfig:
+def config_of(folder: Path, out: Path, size: MemorySize, **settings: object) -> RunConfig:
     """Return the settings of a run."""
     given = {
         "queries.path": folder / "queries.parquet",
@@ -98,7 +98,7 @@ def config_of(folder: Path, out: Path, size: Size, **settings: object) -> RunCon
     return pipeline_config(str(folder / "points.parquet"), BOUNDS, out, {**given, **settings})
 
 
-def prepare(folder: Path, size: Size, queries: int) -> None:
+def prepare(folder: Path, size: MemorySize, queries: int) -> None:
     """Register the queries, and run a first batch, in a state that every run copies."""
     make_files(size, queries, folder)
 
@@ -123,7 +123,7 @@ def copy_state(prepared: Path, out: Path) -> None:
     shutil.copytree(prepared, out, copy_function=copied)
 
 
-def measure(folder: Path, size: Size, queries: int, strategy: Strategy) -> Row:
+def measure(folder: Path, size: MemorySize, queries: int, strategy: Strategy) -> Row:
     """Run one strategy on a cluster of its own."""
     out = folder / strategy.value
     copy_state(folder / "prepared", out)
@@ -140,7 +140,7 @@ def measure(folder: Path, size: Size, queries: int, strategy: Strategy) -> Row:
 
 def _measure(
     folder: Path,
-    size: Size,
+    size: MemorySize,
     queries: int,
     strategy: Strategy,
     hosts: Sequence[LimitedHost],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from roost.balance import Plan
 from roost.balance.global_index import GlobalIndex
 from roost.balance.strategies import initial_plan, sampled_costs
-from roost.balance.swarm import ShedRequest, Target, machine_cost, shed
+from roost.balance.swarm import ShedRequest, ShedTarget, machine_cost, shed
 from roost.bench.common import Row
 from roost.bench.moving import MovingLoad
 from roost.bench.streams import admit
@@ -49,7 +49,7 @@ def operation_rows(load: MovingLoad, machines: int) -> list[Row]:
     costs = [machine_cost(one) for one in stats]
     high, low = int(np.argmax(costs)), int(np.argmin(costs))
     received = sum(one.received() for one in stats)
-    request = ShedRequest((Target(low, costs[low] / received),), received, plan.next_id)
+    request = ShedRequest((ShedTarget(low, costs[low] / received),), received, plan.next_id)
     given = max(plan.of_machine(high), key=lambda p: p.cells)
     arrays = stats[high].to_arrays()
     with tempfile.TemporaryDirectory() as name:

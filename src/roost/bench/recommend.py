@@ -45,7 +45,7 @@ MACHINES_MAX = 64
 
 
 @dataclass(frozen=True)
-class Size:
+class RatingsSize:
     """How many ratings are measured, and of whom."""
 
     increment: int = 200_000
@@ -65,12 +65,12 @@ class Size:
         return parse_generator(text, lambda: 0.0).again(0, count)[0].read(COLUMNS, WorkerCache())
 
 
-QUICK = Size(20_000, 5_000, 2_000, 400, 250, 1, (20_000, 100_000))
+QUICK = RatingsSize(20_000, 5_000, 2_000, 400, 250, 1, (20_000, 100_000))
 
 
 def run(quick: bool) -> Measured:
     """Compare with the batch job after each number of increments, then find machines."""
-    size = QUICK if quick else Size()
+    size = QUICK if quick else RatingsSize()
     spark = start_session()
     try:
         with tempfile.TemporaryDirectory(prefix="roost-recommend-") as name:
@@ -101,7 +101,7 @@ def run(quick: bool) -> Measured:
 # --------------------------------------------------------------------------- against a batch job
 
 
-def compare(spark: Any, size: Size, increments: int, folder: Path) -> Row:
+def compare(spark: Any, size: RatingsSize, increments: int, folder: Path) -> Row:
     """Run both systems in turn over some increments; the first run of each is not counted."""
     count = increments * size.increment
     path = folder / f"{increments}.parquet"
@@ -137,7 +137,7 @@ def compare(spark: Any, size: Size, increments: int, folder: Path) -> Row:
     return row
 
 
-def incremental(spark: Any, size: Size, path: Path, out: Path) -> BatchTimes:
+def incremental(spark: Any, size: RatingsSize, path: Path, out: Path) -> BatchTimes:
     """Run the dataflow over a file that ends."""
     config = RunConfig(out={"dir": out}, engine={"batch_rows": size.batch, "machines": CORES})
     times = BatchTimes()
@@ -176,7 +176,7 @@ def newest(folder: Path) -> dict[int, list[tuple[int, int]]]:
 # --------------------------------------------------------------------------- machines for a rate
 
 
-def machines_for_rates(size: Size) -> list[Row]:
+def machines_for_rates(size: RatingsSize) -> list[Row]:
     """Find the fewest emulated machines that process each rate."""
     warm, measured = size.ratings(2 * size.increment), 3  # a minute: lists change in one of three
     known: dict[int, float] = {}
@@ -215,7 +215,7 @@ def fewest(rate_of: Callable[[int], float], rate: float, most: int = MACHINES_MA
     return high
 
 
-def emulated_rate(size: Size, ratings: pa.Table, machines: int, measured: int) -> float:
+def emulated_rate(size: RatingsSize, ratings: pa.Table, machines: int, measured: int) -> float:
     """Return the ratings that machines process in a second, after most of the given ones.
 
     Machines work at the same time, so a batch takes as long as its busiest machine.

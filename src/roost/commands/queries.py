@@ -25,6 +25,7 @@ from roost.queries.guard_state import GuardState
 from roost.queries.live import QuerySet
 from roost.queries.log import SqliteQueryLog
 from roost.queries.rules import rules_of
+from roost.queries.versions import version_at
 from roost.storage.store import Store
 
 
@@ -79,9 +80,16 @@ class QueryService:
     def queries(self) -> QuerySet:
         """Return the queries at the end of the log."""
         guard = GuardState.preview(self.store)
-        queries = QuerySet(self.store, self.log, self.rules, record=False, guard=guard)
-        queries.advance(self.log.end())
-        return queries
+        while True:
+            version = version_at(self.store)
+            try:
+                queries = QuerySet(self.store, self.log, self.rules, record=False, guard=guard)
+            except StateError:
+                if version == version_at(self.store):
+                    raise
+                continue  # the run has replaced the files meanwhile
+            queries.advance(self.log.end())
+            return queries
 
     def live(self, limit: int) -> tuple[list[LiveQuery], int]:
         """Return queries that have not terminated, at most ``limit``, and the number of all."""

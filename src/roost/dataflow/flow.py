@@ -84,7 +84,7 @@ class Dataflow:
         return self._own(SourceKind.MATCHES)
 
     def _own(self, kind: SourceKind) -> Stream:
-        if any(operator.name == kind.value for operator in self.operators):
+        if Source(kind.value, kind=kind) in self.operators:
             return Stream(self, Port(kind.value))
         return self.add(Source(kind.value, kind=kind))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -72,15 +73,21 @@ class Pipeline(BasePipeline):
         self._read_topics: dict[str, Topic] = {}  # by query
         self._snapshots: Snapshots | None = None
         self._request_logs: list[QueryLog] = []
+        self._queries: list[StreamingQuery] = []
 
     def __exit__(self, *failure: object) -> None:
-        """Cancel running jobs and close the state directory; the Spark session stays open."""
-        if self._streams is not None:
+        """Stop streams, cancel running jobs and close the state; the session stays open."""
+        if self._queries:
             self.stop()
         if self._executor is not None:
             self._executor.close()
         if self._allocator is not None:
             self._allocator.close()
+        if self._queries:
+            # An exception in a call to the JVM leaves the connection of this thread in use.
+            stopping = Thread(target=self._stop_queries)
+            stopping.start()
+            stopping.join()
         if self._streams is not None:
             self._streams.join()
         if self._snapshots is not None:
@@ -243,6 +250,8 @@ class Pipeline(BasePipeline):
                 problem = "the dataflow reads points: set points.path, or start their stream first"
                 raise DataflowError(name, problem)
             self._check_no_queries()
+        else:
+            self._check_names()
         self._take_lock()
         self._load_requests()
         paths = {source: self._path_of(source) for source in self._records if source.name != name}
@@ -303,7 +312,14 @@ class Pipeline(BasePipeline):
         writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(folder))
         if self.config.engine.available_now:
             writer = writer.trigger(availableNow=True)
-        return writer.start()
+        query = writer.start()
+        self._queries.append(query)
+        return query
+
+    def _stop_queries(self) -> None:
+        """Stop the streams, after their micro-batches."""
+        for query in self._queries:
+            query.stop()
 
     @property
     def _topics(self) -> dict[str | None, str]:

@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from roost.errors import StateError
 from roost.runtime.chain import Chain
 from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import Task
@@ -64,7 +65,7 @@ def prepare(calls: Sequence[Callable[[WorkerCache], None]], items: Iterable[Any]
         pass
     for call in calls:
         # What is mapped here may have been deleted meanwhile; the batch opens what it needs.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StateError):
             call(CACHE)
     yield CACHE.get("executor", os.getpid(), find_executor)
 

@@ -18,8 +18,8 @@ Mask = NDArray[np.bool_]
 
 
 def frozen(values: Any) -> NDArray[Any]:
-    """Return a read-only view, as mapped files are: numba compiles each kind separately."""
-    view: NDArray[Any] = values.view()
+    """Return a contiguous read-only view, as of mapped files: numba compiles each kind apart."""
+    view: NDArray[Any] = np.ascontiguousarray(values).view()
     view.flags.writeable = False
     return view
 

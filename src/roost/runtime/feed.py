@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.dataflow.operators import SourceKind
-from roost.errors import SourceError
+from roost.errors import SourceError, StateError
 from roost.runtime.executor import Inputs, SliceInputs
 from roost.runtime.loop import BatchLoop
 from roost.runtime.records import Commit, Intent, commit_of, last_intent
@@ -44,12 +44,23 @@ class Feed:
         store = self.loop.store
         names = [*self.sources, *(STREAM + stage for stage in self.streams)]
         self._number, self._offsets = 0, dict.fromkeys(names, 0)
+        self._retained: dict[str, list[int]] = {}  # offsets of what this run does not read
         self._ended = set((store.get(FLOW, "progress") or {}).get("ended", ()))
         self._unfinished: Intent | None = None
         last = last_intent(store)
         if last is None:
             return
         done = commit_of(store, last.batch_id) is not None
+        for name, (start, stop) in _recorded(last).items():
+            if name in self._offsets:
+                continue
+            if stop > start and not done:
+                what = "micro-batches" if name.startswith(STREAM) else "rows"
+                raise SourceError(
+                    f"batch {last.batch_id} was begun with {what} {start} to {stop} of "
+                    f"{_shown(name)}, which this run does not read: a run that does must end it"
+                )
+            self._retained[name] = [stop, stop]
         self._unfinished = None if done else last
         self._number = last.batch_id + done
         self._offsets = {name: _range(last, name)[done] for name in names}
@@ -87,8 +98,14 @@ class Feed:
         called while a micro-batch of another stream is awaited.
         """
         assert self.awaited in (None, stage)
-        if number < self._offsets[STREAM + stage]:
+        expected = self._offsets[STREAM + stage]
+        if number < expected:
             return
+        if number > expected:
+            raise StateError(
+                f"Spark begins micro-batch {number} of {_shown(stage)} instead of {expected}: its "
+                "checkpoint does not belong to the state directory"
+            )
         if self._unfinished is not None and self.awaited is None:
             self.step()
         slices = self._slices()
@@ -136,7 +153,8 @@ class Feed:
         """Run a batch; ``read`` has the micro-batch of a stream."""
         stops = {**self._offsets, **self._stops(slices)}
         stops |= {STREAM + stage: number + 1 for stage, number in read.items()}
-        offsets = {name: [self._offsets[name], stop] for name, stop in stops.items()}
+        mine = {name: [self._offsets[name], stop] for name, stop in stops.items()}
+        offsets = {**self._retained, **mine}
         beside = {**{stage: [] for stage in self.streams if stage not in read}, **slices}
         commit = self.loop.run(self._number, offsets, inputs(SliceInputs(beside)), over)
         self._unfinished = None
@@ -144,6 +162,20 @@ class Feed:
         self._offsets = stops
         self._ended.update(over)
         self.on_batch(commit)
+
+
+def _recorded(intent: Intent) -> dict[str, tuple[int, int]]:
+    """Return start and stop of all that an intent names."""
+    names = list(intent.offsets) or [STREAM + ReadingStage.name]
+    if "start" in intent.offsets:
+        names = [ReadingStage.name]  # of version 0.1
+    return {name: _range(intent, name) for name in names}
+
+
+def _shown(name: str) -> str:
+    """Return the name of a source for messages."""
+    stage = name.removeprefix(STREAM)
+    return "points" if stage == ReadingStage.name else node_of(stage)
 
 
 def _range(intent: Intent, name: str) -> tuple[int, int]:

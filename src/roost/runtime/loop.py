@@ -120,6 +120,7 @@ class BatchLoop:
                 stage.open(view)
         last = last_commit(self.store)
         if last is not None:
+            self._publish_left()
             self._publish(last)
             self._delete_old_rows(last.batch_id)
         self.jobs = Jobs(self.store, self.executor, self.stages)
@@ -307,6 +308,14 @@ class BatchLoop:
             source = self.out / staged
             if source.exists():
                 os.replace(source, self.out / final)
+
+    def _publish_left(self) -> None:
+        """Publish what is still staged of any batch: a host that fails may lose several renames."""
+        names = (name for files in self._staging.values() for name in files.names("batch-"))
+        for number in sorted({int(name.split("-")[1]) for name in names}):
+            done = commit_of(self.store, number)
+            if done is not None:
+                self._publish(done)
 
     def _cleanup(self, intent: Intent) -> None:
         self._clean()

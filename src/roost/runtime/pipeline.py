@@ -195,6 +195,8 @@ class BasePipeline(ABC):
             raise ConfigError("points.path", None, "a file, a folder, generate:… or kafka://…")
         if config.points.path is None:
             self._check_no_queries()
+        else:
+            self._check_names()
         self._take_lock()
         self._load_requests()
         sources = self._flow_sources(self._records)
@@ -236,6 +238,13 @@ class BasePipeline(ABC):
         path = self.config.queries.path
         if path is not None:
             raise ConfigError("queries.path", path, "points.path, too: queries match points")
+
+    def _check_names(self) -> None:
+        """Refuse sources of records with the names that points and matches of the run have."""
+        for source in self._records:
+            if source.name in (SourceKind.POINTS, SourceKind.MATCHES):
+                problem = "a run with points has a source of this name itself: choose another name"
+                raise DataflowError(source.name, problem)
 
     def _path_of(self, source: Source) -> str | None:
         return self.config.dataflow.sources.get(source.name, source.path)

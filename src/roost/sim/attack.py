@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from roost.model.arrays import Floats, Ints
+from roost.model.arrays import Floats, Ints, frozen
 from roost.model.space import Rect
 
 Random = np.random.Generator
@@ -417,5 +417,4 @@ def rank_weights(users: int) -> Floats:
         else:
             high = power
     weights = ranks**-low
-    scaled: Floats = weights / weights.sum()
-    return scaled
+    return frozen(weights / weights.sum())

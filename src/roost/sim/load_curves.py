@@ -30,11 +30,6 @@ def day(low: float, high: float, length_s: float = DAY_S) -> Curve:
     return lambda clock: middle - half * np.cos(2.0 * np.pi * clock / length_s)
 
 
-def spike(usual: float, high: float, at: float, length_s: float) -> Curve:
-    """Have another load for a while."""
-    return lambda clock: np.where((clock >= at) & (clock < at + length_s), high, usual)
-
-
 def swing(first: float, second: float, period_s: float) -> Curve:
     """Alternate between two loads, each for half a period."""
     return lambda clock: np.where(clock % period_s < period_s / 2.0, first, second)

@@ -362,7 +362,7 @@ class SynopsisStage(Stage):
         self.files.delete("batch-", keep=listed)
         # A job whose files are listed has ended; what else it wrote is of repeated tasks.
         ended = max((_job_number(name) for name in listed if name.startswith("job-")), default=-1)
-        for name in self.files.names("job-"):
+        for name in self.files.names("job-", partial=True):
             if _job_number(name) <= ended and name not in listed:
                 self.files.delete(name)
 

@@ -213,7 +213,7 @@ class WindowStage(Stage):
         listed = {file.file for batch in self.view.batches for file in batch.files}
         listed.update(self.gone)
         held = self.leases.oldest(self.clock())
-        for name in self.files.names():
+        for name in self.files.names(partial=True):
             if name not in listed and (held is None or batch_of(name) < held):
                 self.files.delete(name)
 

@@ -147,9 +147,12 @@ class Files:
         """Map the arrays of a file, read-only; see :func:`map_arrays`."""
         return map_arrays(self.path(name), sparse=sparse, copies=self.copies)
 
-    def names(self, prefix: str = "") -> list[str]:
-        """Return the names of complete files that begin with a prefix, sorted."""
-        return sorted(name for name in self._found(prefix) if not name.endswith(PARTIAL))
+    def names(self, prefix: str = "", *, partial: bool = False) -> list[str]:
+        """Return the names of files that begin with a prefix, sorted; also of ``partial`` ones.
+
+        A process that is killed leaves a partial file.
+        """
+        return sorted(n for n in self._found(prefix) if partial or not n.endswith(PARTIAL))
 
     def delete(self, prefix: str, keep: Collection[str] = ()) -> None:
         """Delete every file whose name begins with a prefix, except those to keep."""

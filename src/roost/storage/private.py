@@ -20,7 +20,9 @@ from pathlib import Path
 FOLDER = 0o700
 FILE = 0o600
 OTHERS = 0o077
-FOLDERS = ("segments", "window", "guard", "answers", "trio", "synopsis", "staged", "checkpoint")
+FOLDERS = (
+    "segments", "window", "guard", "answers", "trio", "synopsis", "flow", "staged", "checkpoint"
+)  # fmt: skip
 """Folders in a state directory."""
 CHECKPOINTS = "checkpoint-"
 """Prefix of the folders with Spark's checkpoints of request streams."""

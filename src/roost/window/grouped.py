@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from datasketches import hll_sketch, hll_union, kll_doubles_sketch
 from numpy.typing import NDArray
 
-from roost.model.arrays import Floats, Ints, Mask, as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, Mask, as_arrow, as_numpy, frozen
 from roost.window.grouped_loops import (
     LIMB,
     LIMBS_MORE,
@@ -35,7 +35,6 @@ from roost.window.grouped_loops import (
     carry,
     divide_totals,
     find_spreads,
-    frozen,
     limb_range,
     sum_doubles,
     sum_others,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy, frozen
 from roost.window.grouped import (
     Contribution,
     Grouped,
@@ -28,7 +28,7 @@ from roost.window.grouped import (
     doubles,
     raw_values,
 )
-from roost.window.grouped_loops import add_extremes, find_extremes, frozen
+from roost.window.grouped_loops import add_extremes, find_extremes
 
 DAY_MS = 86_400_000
 

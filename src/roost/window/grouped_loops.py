@@ -1,8 +1,9 @@
 """Compiled loops that aggregate groups of rows and merge the partial results.
 
 Group ``g`` has the rows ``rows[starts[g]:starts[g + 1]]``. Merging adds entry ``picks[i]`` of one
-set of partial results to entry ``slots[i]`` of another, in place. Callers pass read-only arrays
-through :func:`frozen`, so that each loop is compiled once and not again for mapped files.
+set of partial results to entry ``slots[i]`` of another, in place. Callers pass arrays through
+:func:`roost.model.arrays.frozen`, so that each loop is compiled once and not again for mapped
+files.
 
 A double is an integer multiple of 2**-1074, and so is a sum of doubles. Sums are stored as such
 integers, in limbs of 32 bits, so addition is exact and independent of the order. Only the limbs
@@ -32,13 +33,6 @@ class TotalArrays(NamedTuple):
     n: Ints
     others: Floats
     limbs: Ints
-
-
-def frozen(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view, which is a different type for the compiler."""
-    view = np.ascontiguousarray(values).view()
-    view.flags.writeable = False
-    return view
 
 
 @njit(cache=True, nogil=True)

@@ -21,12 +21,11 @@ import pyarrow as pa
 from numba import njit
 
 from roost.errors import ConfigError, PredicateError
-from roost.model.arrays import Floats, Ints, Mask, as_arrow
+from roost.model.arrays import Floats, Ints, Mask, as_arrow, frozen
 from roost.model.records import TIME_MAX
 from roost.model.settings import JoinSettings
 from roost.predicate import check, parse
 from roost.window.evaluate import Live, on_live_side, satisfying
-from roost.window.grouped_loops import frozen
 from roost.window.near import TURN_SLACK, near_chunks, reach_of, times_near
 from roost.window.segment import ZONE_ROWS, PointColumns, Rows, WindowSegment, ZoneMaps, first_time
 

@@ -20,11 +20,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.shapes import in_circle
-from roost.model.arrays import Floats, Ints
+from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.space import EARTH_RADIUS_M
 from roost.window.distance import apart
-from roost.window.grouped_loops import frozen
 from roost.window.segment import PointColumns
 
 CHUNK = 1 << 18  # pairs in a chunk

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from roost.model.arrays import Floats, Ints, as_arrow, as_numpy
+from roost.model.arrays import Floats, Ints, as_arrow, as_numpy, frozen
 from roost.window.aggregate import ACCUMULATORS, Key, key_of, read_column
 from roost.window.evaluate import Live, above_line
 from roost.window.grouped import (
@@ -41,7 +41,7 @@ from roost.window.grouped import (
     Totals,
 )
 from roost.window.grouped_extremes import ExtremeValues, TextExtremes
-from roost.window.grouped_loops import frozen, group_distances, not_farther_than_kth
+from roost.window.grouped_loops import group_distances, not_farther_than_kth
 from roost.window.output import RequestedOutput
 from roost.window.segment import Arrays, WindowSegment, pack_columns, unpack_columns
 

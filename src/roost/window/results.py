@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.model.arrays import Floats, Ints, Mask, as_arrow
+from roost.model.arrays import Floats, Ints, Mask, as_arrow, frozen
 from roost.window.aggregate import FUNCTIONS, Function, Key, key_of
 from roost.window.evaluate import Live
 from roost.window.grouped import Contribution, Values
-from roost.window.grouped_loops import frozen, not_farther_than_kth
+from roost.window.grouped_loops import not_farther_than_kth
 from roost.window.output import RequestedOutput
 from roost.window.panes import Pane, first_nearest, is_whole
 from roost.window.segment import WindowSegment

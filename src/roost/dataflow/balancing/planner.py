@@ -77,10 +77,10 @@ class BucketPlanner:
         once = before < at_once and len(rounds) > 1 and rounds[1].overload(owners) <= most
         if once and not resized:
             return NoChange("out of balance for one round only")
-        return self._choose(load, rounds, owners, resized, most)
+        return self._choose(load, rounds, owners, most)
 
     def _choose(
-        self, load: SubqueryLoad, rounds: list[RoundView], owners: Ints, resized: bool, most: float
+        self, load: SubqueryLoad, rounds: list[RoundView], owners: Ints, most: float
     ) -> MapDecision:
         """Compare candidates with the present map."""
         weights = np.asarray(ROUND_WEIGHTS[: len(rounds)])
