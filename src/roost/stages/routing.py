@@ -90,8 +90,8 @@ class SpatialRouting:
         grid = self.space.grid
         router = router_of(self.plan, cache)
         cells = locate_cells(block.x, block.y, grid.edges_x, grid.edges_y)
-        machine = router.machines_of(cells, hash_ids(block.ids))
-        order = np.argsort(machine.astype(np.int16), kind="stable")
+        machine = router.machines_of(cells, hash_ids(block.ids) if router.shared else None)
+        order = np.argsort(machine, kind="stable")
         packed = pack_columns(take_rows(block, order), cells[order])
         borders = np.searchsorted(machine[order], np.arange(self.machines + 1)).tolist()
         for number, (start, stop) in enumerate(pairwise(borders)):
