@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -50,13 +51,26 @@ def check(scenario: Scenario) -> None:
     assert scenario.totals.names[0].startswith("job-"), "a job has merged files"
 
 
+def exchanged(spark: SparkSession) -> set[str]:
+    """Return the files with blocks of exchanges."""
+    environment = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get()  # type: ignore[union-attr]
+    files = environment.blockManager().diskBlockManager().getAllFiles().mkString("\n").split("\n")
+    return {name for name in files if "/shuffle_" in name}
+
+
 @pytest.mark.parametrize("strategy", STATIC)
 def test_totals_of_slices(spark: SparkSession, scenario: Scenario, strategy: str) -> None:
     scenario.settings = {"engine.strategy": strategy}
+    before = exchanged(spark)
     with pipeline_of(spark, scenario, scenario.config()) as pipeline:
         pipeline.log.append(scenario.requests(), tag="before")
         pipeline.run()
     check(scenario)
+    # Blocks are deleted after each batch, without waiting for it.
+    limit = time.monotonic() + 60
+    while exchanged(spark) - before:
+        assert time.monotonic() < limit, exchanged(spark) - before
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("strategy", STATIC)
