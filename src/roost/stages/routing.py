@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from roost.balance import Plan, Router
 from roost.balance.changes import Change, apply_changes, arrivals
@@ -29,12 +30,12 @@ class Packed(NamedTuple):
     """Points of one machine with their cells, as bytes of an Arrow record batch."""
 
     num_rows: int
-    data: bytes
+    data: pa.Buffer
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return len(self.data)
+        return int(self.data.size)
 
 
 def router_of(plan: Plan, cache: WorkerCache) -> Router:
