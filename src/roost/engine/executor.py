@@ -263,8 +263,8 @@ class SparkExecutor:
                 last = partial(worker.run_last, chain, tasks, level)
                 reports = items.mapPartitionsWithIndex(last).collect()
                 if slices is inputs:
-                    # Spark deletes the blocks when the driver's JVM collects garbage, which can be
-                    # hours later: they would fill the disk and the page cache of a small host.
+                    # Spark deletes the blocks when the driver's JVM collects garbage, which may be
+                    # half an hour later: they would fill the disk, and a small host's page cache.
                     pairs.rdd().cleanShuffleDependencies(False)
                 return reports
             pairs = self._pairs(items, partial(worker.run_items, chain, tasks, level))
