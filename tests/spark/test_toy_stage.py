@@ -53,9 +53,8 @@ def check(scenario: Scenario) -> None:
 
 def exchanged(spark: SparkSession) -> set[str]:
     """Return the files with blocks of exchanges."""
-    environment = spark.sparkContext._jvm.org.apache.spark.SparkEnv.get()  # type: ignore[union-attr]
-    files = environment.blockManager().diskBlockManager().getAllFiles().mkString("\n").split("\n")
-    return {name for name in files if "/shuffle_" in name}
+    folder = Path(str(spark.sparkContext.getConf().get("spark.local.dir")))
+    return {path.name for path in folder.rglob("shuffle_*")}
 
 
 @pytest.mark.parametrize("strategy", STATIC)

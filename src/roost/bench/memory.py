@@ -73,7 +73,7 @@ class Size:
 
 
 FULL = Size((1_000_000, 4_000_000, 16_000_000), 1800, 12)
-QUICK = Size((1_000_000, 4_000_000), 1100, 8)
+QUICK = Size((1_000_000, 8_000_000), 1300, 8)
 
 
 class _Prepared(Exception):
