@@ -205,7 +205,7 @@ def test_queries_of_blocked_users_can_be_terminated(tmp_path: Path) -> None:
 def test_quarantine_hides_what_suspects_register_and_nothing_else(
     tmp_path: Path, strategy: Strategy
 ) -> None:
-    scenario = GuardScenario("attack", batches=16)
+    scenario = GuardScenario("attack", batches=24)
     hidden: dict[int, int] = {}
 
     class Observed(GuardRun):

@@ -107,11 +107,14 @@ class GlobalPlanner:
     """Decides from the points of every cell; stateless between rounds.
 
     The plan is kept while the busiest machine is within ``tolerance`` of the mean, or within noise
-    if that is more.
+    if that is more. A new plan must be better by ``gain_min``, relative to the present one, or by
+    ``gain_hot`` while the busiest machine is above ``AT_ONCE``: earlier rounds, for which the plan
+    was good, would otherwise delay the relief of a machine whose load has drifted.
     """
 
     tolerance: float = 1.1
-    gain_min: float = 0.05  # relative improvement of a new plan
+    gain_min: float = 0.08
+    gain_hot: float = 0.04
 
     def resize(
         self,
@@ -181,10 +184,11 @@ class GlobalPlanner:
         for sums, (cells, scale) in zip(cost, seen, strict=True):
             sum_costs(cells, unit, scale, sums)
         given = PlanningInput.of(plan, cost, queries.sums(), rates.per_partition)
-        return self._choose(given, rates, most, 1.0 + SLACK + NOISE_LEFT * noise)
+        gain = self.gain_hot if before > AT_ONCE else self.gain_min
+        return self._choose(given, rates, most, 1.0 + SLACK + NOISE_LEFT * noise, gain)
 
     def _choose(
-        self, given: PlanningInput, rates: CostRates, most: float, slack: float
+        self, given: PlanningInput, rates: CostRates, most: float, slack: float, gain: float
     ) -> Decision:
         """Compare repairs, and fresh plans if these do not suffice, with the present plan."""
         present = Draft.of_plan(given)
@@ -210,7 +214,7 @@ class GlobalPlanner:
             busiest_s = _busiest(tries[number])
             return busiest_s + loading_s / HORIZON_ROUNDS
 
-        bar = _busiest(present) * (1.0 - self.gain_min)
+        bar = _busiest(present) * (1.0 - gain)
         prices = [price(number) for number in range(len(tries))]
         good = [number for number, paid in enumerate(prices) if paid <= bar]
         if not good:
