@@ -185,7 +185,10 @@ class _Ended(NamedTuple):
         if not other.rows.size:
             return self.rows
         at = np.minimum(np.searchsorted(other.rows, self.rows), other.rows.size - 1)
-        return self.rows[(other.rows[at] != self.rows) | (other.until[at] != self.until)]
+        rows: NDArray[np.int64] = self.rows[
+            (other.rows[at] != self.rows) | (other.until[at] != self.until)
+        ]
+        return rows
 
 
 def _ended(files: Files, cache: WorkerCache, ref: SegmentRef | None, part: _Shapes) -> _Ended:
