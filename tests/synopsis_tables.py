@@ -70,7 +70,7 @@ def make_table(seed: int, rows: int = 4_000) -> pa.Table:
 
 def make_spec(table: pa.Table, **settings: Any) -> SynopsisSpec:
     given = {"bins": 16, "prefix_bits": 4, "place_bits": 16, "bucket_days": 7, "slots": 4}
-    return SynopsisSpec.of(table.schema, FEATURES, **given | settings)
+    return SynopsisSpec.of(table.schema, FEATURES, **given | {"interval_days": 1} | settings)
 
 
 @dataclass(frozen=True)

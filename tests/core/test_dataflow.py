@@ -554,6 +554,74 @@ def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
     assert "exceeds 64 bits" in row["detail"] and json.loads(row["record"]).keys() == {"t", "k"}
 
 
+@pytest.mark.parametrize("begin", [-50, 0, 1_700_000_000_000_000])
+@pytest.mark.parametrize("layout", ["operator_set", "auto"])
+def test_a_source_that_begins_later(begin: int, layout: str, tmp_path: Path) -> None:
+    """Until then no watermark is known, and every operator waits for it."""
+    flow = Dataflow("later")
+    schema = {"k": "int64", "v": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    both = flow.union(a, b, name="both")
+    for name, functions in {
+        "slid": {"n": "count", "v": "sum(v)"},
+        "merged": {"low": "min(v)", "end": "last(v)", "distinct": "distinct(v)"},
+        "whole": {"n": Whole("v")},
+        "own": {"n": Tens()},
+    }.items():
+        both.aggregate(functions, by="k", size=6, advance=2, name=name).sink(f"{name}_out")
+    both.aggregate({"low": "min(v)"}, by="k", window="forever", advance=1, name="all").sink("ever")
+    both.aggregate({"v": "sum(v)"}, by="k", window="tuples", size=2, name="two").sink("twos")
+    lows = a.aggregate({"low": "min(v)"}, by="k", size=2, name="lows")
+    a.join(b, "left.k = right.k", size=4, name="pairs").sink("joined")
+    lows.join(b, "left.k = right.k", size=4, name="mixed").sink("mixed_out")
+    graph = resolve(flow.name, flow.operators)
+    oracle, chance = Interpreter(graph), random.Random(begin)
+    with FlowRun(flow, tmp_path, layout=lambda _: layout) as run:
+        for number in range(6):
+            rows = {
+                name: [
+                    {"k": n % 2, "v": chance.randrange(9), "t": begin + 4 * number + n}
+                    for n in range(4)
+                ]
+                for name in (["a"] if number < 3 else ["a", "b"])
+            }
+            ended = ["a", "b"] if number == 5 else []
+            oracle.batch(rows, float(number), ended)
+            run.batch({n: as_table(graph, n, mine) for n, mine in rows.items()}, 0.0, ended)
+            if number % 2:
+                run.stop()
+    compare(run, oracle)
+    assert all(oracle.results.values())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_event_times_beyond_62_bits_are_rejected(sign: int, tmp_path: Path) -> None:
+    """The ends of their windows would not have 64 bits; the greatest would end the source."""
+    flow = Dataflow("far")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    long = 2**61
+    source.aggregate({"n": "count"}, by="k", size=9, advance=3, name="short").sink("short_out")
+    source.aggregate({"n": "last(t)"}, by="k", size=long, name="long").sink("long_out")
+    source.aggregate({"n": "count"}, by="k", window="forever", advance=long, name="all").sink(
+        "sums"
+    )
+    source.join(source, "left.k = right.k", size=long, name="pairs").sink("pairs_out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    far = [0, 5, 2**62 - 1, 2**62, 2**63 - 1]
+    times = [far[:2], far[3:], far[2:3]] if sign > 0 else [[-t for t in reversed(far)], [1], [2]]
+    times = [[-(2**63), *times[0]], *times[1:]]
+    with FlowRun(flow, tmp_path) as run:
+        for number, mine in enumerate(times):
+            rows = [{"k": 0, "t": t} for t in mine]
+            ended = ["s"] if number == 2 else []
+            oracle.batch({"s": rows}, 0.0, ended)
+            run.batch({"s": as_table(graph, "s", rows)}, 0.0, ended)
+    compare(run, oracle)
+    assert run.dead() == {("s", "wrong_type"): 3}
+    assert all(len(rows) > 1 for rows in oracle.results.values())
+
+
 class Tens:
     """A function that raises for a tuple with 13, and for a window whose sum is 50."""
 
@@ -704,6 +772,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
     "window of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
         "operator 'a': size of 0",
+    ),
+    "window of more than 62 bits": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=2**62, name="a"),
+        "operator 'a': size of 4611686018427387904; expected a whole number of units from 1 to",
     ),
     "window of a text": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size="5", name="a"),  # type: ignore[arg-type]

@@ -15,14 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.table import Table
 
 from roost import RunConfig
 from roost.cli import build_parser, run_config
 from roost.commands.inspect import inspect_state
+from roost.commands.terminal import _contents
+from roost.engine import console
 from roost.errors import ConfigError
+from roost.model.elastic import ElasticRules
 from roost.model.settings import ElasticSettings, with_settings
 from roost.runtime import records
 from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
+from roost.runtime.group_size import GroupSize
 from roost.runtime.report import build_report
 from roost.stages.contract import Report
 from roost.stages.matching import MatchingTask
@@ -182,6 +187,22 @@ def test_executors_follow_the_load(strategy: str, tmp_path: Path) -> None:
     assert sorted(left) == ["1", "2", "3"]
 
 
+@dataclass
+class CappedRun(ElasticRun):
+    def config(self) -> RunConfig:
+        return with_settings(super().config(), {"engine.batch_rows": 60})
+
+
+def test_the_load_is_that_of_rows_that_arrived(tmp_path: Path) -> None:
+    """A batch reads 60 of the 100 rows that arrive meanwhile: 1.2 of 2 executors."""
+    run = CappedRun(tmp_path)
+    run.drive()
+    run.check()
+    up = next(row for row in run.rows() if row["decision"] in SIZES)
+    assert up["decision"] == "Provision" and up["planned"] == 4
+    assert up["load"] == pytest.approx(2.0, rel=0.1) and up["backlog"] > 0
+
+
 @pytest.mark.parametrize("strategy", ["global", "swarm"])
 def test_a_plan_that_gets_uneven_is_balanced(strategy: str, tmp_path: Path) -> None:
     """Utilisation is 0.67 throughout, but one machine is busy all the time for a while."""
@@ -260,7 +281,44 @@ def test_executors_and_hours_are_reported(tmp_path: Path) -> None:
     assert max(count for _, count in steps) == 5
     whole = sum(run.seconds) / 3600
     assert 2 * whole < found["hours"] < 5 * whole
+    errors = run.rows()[-1]["elastic"]["forecast"]["errors"]
+    mine, constant = (sum(column) for column in zip(*errors, strict=True))
+    assert constant > 0.0 and found["forecast_error"] == pytest.approx(mine / constant)
     assert inspect_state(run.state).executors == found
+    printed = _contents(inspect_state(run.state))
+    columns = [table.columns for table in printed if isinstance(table, Table)]
+    (present,) = (c[1].cells for c in columns if c[0].header == "since (UTC)")
+    assert list(present) == ["2", "5", "2"]
+
+
+def test_the_console_shows_what_executors_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ElasticRun(tmp_path)
+
+    def on_step(step: str, number: int) -> None:
+        run.now += step == "intent"
+
+    def pipeline(config: RunConfig, **more: Any) -> InProcessPipeline:
+        executor = InProcessExecutor(measure=timed)
+        executor.allocator = run.allocator
+        clocks = {"clock": run.clock, "wall_clock": run.clock}
+        return InProcessPipeline(config, executor=executor, on_step=on_step, **clocks, **more)
+
+    monkeypatch.setattr(console, "Pipeline", pipeline)
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
+    assert console.run_with_progress(run.config()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    decisions = [line for line in lines if line.startswith("executors: ")]
+    rows = [row for row in run.rows() if row["decision"] in SIZES]
+    expected = [f"executors: {r['decision']} {r['planned']}, {r['reason']}" for r in rows]
+    assert decisions == expected and len(rows) == 2
+    counts = [line[line.index("dead") + 6 :] for line in lines if line.startswith("batch ")]
+    assert {*counts} == {
+        "",
+        *(f"{n} of {m} executors" for n, m in ((1, 1), (1, 4), (4, 4), (4, 1))),
+    }
+    assert "executor hours, 1 Provision, 1 Release" in "\n".join(lines)
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +368,59 @@ def test_random_faults(seed: int, tmp_path: Path) -> None:
         assert 1 <= row["planned"] <= 6 and row["verdict"] == "accepted"
     totals = [total for call, total in run.allocator.calls if call == "request"]
     assert all(1 <= total <= 6 for total in totals)
+
+
+def test_a_layout_counts_warm_executors_and_they_leave_after_it() -> None:
+    now = 0.0
+    allocator = FakeAllocator(lambda: now, arrival_s=2.0, warm_s=3.0)
+    size = GroupSize(allocator, ElasticRules(max=3), {}, now)
+
+    def followed(clock: float, *, moved: bool = True) -> tuple[int, int]:
+        nonlocal now
+        now = clock
+        size.follow(now, moved=moved)
+        return size.layout, len(allocator.present)
+
+    assert followed(5.0) == (1, 1)
+    size.planned = 3
+    assert followed(10.0) == (1, 1)  # requested
+    assert [followed(clock) for clock in (13.0, 14.9)] == [(1, 3)] * 2, "not warm yet"
+    assert followed(15.1) == (3, 3) and size.settled
+    # A driver that starts while they arrive continues with the layout before.
+    again = GroupSize(
+        FakeAllocator(lambda: now, arrival_s=2.0), size.rules, {"planned": 3, "layout": 1}, now
+    )
+    assert (again.layout, again.planned, again.settled) == (1, 3, False)
+    size.planned = 1
+    # The next batch has a smaller layout, and some layouts may take longer.
+    assert followed(20.0) == (1, 3) == followed(21.0, moved=False)
+    assert followed(22.0) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("by_started_hour", "clock", "stay"),
+    [
+        (False, 3_000.0, ["0"]),
+        (True, 3_000.0, ["2"]),  # 600, 1,200 and 1,800 s of their hours are left
+        (True, 3_700.0, ["0"]),  # which has begun another one
+        (True, 4_300.0, ["1"]),
+    ],
+)
+def test_executors_near_the_end_of_a_paid_hour_leave_first(
+    by_started_hour: bool, clock: float, stay: list[str]
+) -> None:
+    now = 0.0
+    allocator = FakeAllocator(lambda: now)
+    rules = ElasticRules(max=3, by_started_hour=by_started_hour)
+    size = GroupSize(allocator, rules, {}, now)
+    for planned in (1, 2, 3):
+        now, size.planned = 600.0 * (planned - 1), planned
+        size.follow(now, moved=True)
+        size.follow(now, moved=True)  # it has arrived
+    now, size.planned = clock, 1
+    for _ in range(2):
+        size.follow(now, moved=True)
+    assert list(allocator.present) == stay
 
 
 def test_executors_that_do_not_arrive_are_given_up(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -34,13 +34,14 @@ from roost.model.settings import RunConfig
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
 from roost.runtime.flow_layout import Sample, StageCosts, lay_out, shares
-from roost.runtime.flow_sample import sample_flow
+from roost.runtime.flow_sample import _affordable, sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
 from roost.stages.flow_routing import unpacked
 from roost.stages.flow_stateless import EvenRouting
 from roost.stages.flow_subquery import SEEN, STATE
+from roost.stages.slices import Slice
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
 
@@ -395,6 +396,24 @@ def test_quantiles_are_aggregated_before_an_exchange_within_their_error(tmp_path
         assert abs(row["m"] - middle) <= 0.007 * 6_000 + 2
 
 
+def test_estimates_do_not_depend_on_the_order_of_blocks(tmp_path: Path) -> None:
+    """It differs between attempts, and a repeated batch gives the same values to the last bit."""
+    flow = Dataflow("f")
+    stream = flow.source("s", {"k": "int64", "v": "double", "t": "int64"}, time="t")
+    estimates = {"spread": "stddev(v)", "middle": "quantile(v, 0.5)"}
+    stream.aggregate(estimates, by="k", size=10, name="a").sink("out")
+    values = np.random.default_rng(5).lognormal(0.0, 3.0, 6_000)
+    rows = pa.table({"k": np.arange(6_000) % 20, "v": values, "t": np.arange(6_000) // 20 % 60})
+    found = []
+    for seed in range(4):
+        repeating = partial(RepeatingExecutor, seed)
+        with FlowRun(flow, tmp_path / str(seed), executor=repeating) as run:
+            run.batch({"s": rows}, 0.0, ["s"])
+        found.append(sorted(map(repr, run.results()["out"])))
+    assert len(found[0]) == 120
+    assert all(one == found[0] for one in found)
+
+
 def test_distinct_counts_do_not_depend_on_the_layout(tmp_path: Path) -> None:
     """Thousands of values, of which a HyperLogLog keeps registers only."""
     flow = Dataflow("f")
@@ -549,6 +568,27 @@ def test_a_sample_run_reads_as_many_rows_as_it_can(
     }
     found = sample_flow(flow, slices, limit_s=seconds)
     assert found is not None and found.rows == (read + 300) // 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "read", "runs"),
+    [(6.0, 4_000, 1), (10.0, 4_000, 2), (14.0, 4_000, 3), (99.0, 9_000, 3)],
+)
+def test_a_large_sample_is_better_than_several_small_ones(
+    limit: float, read: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes a second for 1,000 rows; only time that is left is used for more runs."""
+    now = 0.0
+
+    def run(slices: Mapping[str, Sequence[Slice]]) -> None:
+        nonlocal now
+        now += sum(item.rows for item in slices["flow:s"]) / 1_000
+
+    clock = SimpleNamespace(process_time=lambda: now)
+    monkeypatch.setattr("roost.runtime.flow_sample.time", clock)
+    given = {"flow:s": [TableSlice(0, 9_000, table(9_000), 0)]}
+    found, count = _affordable(run, given, limit)
+    assert (sum(item.rows for item in found["flow:s"]), count) == (read, runs)
 
 
 def test_a_sample_run_includes_what_exchanges_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,11 @@ from roost import RunConfig
 from roost.bench.dodo_cluster import OTHER, top_topics
 from roost.commands.inspect import inspect_state
 from roost.commands.terminal import _contents
+from roost.elastic.placement import ExecutorGroup, LoadSeries
 from roost.errors import ConfigError
-from roost.runtime.group_rounds import GROUP_ROUNDS
-from roost.runtime.operator_placement import PLACEMENT
+from roost.model.choices import PlacementName
+from roost.runtime.group_rounds import GROUP_ROUNDS, GroupRounds
+from roost.runtime.operator_placement import PLACEMENT, OperatorPlacement
 from roost.runtime.report import build_report
 from roost.stages.contract import Report
 from roost.stages.flow_routing import maps_of
@@ -215,6 +217,44 @@ def test_algorithm_2_sizes_both_groups(tmp_path: Path) -> None:
     assert any("of 5 for all groups" in row["reason"] for row in run.rows)
     present = [len(group.present) for group in (run.allocator, run.allocator.of(OTHER))]
     assert tuple(present) == planned[-1]
+
+
+def test_executors_of_a_group_may_have_more_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load of 2.4 slots needs two executors of two, and layouts of four machines."""
+    groups = [{"name": OTHER, "operators": ["rank"], "max": 4, "cores": 2}]
+    run = PlacedRun(tmp_path, {"placement": "off"}, groups)
+    run.allocator.others[OTHER] = FakeAllocator(run.clock, slots=2, group=OTHER)
+    monkeypatch.setitem(COSTS, "flow:rank", 0.08)
+    machines: list[int] = []
+    after_batch = GroupRounds.after_batch
+
+    def noting(self: GroupRounds, *arguments: Any) -> None:
+        after_batch(self, *arguments)
+        machines.append(self.machines)
+
+    monkeypatch.setattr(GroupRounds, "after_batch", noting)
+    run.drive().check()
+    sizes = [row["groups"][OTHER] for row in run.rows]
+    assert max(size["planned"] for size in sizes) == 2 == len(run.allocator.of(OTHER).present)
+    decided = next(size for size in sizes if size["decision"] == "Provision")
+    assert 0.9 < decided["load"] <= 1.2
+    assert machines[-1] == 4 == max(machines)
+
+
+def test_no_operator_moves_while_executors_are_replaced(moved: PlacedRun) -> None:
+    """The loads are those that led to a move."""
+    number = next(k for k, row in enumerate(moved.rows) if row[PLACEMENT]["moves"])
+    names = ["default", OTHER]
+    groups = [ExecutorGroup(name, 1) for name in names]
+    for settled in (True, False):
+        placement = OperatorPlacement(PlacementName.ALGORITHM_1, names, {}, {})
+        placement.mapping = dict.fromkeys(("count", "rank"), "default")
+        placement._roots = {name: name for name in placement.mapping}
+        placement._series = LoadSeries.from_json(moved.rows[number][PLACEMENT]["series"])
+        row = placement.end_round(placement.snapshot(groups), settled=settled)
+        assert bool(row["moves"]) == settled
 
 
 def test_groups_are_reported(moved: PlacedRun) -> None:

@@ -62,6 +62,7 @@ resolutions = st.builds(
     st.sampled_from([7, 14, 28, 280]),
     st.sampled_from([3_600, 10_800, 21_600]),
     st.sampled_from([1, 2, 4]),
+    st.sampled_from([None, 1, 7, 14]),
 )
 
 
@@ -117,6 +118,7 @@ def test_coarsening_commutes_with_building_and_merging(
 ) -> None:
     assume(resolution.prefix_bits <= resolution.place_bits)
     assume(86_400 // resolution.slots % resolution.step_s == 0)
+    assume(resolution.bucket_days % (resolution.interval_days or 1) == 0)
     parts = pieces(seed, number)
     coarse = coarsen(merge(parts), resolution)
     assert_equal(coarse, merge([coarsen(part, resolution) for part in parts]))
@@ -132,6 +134,7 @@ def test_bounds_hold_under_every_coarsening(
     for resolution in (first, second):
         assume(resolution.prefix_bits <= resolution.place_bits)
         assume(86_400 // resolution.slots % resolution.step_s == 0)
+        assume(resolution.bucket_days % (resolution.interval_days or 1) == 0)
     old, recent = split_at(WHOLE, START_US + day * DAY_US)
     bands = Bands((coarsen(recent, first), coarsen(old, second)))
     scope, found = drawn
@@ -297,6 +300,7 @@ def test_refused_resolutions_and_bands_are_named() -> None:
         {"bucket_days": 10},
         {"step_s": 5_400},
         {"slots": 3},
+        {"interval_days": 2},
     ):
         with pytest.raises(ConfigError, match=rf"resolution\.{next(iter(change))}"):
             coarsen(WHOLE, replace(fine, **change))

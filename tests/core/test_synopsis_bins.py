@@ -186,6 +186,7 @@ def test_refused_specs_name_the_setting() -> None:
         "prefix_bits": 40,
         "place_bits": 7,
         "bucket_days": 0,
+        "interval_days": 3,
         "slots": 7,
         "step_s": 7,
         "bins": 1,

@@ -143,6 +143,8 @@ def test_levels_are_coarser_in_the_order_of_the_paper() -> None:
     ]
     assert changes == sorted(changes) and changes[-1] == LAST_LEVEL
     assert levels[-1].prefix_bits == 0 and levels[-1].place_bits == 2
+    for level in levels:  # totals go with the planes
+        assert (level.interval_days is None) == (min(level.halvings) >= 8)
 
 
 def moved(copy: int) -> pa.Table:

@@ -28,6 +28,7 @@ MEMORY = 170_000
 def scaled(folder: Path, **more: Any) -> RunConfig:
     given = {"prefix_bits": 8, "fold_files": 2, "memory": MEMORY, "exchange": True, "scaling": True}
     rules = {"scaling_observations": 2, "scaling_stabilisation": 1, "study": 3}
+    rules["interval_days"] = 7  # of a bucket: no totals
     path = write_points(folder, TABLE.num_rows)
     return config(folder, path, batch_rows=100, **given, **rules, **more)
 

@@ -100,6 +100,28 @@ def check_promises(reader: SynopsisReader) -> None:
     assert missing.value == 0.0 and missing.kind == "guaranteed"
 
 
+def test_an_open_reader_counts_folded_sketches_once(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    user = Counter(own for own in USERS if own is not None).most_common(1)[0][0]
+    readers: list[SynopsisReader] = []
+    batches = set()
+
+    def read(at: str, batch: int) -> None:
+        if at != "cleanup":
+            return
+        if not readers:
+            readers.append(SynopsisReader(settings.out.state_dir))
+        found = readers[0].query("frequency", values={"user": user})
+        assert found.batch_id is not None
+        count = USERS[: 200 * (found.batch_id + 1)].count(user)
+        assert count <= found.result.high <= 1.2 * count + 1
+        batches.add(found.batch_id)
+
+    run(settings, on_step=read)
+    readers[0].close()
+    assert len(batches) == ROWS // 200
+
+
 @pytest.mark.parametrize("step", [None, "run", "after", "commit", "cleanup", "round"])
 def test_sets_of_a_run_equal_those_of_its_rows(step: str | None, tmp_path: Path) -> None:
     settings = config(tmp_path, exchange=step == "after")

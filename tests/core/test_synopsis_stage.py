@@ -79,7 +79,7 @@ def config(folder: Path, points: Path, **synopsis: Any) -> RunConfig:
             "batch_rows": synopsis.pop("batch_rows", 200),
             "strategy": synopsis.pop("strategy", "replicated"),
         },
-        synopsis={**given, "learn_rows": 500, "fold_files": 4, **synopsis},
+        synopsis={**given, "learn_rows": 500, "fold_files": 4, "interval_days": 1, **synopsis},
         out={"dir": folder / "out", "sink": "count"},
     )
 

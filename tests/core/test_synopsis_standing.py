@@ -14,8 +14,10 @@ from roost import RunConfig
 from roost.errors import ConfigError
 from roost.model.settings import load_config
 from roost.runtime.executor import InProcessExecutor
+from roost.synopsis import SynopsisResult
 from roost.synopsis.queries import read_scope
 from roost.synopsis.reader import SynopsisReader
+from roost.synopsis.standing import _has_left
 from roost.testing import InProcessPipeline
 from roost.testing.pipeline import check_states
 from synopsis_tables import FEATURES, Rows, make_table
@@ -218,3 +220,12 @@ def test_a_run_without_points_reports_nothing(tmp_path: Path) -> None:
     settings = config(tmp_path, path)
     run(settings)
     assert not results(settings, "all")
+
+
+def test_a_value_that_appears_or_vanishes_has_left_its_bounds() -> None:
+    none, one = SynopsisResult(None, None, None, 0), SynopsisResult(1.0, 0.5, 1.5, 3)
+    reported = {id(r): [[None, r.value, r.low, r.high]] for r in (none, one)}
+    assert _has_left([(None, none)], reported[id(one)])
+    assert _has_left([(None, one)], reported[id(none)])
+    assert not _has_left([(None, none)], reported[id(none)])
+    assert not _has_left([(None, one)], reported[id(one)])

@@ -14,11 +14,12 @@ import pytest
 
 from roost.bench import elastic, run_bench
 from roost.elastic import ElasticRules
+from roost.elastic.group import HOUR_S
 from roost.errors import SourceError
 from roost.model.arrays import Floats
 from roost.sim.executor_scenario import ExecutorScenario
 from roost.sim.executors import simulate_executors
-from roost.sim.load_curves import HOUR_S, hourly
+from roost.sim.load_curves import hourly
 
 
 def three_days() -> Floats:

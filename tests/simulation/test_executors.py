@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from properties import examples
 from roost.dataflow.buckets import BUCKETS
 from roost.dataflow.loads import HeavyKey
-from roost.elastic import Balance, Cannot, ElasticRules, Provision, Release
+from roost.elastic import Balance, Cannot, ElasticRules, Provision, Release, group
 from roost.elastic.ring import ring_owners
 from roost.model.arrays import Floats
 from roost.model.choices import ElasticPolicyName
@@ -70,7 +70,7 @@ def one_hot(share: float) -> Floats:
 
 
 def test_doctests() -> None:
-    assert doctest.testmod(executors).failed == 0
+    assert doctest.testmod(executors).failed == doctest.testmod(group).failed == 0
 
 
 def test_a_batch_takes_its_share_of_the_busiest_slot() -> None:
@@ -496,7 +496,8 @@ def test_executors_near_the_end_of_their_hour_leave_first() -> None:
     curve = ramp([(0.0, 1.0), (3_000.0, 12.0), (6_000.0, 6.0), (9_000.0, 12.0), (14_000.0, 1.0)])
     given = scenario(curve, 15_000.0, executors=2)
     newest, ending = (
-        simulate_executors(replace(given, by_started_hour=by_hour)) for by_hour in (False, True)
+        simulate_executors(replace(given, rules=replace(given.rules, by_started_hour=by_hour)))
+        for by_hour in (False, True)
     )
     assert [row.planned for row in newest.rows] == [row.planned for row in ending.rows]
     assert newest.executor_s == pytest.approx(ending.executor_s)

@@ -29,9 +29,11 @@ from elastic_driver import QUERIES, SIDE, size_changes
 from roost import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
-from roost.engine.executors import SparkAllocator
+from roost.engine.console import executor_counts, round_lines
+from roost.engine.executors import SparkAllocator, allocation_settings
 from roost.engine.local_cluster import spark_home
 from roost.engine.standalone import Host, StandaloneCluster
+from roost.model.elastic import ElasticRules
 from roost.runtime.group_rounds import GROUP_ROUNDS
 from roost.storage.store import Store
 from roost.testing import brute_force
@@ -120,7 +122,6 @@ def executors_of(cluster: StandaloneCluster) -> Iterator[psutil.Process]:
                 yield process
 
 
-@pytest.mark.full
 def test_executors_follow_the_load(tmp_path: Path, cluster: StandaloneCluster) -> None:
     """One executor dies while others arrive, and one while others leave; no result changes."""
     folder = tmp_path / "run"
@@ -178,6 +179,25 @@ def test_drivers_die_around_decisions(tmp_path: Path, cluster: StandaloneCluster
     check_no_executor_is_left(cluster)
 
 
+def test_progress_shows_executors_and_decisions() -> None:
+    size = {"decision": "NoChange", "planned": 2, "observed": 1, "reason": "1 of 2 are present"}
+    assert executor_counts(size) == "1 of 2 executors" and list(round_lines(size)) == []
+    other = {"decision": "Provision", "planned": 3, "observed": 0, "reason": "load of 1.5"}
+    assert list(round_lines(other)) == ["executors: Provision 3, load of 1.5"]
+    moves = [
+        {"operator": "rank", "before": "default", "after": "other"},
+        {"operator": "count", "before": None, "after": "default"},
+    ]
+    placed = {"moves": moves, "reason": "the loads differ"}
+    both = {**size, "groups": {"other": other}, "placement": placed}
+    assert executor_counts(both) == "executors: default 1 of 2, other 0 of 3"
+    assert list(round_lines(both)) == [
+        "executors of group other: Provision 3, load of 1.5",
+        "operator rank from default to other: the loads differ",
+        "operator count to default: the loads differ",
+    ]
+
+
 class Anything:
     def __getattr__(self, name: str) -> Any:
         return Anything()
@@ -209,6 +229,39 @@ def test_an_executor_gets_warm_while_a_batch_runs() -> None:
         allocator.request(2)
         present.append("1")
         assert warmed.wait(5.0)
+
+
+def test_totals_of_all_groups_are_requested_together_and_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request replaces the totals of all profiles, and a cluster may lose it."""
+
+    class Executor(Anything):
+        def profile_id(self, group: str) -> int:
+            return {"default": 0, "other": 3}[group]
+
+        def registered(self, group: str) -> list[str]:
+            return []
+
+    totals: list[dict[int, int]] = []
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._slots = allocator.of("other")._slots = 1
+    for one in (allocator, allocator.of("other")):
+        one._request = totals.append  # type: ignore[method-assign, assignment]
+    allocator.request(2)
+    allocator.of("other").request(1)
+    allocator.request(2)
+    monkeypatch.setattr("roost.engine.executors.RENEW_S", 0.0)
+    allocator.request(2)
+    allocator.close()
+    assert totals == [{0: 2}, {0: 2, 3: 1}, {0: 2, 3: 1}]
+
+
+def test_spark_requests_no_executors_of_its_own_for_new_profiles() -> None:
+    rules = ElasticRules(min=2, max=4, spares=1)
+    first = "spark.dynamicAllocation.initialExecutors"
+    assert allocation_settings(rules)[first] == "3"
+    assert allocation_settings(rules, groups=True)[first] == "0"
 
 
 def test_an_executor_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rankings import expected_rankings
 from roost.bench.dodo_cluster import OTHER, tweets
 from roost.engine.standalone import Host, StandaloneCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.full]
+pytestmark = pytest.mark.spark
 
 DEADLINE_S = 400
 
@@ -30,15 +30,17 @@ def drive(folder: Path, master: str, cores: int) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
-    """``algorithm_1`` decides; the results are those of the interpreter, each once.
-
-    Before, a group that no worker can provide is refused.
-    """
+@pytest.mark.full
+def test_a_group_that_no_worker_can_provide_is_refused(tmp_path: Path) -> None:
     with StandaloneCluster([Host(1, 600)] * 2, tmp_path / "cluster") as cluster:
         refused = drive(tmp_path / "refused", cluster.url, cores=4)
-        found = json.loads(drive(tmp_path / "run", cluster.url, cores=1))
     assert "elastic.groups" in refused and OTHER in refused
+
+
+def test_an_operator_moves_and_its_executor_dies(tmp_path: Path) -> None:
+    """``algorithm_1`` decides; the results are those of the interpreter, each once."""
+    with StandaloneCluster([Host(1, 600)] * 2, tmp_path / "cluster") as cluster:
+        found = json.loads(drive(tmp_path / "run", cluster.url, cores=1))
     assert (found["operator"], found["before"], found["after"]) == ("rank", "default", OTHER)
     assert found["loads"]["count"] > found["loads"]["rank"] > 0.0
     assert found["state_bytes"] > 0 and 0.0 < found["seconds_to_first_batch"] < DEADLINE_S

@@ -40,6 +40,7 @@ from roost.elastic import (
     Release,
     Ring,
 )
+from roost.elastic.group import HOUR_S
 from roost.elastic.ring import bucket_hashes
 from roost.errors import SourceError
 from roost.model.arrays import Floats, Ints, as_numpy
@@ -47,7 +48,7 @@ from roost.model.choices import ElasticPolicyName
 from roost.model.columns import one_array
 from roost.sim.executor_scenario import ExecutorRow, ExecutorScenario, ExecutorTrace
 from roost.sim.executors import simulate_executors
-from roost.sim.load_curves import HOUR_S, hourly, ramp, step
+from roost.sim.load_curves import hourly, ramp, step
 
 TARGETS = {
     "steps_to_target": 1,
@@ -292,7 +293,7 @@ def season_rows(counts: Floats) -> tuple[list[Row], dict[str, Line]]:
         "load in hourly steps": steps,
         "load in hourly steps, without forecast": replace(steps, rules=unforeseen),
         "individual": replace(scenario, rules=single),
-        "billed by the started hour": replace(scenario, by_started_hour=True),
+        "billed by the started hour": replace(scenario, rules=replace(rules, by_started_hour=True)),
     }
     known = {
         "clairvoyant": ideal,

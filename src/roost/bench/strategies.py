@@ -36,8 +36,7 @@ MACHINES = (30, 60)
 ROWS = 5_000_000  # of a batch: beside it, what a task costs without tuples is small
 QUICK_ROWS = 500_000
 BATCHES = 5  # of which the first is not measured
-REAL_BATCHES = 8  # the same, on the real cores
-REPEATS = 3  # on emulated machines
+REPEATS = 3
 SAMPLES = 3  # batches of a sample run
 TIME_PER_BATCH = 100
 KEYS, GROUPS, KEPT = 20_000, 1_000, 100
@@ -174,27 +173,27 @@ def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[
 
 def run(quick: bool) -> Measured:
     """Measure all layouts."""
-    rows = QUICK_ROWS if quick else ROWS
+    rows, repeats = (QUICK_ROWS, 1) if quick else (ROWS, REPEATS)
     small = sampler(20_000)
     for layout in LayoutName:  # load and compile all code
         emulated(layout, 12, 20_000, small)
     turns = []
-    for _ in range(1 if quick else REPEATS):
+    for _ in range(repeats):
         sample = sampler(rows)  # each turn has sample runs of its own
         turns.append(
             [emulated(layout, count, rows, sample) for count in MACHINES for layout in LayoutName]
         )
-    found = [
-        sorted(same, key=lambda row: row["tuples_per_s"])[len(same) // 2]
-        for same in zip(*turns, strict=True)
-    ]
+    found = _medians(turns)
     sample = sampler(rows // 5, even=True)
     even = [emulated(one, MACHINES[-1], rows // 5, sample, even=True) for one in LayoutName]
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "calls.parquet"
-        pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(REAL_BATCHES)]), path)
+        pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(BATCHES)]), path)
         _, spark = real(LayoutName.AUTO, path, rows)  # start workers, and load code
-        found += [real(layout, path, rows, spark)[0] for layout in LayoutName]
+        turns = [
+            [real(layout, path, rows, spark)[0] for layout in LayoutName] for _ in range(repeats)
+        ]
+    found += _medians(turns)
     failed = [
         f"{row['layout']} on {row['machines']} has {row['results']} results instead of {expected}"
         for row in found
@@ -235,6 +234,14 @@ def run(quick: bool) -> Measured:
         "idle": ("idle", ".0%"),
     }
     return Measured([*found, *even], summary, plots, table)
+
+
+def _medians(turns: Iterable[list[Row]]) -> list[Row]:
+    """Return the row with the median throughput of each place in all turns."""
+    return [
+        sorted(same, key=lambda row: row["tuples_per_s"])[len(same) // 2]
+        for same in zip(*turns, strict=True)
+    ]
 
 
 def _speed(rows: Iterable[Row], machines: int | str, layout: LayoutName) -> float:

@@ -108,8 +108,9 @@ class Oracle:
     def value(self, expression: str, scope: Scope) -> float | None:
         """Return an aggregate over the rows of a scope."""
         sql = f"select {expression} from weather where {self.condition(scope)}"
-        row = self.connection.execute(sql).fetchone()
-        return None if row is None or row[0] is None else float(row[0])
+        # All rows: an unfinished result would block the connection.
+        ((value,),) = self.connection.execute(sql).fetchall()
+        return None if value is None else float(value)
 
 
 def contains(shape: Box | Circle | Polygon, sites: Floats) -> Any:

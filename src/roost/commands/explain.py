@@ -31,7 +31,7 @@ from roost.stages.sources import open_source, parse_generator
 from roost.storage.store import Store
 
 SAMPLE = Path(__file__).parents[1] / "data" / "sample_points.parquet"
-SAMPLE_S = 1.0  # of a sample run, of which there are several
+SAMPLE_S = 3.0  # of sample runs with as many machines
 BATCH_ROWS = 1_000_000  # tuples of a batch for which layouts are compared
 
 

@@ -321,18 +321,24 @@ def _executors(summary: dict[str, Any]) -> Iterator[Table | str]:
     counts = "{planned} planned, {requested} requested, {observed} observed".format(**summary)
     yield f"executors  {counts}, {summary['hours']:.2f} executor hours: {summary['reason']}"
     rows = (
-        (
-            dt.datetime.fromtimestamp(change["clock"], dt.UTC).isoformat(" ", "seconds"),
-            change["decision"],
-            str(change["planned"]),
-            change["reason"],
-        )
+        (_wall_time(change["clock"]), change["decision"], str(change["planned"]), change["reason"])
         for change in summary["changes"][-CHANGES_SHOWN:]
     )
     columns = ("time (UTC)", "decision", "executors", "reason")
     yield _table(columns, rows, "executors: decisions")
+    present = [count for _, count in summary["over_time"]]
+    steps = [
+        (_wall_time(clock), str(count))
+        for (clock, count), before in zip(summary["over_time"], [None, *present], strict=False)
+        if count != before
+    ]
+    yield _table(("since (UTC)", "executors"), steps[-CHANGES_SHOWN:], "executors: present")
     if summary["groups"] is not None:
         yield from _groups(summary["groups"])
+
+
+def _wall_time(clock: float) -> str:
+    return dt.datetime.fromtimestamp(clock, dt.UTC).isoformat(" ", "seconds")
 
 
 def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
@@ -349,7 +355,7 @@ def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
     yield _table(columns, sizes, "executor groups")
     moves = (
         (
-            dt.datetime.fromtimestamp(move["clock"], dt.UTC).isoformat(" ", "seconds"),
+            _wall_time(move["clock"]),
             move["operator"],
             move["before"] or "",
             move["after"],

@@ -238,6 +238,8 @@ class AggregateWork:
     ) -> tuple[Integers, Integers]:
         """Return the windows that close for each pane: their numbers, and the row of the pane."""
         size, advance = self.node.size, self.advance
+        if after == TIME_MIN:  # some source has brought no tuple
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         if size is None:
             return self._multiples(panes, codes, before, after)
         begins = panes * self.pane
@@ -245,7 +247,7 @@ class AggregateWork:
         if before != TIME_MIN:
             low = np.maximum(low, (before - size) // advance + 1)
         if after != TIME_MAX:
-            high = np.minimum(high, (after - size) // advance if after != TIME_MIN else TIME_MIN)
+            high = np.minimum(high, (after - size) // advance)
         return expand(low, high + 1)
 
     def _own_windows(
@@ -320,7 +322,8 @@ class AggregateWork:
         rows = np.arange(panes.size)
         if size is None:
             # The panes that were emitted are needed as a whole only: they become one.
-            panes = np.maximum(panes, np.int64(min(after // self.pane, int(panes.max()) + 1) - 1))
+            passed = min(after // self.pane, int(panes.max()) + 1) - 1
+            panes = np.maximum(panes, np.int64(max(passed, TIME_MIN)))
             until = TIME_MAX
         else:
             ends = panes * self.pane // advance * advance + size

@@ -35,6 +35,7 @@ from roost.dataflow.operators import (
     WindowBy,
 )
 from roost.errors import ConfigError, DataflowError, PredicateError
+from roost.model.records import TIME_LIMIT
 from roost.model.schemas import TIMESTAMP, is_text, time_type_of
 from roost.predicate import check, parse
 from roost.predicate.pairs import PairPredicate
@@ -394,8 +395,9 @@ def _extent(name: str, window: Window, unit: int) -> tuple[int | None, int | Non
         usable = isinstance(value, Real) and math.isfinite(value)
         exact = float(value) * units if usable else 0.0
         # 1.000001 seconds are not quite a whole number of microseconds in binary.
-        if round(exact) <= 0 or not math.isclose(exact, round(exact), rel_tol=1e-12):
-            problem = f"{label} of {value!r}; expected a whole number of units above 0"
+        whole = math.isclose(exact, round(exact), rel_tol=1e-12)
+        if not (whole and 0 < round(exact) < TIME_LIMIT):
+            problem = f"{label} of {value!r}; expected a whole number of units from 1 to 2**62"
             raise DataflowError(name, problem)
         ticks.append(round(exact))
     size, advance = ticks

@@ -6,11 +6,32 @@ processor seconds of stages and buckets, and executors by *planned*, *requested*
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roost.dataflow.balancing import SubqueryLoad
 from roost.model.arrays import Floats
+
+HOUR_S = 3_600.0
+RELEASE_S = 2.0  # until an executor that leaves is gone
+
+
+def started_hours(started: float, gone: float) -> int:
+    """Return the hours that an executor has begun."""
+    return max(math.ceil((gone - started) / HOUR_S), 1)
+
+
+def paid_s(started: float, clock: float) -> float:
+    """Return the seconds between the end of an executor that leaves now and its next hour.
+
+    Examples
+    --------
+    >>> paid_s(started=0.0, clock=3_500.0)
+    98.0
+    """
+    gone = clock + RELEASE_S
+    return HOUR_S * started_hours(started, gone) - (gone - started)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -13,9 +14,12 @@ from rich.table import Table
 
 from roost.dataflow.flow import Dataflow
 from roost.engine.pipeline import Pipeline
+from roost.model.elastic import DEFAULT_GROUP
 from roost.model.settings import RunConfig
-from roost.runtime.records import Commit
-from roost.runtime.report import write_report
+from roost.runtime.group_rounds import GROUP_ROUNDS
+from roost.runtime.operator_placement import PLACEMENT
+from roost.runtime.records import Commit, last_round
+from roost.runtime.report import group_sizes, write_report
 from roost.storage.totals import DATAFLOW
 
 PLAIN_INTERVAL_S = 2.0
@@ -42,14 +46,21 @@ def run_with_progress(
     )
     shown = progress.add_task("starting Spark", total=None, metrics="")
     totals: Counter[str] = Counter()
-    printed = 0.0
+    printed, printed_round = 0.0, -1
 
     def show(commit: Commit) -> None:
-        nonlocal printed
+        nonlocal printed, printed_round
         metrics = commit.figures
         totals.update({key: metrics[key] for key in SHOWN})
         totals.update(_flow_rows(metrics.get(DATAFLOW)))
         text = _progress(totals, metrics, matching=config.points.path is not None)
+        row = None if config.elastic.max is None else last_round(pipeline.store, GROUP_ROUNDS)
+        if row is not None:
+            text += f"  {executor_counts(row)}"
+            if row["round"] != printed_round:
+                printed_round = row["round"]
+                for line in [] if quiet else round_lines(row):
+                    progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
         progress.update(
             shown,
             description=f"batch {commit.batch_id}",
@@ -60,9 +71,11 @@ def run_with_progress(
         now = time.perf_counter()
         if not live and not quiet and now - printed >= PLAIN_INTERVAL_S:
             printed = now
-            console.print(f"batch {commit.batch_id}: {text}", highlight=False)
+            console.print(f"batch {commit.batch_id}: {text}", highlight=False, soft_wrap=True)
 
     with Pipeline(config, flow=flow, on_batch=show) as pipeline:
+        earlier = last_round(pipeline.store, GROUP_ROUNDS)
+        printed_round = -1 if earlier is None else earlier["round"]
         before = {
             number: signal.signal(number, lambda *received: pipeline.stop())
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -79,6 +92,29 @@ def run_with_progress(
         _print_report(console, config, report)
         console.print(f"report   {path}", highlight=False)
     return 0
+
+
+def executor_counts(row: dict[str, Any]) -> str:
+    """Return the executors at the end of a round, by group if there are several."""
+    counts = {
+        name: f"{size['observed']} of {size['planned']}" for name, size in group_sizes(row).items()
+    }
+    if len(counts) == 1:
+        return f"{counts[DEFAULT_GROUP]} executors"
+    return "executors: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def round_lines(row: dict[str, Any]) -> Iterator[str]:
+    """Return what a round of the executors decided, and why."""
+    sizes = group_sizes(row)
+    for name, size in sizes.items():
+        if size["decision"] != "NoChange":
+            group = "" if len(sizes) == 1 else f" of group {name}"
+            yield f"executors{group}: {size['decision']} {size['planned']}, {size['reason']}"
+    placed = row.get(PLACEMENT, {"moves": ()})
+    for move in placed["moves"]:
+        before = "" if move["before"] is None else f" from {move['before']}"
+        yield f"operator {move['operator']}{before} to {move['after']}: {placed['reason']}"
 
 
 def _flow_rows(metrics: dict[str, Any] | None) -> dict[str, int]:
@@ -116,10 +152,30 @@ def _print_report(console: Console, config: RunConfig, report: dict[str, Any]) -
         console.print(text, highlight=False)
     if report["dataflow"] is not None:
         _print_dataflow(console, config, report["dataflow"])
+    _print_executors(console, report)
     rejected = _flow_rows(report["dataflow"]).get("rejected", 0)
     dead = report["dead_points"] + report["dead_requests"] + rejected
     if dead:
         console.print(f"dead     {config.out.dir / 'dead'}  {dead:,} records", highlight=False)
+
+
+def _print_executors(console: Console, report: dict[str, Any]) -> None:
+    homes = report["homes"]
+    if homes is not None:
+        console.print(
+            f"homes    {homes['tasks']:,} tasks, {homes['misplaced']:,} ran elsewhere, "
+            f"{homes['moved']:,} moves of machines",
+            highlight=False,
+        )
+    found = report["executors"]
+    if found is None:
+        return
+    parts = [f"executors {found['hours']:.2f} executor hours"]
+    parts += [f"{n} {kind}" for kind, n in found["decisions"].items() if kind != "NoChange"]
+    if found["groups"] is not None:
+        mapping = sorted(found["groups"]["mapping"].items())
+        parts += [f"{name} in {group}" for name, group in mapping]
+    console.print(", ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_dataflow(console: Console, config: RunConfig, flow: dict[str, Any]) -> None:
@@ -157,21 +213,6 @@ def _print_matching(console: Console, config: RunConfig, report: dict[str, Any])
             f"balance  {balance['rounds']} rounds, {balance['plan_changes']} plan changes, "
             f"{balance['moved_queries']:,} queries moved in {balance['move_seconds']:.2f} s",
             highlight=False,
-        )
-    homes = report["homes"]
-    if homes is not None:
-        console.print(
-            f"homes    {homes['tasks']:,} tasks, {homes['misplaced']:,} ran elsewhere, "
-            f"{homes['moved']:,} moves of machines",
-            highlight=False,
-        )
-    if report["executors"] is not None:
-        found = report["executors"]
-        console.print(
-            f"executors {found['observed']} of {found['planned']} planned, "
-            f"{found['hours']:.2f} executor hours; {found['reason']}",
-            highlight=False,
-            markup=False,
         )
     if config.out.sink == "parquet":
         console.print(f"matches  {config.out.dir / 'matches'}", highlight=False)

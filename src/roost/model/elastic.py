@@ -30,6 +30,9 @@ class ElasticRules:
         Duration that a batch should have, for sources without a pace.
     spares
         Warm executors outside the layout.
+    by_started_hour
+        Whether every hour that an executor has begun costs as much as a whole one: then executors
+        near the end of theirs are released first.
     forecast
         Whether the load after the provisioning time is predicted.
     policy
@@ -47,6 +50,7 @@ class ElasticRules:
     improvement: float = 0.05
     batch_seconds: float | None = None
     spares: int = 0
+    by_started_hour: bool = False
     forecast: bool = True
     policy: ElasticPolicyName = ElasticPolicyName.LOAD_AWARE
     arrival_s: float = 60.0

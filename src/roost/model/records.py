@@ -11,6 +11,7 @@ from enum import StrEnum
 
 TIME_MIN = -(1 << 63)
 TIME_MAX = (1 << 63) - 1
+TIME_LIMIT = 1 << 62  # event times and windows of a dataflow are smaller: sums have 64 bits
 
 BOX, CIRCLE, POLYGON = 0, 1, 2
 

@@ -28,8 +28,8 @@ from roost.stages.slices import Slice, cut
 from roost.stages.sources import RowSource
 from roost.storage.store import Store
 
-RUNS = 3  # the least of them counts
-LIMIT_S = 2.0  # of processor time that a run may take
+RUNS = 3  # of a small sample: the least of them counts
+LIMIT_S = 6.0  # of processor time that all runs with as many machines may take
 MACHINES = (2, 16)  # of each stage: blocks are divided, and a further machine has its cost
 FEWEST = 1_000  # rows of each source in the first run: a function may take milliseconds for a row
 GROWTH = 4  # of the rows, from one run to the next
@@ -53,7 +53,8 @@ def sample_flow(
     """Run a dataflow over the first rows of each source, by stage; None if that is not possible.
 
     Costs are not proportional to rows: keys repeat more often in a large batch, and windows close
-    less often. So a run reads all rows that are given, or as many as it can in ``limit_s``.
+    less often. So a run reads all rows that are given, or as many as it can in ``limit_s``; it is
+    repeated if there is time left, because more rows say more than the least of several runs.
 
     Every stage of the division, by default every operator, has some machines, in this process, so
     that blocks are divided, packed and pickled as on a cluster. A run with more machines shows what
@@ -75,11 +76,11 @@ def sample_flow(
         FlowLayout(graph, {s: 1 if s in products else count for s in exchanged(graph)})
         for count in MACHINES
     ]
-    slices = _affordable(
+    slices, runs = _affordable(
         lambda some: _run(flow, some, layouts[0], MACHINES[0], clock), slices, limit_s
     )
     few, many = (
-        [_run(flow, slices, layout, count, clock) for _ in range(RUNS)]
+        [_run(flow, slices, layout, count, clock) for _ in range(runs)]
         for layout, count in zip(layouts, MACHINES, strict=True)
     )
     tuples = {
@@ -99,10 +100,13 @@ def _affordable(
     run: Callable[[Mapping[str, Sequence[Slice]]], object],
     slices: Mapping[str, Sequence[Slice]],
     limit_s: float,
-) -> dict[str, Sequence[Slice]]:
-    """Return so many of the first rows of each source that a run takes ``limit_s`` at most."""
+) -> tuple[dict[str, Sequence[Slice]], int]:
+    """Return so many of the first rows of each source that a run takes ``limit_s`` at most.
+
+    Returns also the number of runs that take no longer.
+    """
     totals = dict(zip(slices, _rows(slices), strict=True))
-    rows, most = FEWEST, max(totals.values())
+    rows, most, spent = FEWEST, max(totals.values()), 0.0
 
     def first() -> dict[str, Sequence[Slice]]:
         limits = {name: min(rows, total) for name, total in totals.items()}
@@ -113,10 +117,11 @@ def _affordable(
     while rows < most:
         started = time.process_time()
         run(first())
-        if GROWTH * (time.process_time() - started) > limit_s:
+        spent = time.process_time() - started
+        if GROWTH * spent > limit_s:
             break
-        rows *= GROWTH
-    return first()
+        rows, spent = rows * GROWTH, spent * GROWTH
+    return first(), RUNS if RUNS * spent <= limit_s else max(int(limit_s / spent), 1)
 
 
 def _first(slices: Sequence[Slice], rows: int) -> list[Slice]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roost.elastic.group import Executors
+from roost.elastic.group import Executors, paid_s
 from roost.model.elastic import ElasticRules
 from roost.runtime.executor import Allocator
 
@@ -29,6 +29,7 @@ class GroupSize:
         self.layout = int(saved.get("layout", self.planned))
         self.provision_s = float(saved.get("provision_s", 0.0))
         self._waiting_since: float | None = None
+        self._started: dict[str, float] = {}  # when each present executor was seen first
         self.follow(now, moved=False)
 
     @property
@@ -66,6 +67,7 @@ class GroupSize:
         ``moved`` states that no layout uses machines beyond its size any more.
         """
         present, target = self.allocator.executors(), self._target
+        self._started = {name: self._started.get(name, now) for name in present}
         warm = sum(present.values())
         if warm >= self.planned:
             if self.layout < self.planned and self._waiting_since is not None:
@@ -80,6 +82,15 @@ class GroupSize:
         kept = max(target, 0 if moved else min(len(present), self.rules.max))
         self.allocator.request(kept)
         if len(present) > kept:
-            # The newest ones leave; names are numbers, or end with one.
-            ranked = sorted(present, key=lambda name: (len(name), name))
-            self.allocator.decommission(ranked[kept:])
+            self.allocator.decommission(self._ranked(present, now)[kept:])
+
+    def _ranked(self, present: Mapping[str, bool], now: float) -> list[str]:
+        """Return the executors in the order in which they stay.
+
+        The newest ones leave; names are numbers, or end with one. If started hours are paid, those
+        leave of which the least is paid for in vain.
+        """
+        ranked = sorted(present, key=lambda name: (len(name), name))
+        if self.rules.by_started_hour:
+            ranked.sort(key=lambda name: (not present[name], -paid_s(self._started[name], now)))
+        return ranked

@@ -100,12 +100,17 @@ def executor_summary(view: View) -> dict[str, Any] | None:
     }
 
 
+def group_sizes(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a round of the executors decided about the size of each group."""
+    return {DEFAULT_GROUP: row, **row.get(GROUPS, {})}
+
+
 def _groups(rows: Sequence[dict[str, Any]], last: dict[str, Any]) -> dict[str, Any] | None:
     """Return sizes and mapping of several executor groups; None if there is one."""
     if GROUPS not in last:
         return None
     sizes = ("planned", "requested", "observed", "load", "decision", "reason")
-    named = {DEFAULT_GROUP: last, **last[GROUPS]}
+    named = group_sizes(last)
     changes = [
         {"clock": row["clock"], "group": name, **{key: size[key] for key in sizes}}
         for row in rows

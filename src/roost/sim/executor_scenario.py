@@ -51,9 +51,6 @@ class ExecutorScenario:
         Tasks of a batch if their number is fixed, as Spark's; otherwise one for each slot.
     paced
         Whether policies may count arrivals.
-    by_started_hour
-        Whether every hour that an executor has begun costs as much as a whole one: then executors
-        near the end of theirs are released first.
     noise
         Standard deviation of the logarithm of the load of an interval.
     """
@@ -72,7 +69,6 @@ class ExecutorScenario:
     slots: int = 1
     tasks: int | None = None
     paced: bool = True
-    by_started_hour: bool = False
     noise: float = 0.0
     faults: ExecutorFaults = field(default_factory=ExecutorFaults)
     seed: int = 0

@@ -25,11 +25,11 @@ from roost.dataflow.buckets import BucketMap
 from roost.dataflow.loads import BucketLoads
 from roost.dataflow.moves import MapChange
 from roost.elastic import Cannot, Executors, GroupSnapshot, SizePolicy, StageLoad, resized
+from roost.elastic.group import RELEASE_S, paid_s, started_hours
 from roost.elastic.ring import ring_owners
 from roost.runtime.rounds import arbitrate
 from roost.runtime.scaling import ELASTIC, ElasticPolicy, GroupRound, size_policy
 from roost.sim.executor_scenario import ExecutorFaults, ExecutorRow, ExecutorScenario, ExecutorTrace
-from roost.sim.load_curves import HOUR_S
 
 READ, KEYED = "read", "aggregate"
 # Seconds of a slot for a row: Aggregate by itself (emulated), and on Spark with reading and the
@@ -38,7 +38,6 @@ KEYED_S = 1.0 / 6.0e6
 READ_S = 1.0 / 1.3e6 - KEYED_S
 KEYED_SHARE = KEYED_S / (READ_S + KEYED_S)
 RECOVERY_S = 3.5  # of a batch whose executor dies
-RELEASE_S = 2.0  # until an executor that leaves is gone
 MOVE_S = 2e-3  # to read the state of a bucket
 ROUNDS_SEEN = 3
 
@@ -181,12 +180,12 @@ class _Cluster:
         return len(self._registered)
 
     def _bill(self, registered: float, gone: float) -> None:
-        self._started_hours += max(math.ceil((gone - registered) / HOUR_S), 1)
+        self._started_hours += started_hours(registered, gone)
 
     def _release(self, count: int, clock: float) -> None:
         """Let executors leave: the newest, or those near the end of an hour that is paid."""
-        if self._s.by_started_hour:
-            self._registered.sort(key=lambda at: (clock + RELEASE_S - at) % HOUR_S)
+        if self._s.rules.by_started_hour:
+            self._registered.sort(key=lambda at: -paid_s(at, clock))
         for _ in range(count):
             self._bill(self._registered.pop(), clock + RELEASE_S)
         self._registered.sort()

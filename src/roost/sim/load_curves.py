@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from roost.elastic.group import HOUR_S
 from roost.model.arrays import Floats
 
 Curve = Callable[[Floats], Floats]
 DAY_S = 86_400.0
-HOUR_S = 3_600.0
 
 
 def step(before: float, after: float, at: float) -> Curve:

@@ -16,7 +16,7 @@ from roost.dataflow.order import integer_bytes, key_bytes, made_order
 from roost.dataflow.schema import FlowGraph, Node, StreamSchema
 from roost.model.arrays import as_arrow, as_numpy
 from roost.model.columns import one_array, times_as_int
-from roost.model.records import DeadLetter, Reason
+from roost.model.records import TIME_LIMIT, DeadLetter, Reason
 from roost.stages.contract import (
     Batch,
     MapExecutor,
@@ -158,6 +158,8 @@ class SourceWork(Work):
         time = columns[stream.time]
         faults.mark(nulls(time), Reason.NULL_TIME, f"{stream.time} is null")
         times = times_as_int(time)
+        far = (times <= -TIME_LIMIT) | (times >= TIME_LIMIT)
+        faults.mark(far, Reason.WRONG_TYPE, f"{stream.time} is not between -2**62 and 2**62")
         faults.mark(times < task.late_before, Reason.LATE, f"{stream.time} is before the watermark")
         tuples = pa.table(columns).append_column(TIME, as_arrow(times))
         if task.node in task.batch.graph.ordered:

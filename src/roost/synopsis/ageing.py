@@ -25,6 +25,7 @@ from roost.synopsis.leaves import run_words
 from roost.synopsis.sets import fit_sets, merge_sets
 from roost.synopsis.spec import SECOND_US, split_group_keys
 from roost.synopsis.synopsis import SmallRows, Synopsis, from_rows, merge
+from roost.synopsis.totals import owners_of
 
 BUCKET_DAYS_MAX = 10_000
 SETS_SHARE = 0.25  # of the budget, up to which set sketches have their own periods
@@ -41,6 +42,11 @@ class Band:
 
 def _merge_bins(times: int) -> Callable[[Resolution], Resolution]:
     return lambda r: replace(r, halvings=tuple(min(h + times, DROPPED) for h in r.halvings))
+
+
+def _drop_planes(r: Resolution) -> Resolution:
+    """Drop planes, and totals, which take more bytes than leaves without planes."""
+    return replace(_merge_bins(DROPPED)(r), interval_days=None)
 
 
 def _shorten(place_bits: int, share: int = 1) -> Callable[[Resolution], Resolution]:
@@ -67,7 +73,7 @@ def _merge_slots(r: Resolution) -> Resolution:
 
 
 _STEPS: tuple[Callable[[Resolution], Resolution], ...] = (
-    *(_merge_bins(2), _merge_bins(2), _merge_bins(DROPPED)),
+    *(_merge_bins(2), _merge_bins(2), _drop_planes),
     *(_shorten(8), _shorten(4, 2)),
     *(_widen(4), _widen(4), _widen(4), _widen(4)),
     lambda r: _widen(4)(_shorten(32, 64)(r)),
@@ -103,6 +109,8 @@ def measure_buckets(band: Band) -> list[BucketSize]:
 
     nbytes = total(of_run, run_bytes) + total(of_group) * group_bytes
     nbytes += total(of_row) * _row_bytes(rows)
+    of_total = split_group_keys(owners_of(synopsis.totals.keys, synopsis.spec))[1]
+    nbytes += total(np.searchsorted(found, of_total)) * _row_bytes(synopsis.totals)
     last = np.full(found.size, np.iinfo(np.int64).min)
     np.maximum.at(last, of_group, groups.times[:, 1])
     np.maximum.at(last, of_row, rows.time)

@@ -78,19 +78,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def squared(self) -> Interval:
-        """Return the interval of the squares."""
-        ends = self.low * self.low, self.high * self.high
-        return Interval(0.0 if self.low <= 0.0 <= self.high else min(ends), max(ends))
-
     def times(self, other: Interval) -> Interval:
         """Return the interval of the products."""
         ends = [a * b for a in self for b in other]
         return Interval(min(ends), max(ends))
-
-    def minus(self, other: Interval) -> Interval:
-        """Return the interval of the differences."""
-        return Interval(self.low - other.high, self.high - other.low)
 
 
 @register_jitable

@@ -30,6 +30,7 @@ from roost.synopsis.synopsis import (
     promote,
     starts_of,
 )
+from roost.synopsis.totals import coarsen_totals, totals_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +46,19 @@ class Resolution:
     bucket_days: int
     step_s: int
     slots: int
+    interval_days: int | None = None  # of the totals; None: there are none
 
     @classmethod
     def of(cls, spec: SynopsisSpec, bins: Bins) -> Resolution:
         """Return the resolution of a spec and its planes."""
         sizes = (spec.prefix_bits, spec.place_bits, spec.bucket_days, spec.step_s, spec.slots)
-        return cls(bins.halvings, *sizes)
+        return cls(bins.halvings, *sizes, spec.interval_days)
 
     def apply(self, spec: SynopsisSpec, bins: Bins) -> tuple[SynopsisSpec, Bins]:
         """Return spec and bins at this resolution; raises `ConfigError` if it is not coarser."""
         for name, fine in self._differences(spec, bins):
             raise ConfigError(f"resolution.{name}", getattr(self, name), fine)
-        names = ("prefix_bits", "place_bits", "bucket_days", "step_s", "slots")
+        names = ("prefix_bits", "place_bits", "bucket_days", "step_s", "slots", "interval_days")
         coarse = replace(spec, **{name: getattr(self, name) for name in names})
         return coarse, replace(bins, halvings=tuple(min(h, DROPPED) for h in self.halvings))
 
@@ -70,6 +72,9 @@ class Resolution:
                 yield name, f"at most {getattr(spec, name)}"
         if self.bucket_days % spec.bucket_days:
             yield "bucket_days", f"a multiple of {spec.bucket_days}"
+        fine, own = spec.layout.interval_days, self.interval_days or self.bucket_days
+        if own % fine or self.bucket_days % own:
+            yield "interval_days", f"a multiple of {fine} that divides bucket_days"
         if self.step_s % spec.step_s:
             yield "step_s", f"a multiple of {spec.step_s}"
         if spec.slots % self.slots:
@@ -87,7 +92,8 @@ def coarsen(synopsis: Synopsis, resolution: Resolution) -> Synopsis:
     cells = synopsis.places.cells >> (synopsis.spec.place_bits - spec.place_bits)
     places, owners = np.unique(cells, return_inverse=True)
     bounds = PlaceBounds(places, reduce_bounds(synopsis.places.bounds, owners, places.size))
-    rest = (synopsis.bin_records, synopsis.rows)
+    totals = coarsen_totals(synopsis.totals, synopsis.groups, synopsis.spec, spec)
+    rest = (synopsis.bin_records, synopsis.rows, totals)
     coarse = assemble(spec, bins, groups, paths, bounds, *rest)
     rows, grown = promote([coarse])
     coarse = join([coarse, *grown], rows) if grown else coarse
@@ -189,4 +195,5 @@ def _take(
         places=bounds,
         bin_records=bin_records,
         rows=rows,
+        totals=totals_of(synopsis.totals, kept.keys, synopsis.spec),
     )

@@ -13,11 +13,11 @@ from roost.kernel.shapes import INSIDE
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.bands import Sketch, parts_of
 from roost.synopsis.bounds import ValueCounts, join_counts
-from roost.synopsis.frame import GroupSums, PlaneTable, open_frame
+from roost.synopsis.frame import Frame, PlaneTable, open_frame
 from roost.synopsis.leaves import Bytes
 from roost.synopsis.narrowing import NO_MOMENTS, GroupMoments
 from roost.synopsis.records import pair_index
-from roost.synopsis.scan import scan
+from roost.synopsis.scan import Exact, scan
 from roost.synopsis.scope import Request, Scope, compile_scope, judge, judge_rows, prepare
 from roost.synopsis.spec import KeyLayout
 from roost.synopsis.synopsis import Synopsis
@@ -91,29 +91,38 @@ def _entries(
 
 @njit(cache=True, nogil=True)
 def _add_records(
-    groups: GroupSums, shifts: Floats, whole: Ints, a: Whole, b: Whole
+    frame: Frame, exact: Exact, a: Whole, b: Whole
 ) -> tuple[Sums, float, float]:  # pragma: no cover - compiled
-    """Return the sums of groups, without rows, and the greatest absolute shifted values."""
+    """Return the sums of groups and totals, without rows, and the greatest shifted values."""
+    groups, totals, shifts = frame.sums, frame.totals, frame.shifts
     sums, squares, lows, highs = groups.sums, groups.squares, groups.lows, groups.highs
     pair = pair_index(min(a, b), max(a, b), sums.shape[1])
     total_a = total_b = aa = bb = ab = size_a = size_b = 0.0
-    for g in whole:
+    for g in exact.groups:
         total_a += sums[g, a, b]
         total_b += sums[g, b, a]
         aa += squares[g, a, b]
         bb += squares[g, b, a]
         ab += squares[g, a, a] if a == b else groups.products[g, pair]
-        if lows[g, a] <= highs[g, a]:
-            size_a = max(size_a, abs(lows[g, a] - shifts[a]), abs(highs[g, a] - shifts[a]))
-        if lows[g, b] <= highs[g, b]:
-            size_b = max(size_b, abs(lows[g, b] - shifts[b]), abs(highs[g, b] - shifts[b]))
+    for t in exact.totals:
+        total_a += totals.sums[t, a, b]
+        total_b += totals.sums[t, b, a]
+        aa += totals.squares[t, a, b]
+        bb += totals.squares[t, b, a]
+        ab += totals.squares[t, a, a] if a == b else totals.products[t, pair]
+    for own in (exact.groups, exact.owners):
+        for g in own:
+            if lows[g, a] <= highs[g, a]:
+                size_a = max(size_a, abs(lows[g, a] - shifts[a]), abs(highs[g, a] - shifts[a]))
+            if lows[g, b] <= highs[g, b]:
+                size_b = max(size_b, abs(lows[g, b] - shifts[b]), abs(highs[g, b] - shifts[b]))
     return Sums(0.0, total_a, total_b, aa, bb, ab), size_a, size_b
 
 
 class _Whole(NamedTuple):
-    """The whole groups in a scope, and their sums without their number of rows."""
+    """The groups and totals in a scope, and their sums without their number of rows."""
 
-    groups: Ints
+    exact: Exact
     sums: Sums
     size_a: float
     size_b: float
@@ -131,27 +140,26 @@ class _Found(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _find_records(
-    addresses: Ints, whole: Ints, a: Whole, b: Whole
+    addresses: Ints, exact: Exact, a: Whole, b: Whole
 ) -> _Whole:  # pragma: no cover - compiled
-    """Read the records of whole groups."""
-    frame = open_frame(addresses)
-    return _Whole(whole, *_add_records(frame.sums, frame.shifts, whole, a, b))
+    """Read the records of whole groups, and totals."""
+    return _Whole(exact, *_add_records(open_frame(addresses), exact, a, b))
 
 
 @njit(cache=True, nogil=True)
 def _find(
-    addresses: Ints, layout: KeyLayout, request: Request, a: Whole, b: Whole
+    addresses: Ints, layout: KeyLayout, request: Request, a: Whole, b: Whole, totals: bool
 ) -> _Found:  # pragma: no cover - compiled
     """Read leaves and records in a scope; a negative feature means none."""
     frame = open_frame(addresses)
-    leaf_filter, whole, listed = judge(frame, layout, request)
+    leaf_filter, exact, listed = judge(frame, layout, request, totals)
     codes = frame.table.means.shape[1]
     read, sure, border = scan(frame.leaves, listed, layout, leaf_filter, codes, a, b)
     x, y, counts = _entries(sure, border, frame.table, a, b)
     first = max(a, 0)
     second = b if b >= 0 else first
-    records = _add_records(frame.sums, frame.shifts, whole, first, second)
-    return _Found(read, x, y, counts, _Whole(whole, *records))
+    records = _add_records(frame, exact, first, second)
+    return _Found(read, x, y, counts, _Whole(exact, *records))
 
 
 def count_rows(sketch: Sketch, scope: Scope) -> tuple[float, float, float, int]:
@@ -166,15 +174,16 @@ def _count_rows(synopsis: Synopsis, scope: Scope) -> tuple[float, float, float, 
         compiled = compile_scope(synopsis, scope)
         listed, read = count_listed(synopsis, scope, compiled)
         sure, most, expected = (float(column.sum()) for column in listed)
-        groups, rows = compiled.whole, compiled.rows
+        exact, rows = compiled.exact, compiled.rows
     else:
         found, rows = _read(synopsis, scope, -1, -1)
         sure, most, expected = map(float, found.counts.sum(axis=1))
-        groups, read = found.whole.groups, int(found.read)
-    whole = float(synopsis.groups.counts[groups].sum(dtype=np.int64))
+        exact, read = found.whole.exact, int(found.read)
+    whole = float(synopsis.groups.counts[exact.groups].sum(dtype=np.int64))
+    whole += float(synopsis.totals.counts[exact.totals].sum(dtype=np.int64))
     inside = float(np.count_nonzero(rows == INSIDE))
     possible = float(np.count_nonzero(rows))
-    records = read + groups.size + rows.size
+    records = read + exact.groups.size + exact.totals.size + rows.size
     middle = (inside + possible) / 2.0
     return whole + sure + inside, whole + most + possible, whole + expected + middle, records
 
@@ -200,23 +209,24 @@ def gather(sketch: Sketch, scope: Scope, feature: int, *, exact: bool) -> Eviden
 def _gather(synopsis: Synopsis, scope: Scope, feature: int, *, exact: bool) -> Evidence:
     moments = NO_MOMENTS
     if synopsis.bins.dropped[feature]:
-        compiled = compile_scope(synopsis, scope)
+        compiled = compile_scope(synopsis, scope, totals=exact)
         listed, moments, read = unresolved_counts(synopsis, scope, compiled, feature, exact=exact)
-        whole = _find_records(synopsis.frame.addresses, compiled.whole, feature, feature)
+        whole = _find_records(synopsis.frame.addresses, compiled.exact, feature, feature)
         rows = compiled.rows
     else:
-        found, rows = _read(synopsis, scope, feature, -1)
+        found, rows = _read(synopsis, scope, feature, -1, totals=exact)
         listed, whole = ValueCounts(*found.x, *found.counts), found.whole
         read = int(found.read)
     parts = [listed]
     sums, size = Sums(), 0.0
-    if whole.groups.size and exact:
+    groups, totals = whole.exact.groups, whole.exact.totals
+    if exact:
         sums, size = _sums(synopsis, whole, feature, feature), whole.size_a
-    elif whole.groups.size:
-        parts.append(_marginal_entries(synopsis, whole.groups, feature))
+    elif groups.size:
+        parts.append(_marginal_entries(synopsis, groups, feature))
     if rows.size and rows.any():
         parts.append(_row_entries(synopsis, rows, feature))
-    records = read + whole.groups.size + rows.size
+    records = read + groups.size + totals.size + rows.size
     return Evidence(sums, join_counts(parts), size, records, moments)
 
 
@@ -237,9 +247,9 @@ def gather_pair(sketch: Sketch, scope: Scope, a: int, b: int) -> PairEvidence:
 
 def _gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEvidence:
     if synopsis.bins.dropped[a] or synopsis.bins.dropped[b]:
-        compiled = compile_scope(synopsis, scope)
+        compiled = compile_scope(synopsis, scope, totals=True)
         firsts, seconds, read = unresolved_pairs(synopsis, scope, compiled, a, b)
-        whole = _find_records(synopsis.frame.addresses, compiled.whole, a, b)
+        whole = _find_records(synopsis.frame.addresses, compiled.exact, a, b)
         rows = compiled.rows
     else:
         found, rows = _read(synopsis, scope, a, b)
@@ -249,15 +259,17 @@ def _gather_pair(synopsis: Synopsis, scope: Scope, a: int, b: int) -> PairEviden
         both = np.isfinite(synopsis.rows.values[:, a]) & np.isfinite(synopsis.rows.values[:, b])
         firsts = join_counts([firsts, _row_entries(synopsis, rows, a, both)])
         seconds = join_counts([seconds, _row_entries(synopsis, rows, b, both)])
-    sums = _sums(synopsis, whole, a, b) if whole.groups.size else Sums()
-    records = read + whole.groups.size + rows.size
+    sums = _sums(synopsis, whole, a, b)
+    records = read + whole.exact.groups.size + whole.exact.totals.size + rows.size
     return PairEvidence(sums, firsts, seconds, (whole.size_a, whole.size_b), records)
 
 
-def _read(synopsis: Synopsis, scope: Scope, a: int, b: int) -> tuple[_Found, Bytes]:
-    """Return what leaves and groups contribute, and the states of the small rows."""
+def _read(
+    synopsis: Synopsis, scope: Scope, a: int, b: int, *, totals: bool = True
+) -> tuple[_Found, Bytes]:
+    """Return what leaves, groups and totals contribute, and the states of the small rows."""
     request, layout = prepare(synopsis, scope), synopsis.spec.layout
-    found: _Found = _find(synopsis.frame.addresses, layout, request, a, b)
+    found: _Found = _find(synopsis.frame.addresses, layout, request, a, b, totals)
     return found, judge_rows(synopsis, scope)
 
 
@@ -283,7 +295,9 @@ def _row_entries(
 
 
 def _sums(synopsis: Synopsis, whole: _Whole, a: int, b: int) -> Sums:
-    """Return the sums of whole groups, with their number of rows."""
+    """Return the sums of whole groups and totals, with their number of rows."""
     # Counts have the narrowest type: compiled loops would be compiled for each.
-    rows = synopsis.groups.present[whole.groups, a, b].sum(dtype=np.int64)
+    groups, totals, _ = whole.exact
+    rows = synopsis.groups.present[groups, a, b].sum(dtype=np.int64)
+    rows += synopsis.totals.present[totals, a, b].sum(dtype=np.int64)
     return whole.sums._replace(rows=float(rows))

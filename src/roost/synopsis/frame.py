@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from roost.model.arrays import Floats, Ints
 from roost.synopsis.leaves import Leaves
 
-DIMENSIONS, BOXES = 3, 11
+DIMENSIONS, BOXES = 3, 12
 #: Types of the arrays of leaves and groups; all others are float64.
 TYPES: tuple[Any, ...] = (
     *(np.uint32, np.uint32, np.uint32, np.uint32, np.uint8, np.uint8, np.uint64),
-    *(np.int64, np.int64, np.bool_, np.int64),
+    *(np.int64, np.int64, np.bool_, np.int64, np.int64),
 )
 
 
@@ -33,6 +33,7 @@ class GroupIndex(NamedTuple):
     times: Ints
     exact: NDArray[np.bool_]
     run_starts: Ints
+    intervals: Ints  # keys of the totals
 
 
 class GroupSums(NamedTuple):
@@ -43,6 +44,14 @@ class GroupSums(NamedTuple):
     products: Floats
     lows: Floats
     highs: Floats
+
+
+class TotalSums(NamedTuple):
+    """The sums of `Totals`."""
+
+    sums: Floats
+    squares: Floats
+    products: Floats
 
 
 class PlaneTable(NamedTuple):
@@ -62,6 +71,7 @@ class Frame(NamedTuple):
     table: PlaneTable
     sums: GroupSums
     shifts: Floats
+    totals: TotalSums
 
 
 class StoredFrame(NamedTuple):
@@ -79,7 +89,7 @@ class StoredFrame(NamedTuple):
     def of(cls, frame: Frame) -> StoredFrame:
         """Store a frame."""
         head = [*frame.leaves, *frame.groups]
-        floats = [frame.boxes, *frame.table, *frame.sums, frame.shifts]
+        floats = [frame.boxes, *frame.table, *frame.sums, frame.shifts, *frame.totals]
         dtypes = [*TYPES, *(np.float64 for _ in floats)]
         pairs = zip([*head, *floats], dtypes, strict=True)
         return cls.at([np.ascontiguousarray(array, dtype) for array, dtype in pairs])
@@ -140,19 +150,25 @@ def open_frame(rows: Ints) -> Frame:  # pragma: no cover - compiled
             _view_2(rows[8], np.int64),
             _view(rows[9], np.bool_),
             _view(rows[10], np.int64),
+            _view(rows[11], np.int64),
         ),
-        _view_2(rows[11], np.float64),
+        _view_2(rows[12], np.float64),
         PlaneTable(
-            _view_2(rows[12], np.float64),
             _view_2(rows[13], np.float64),
             _view_2(rows[14], np.float64),
+            _view_2(rows[15], np.float64),
         ),
         GroupSums(
-            _view_3(rows[15], np.float64),
             _view_3(rows[16], np.float64),
-            _view_2(rows[17], np.float64),
+            _view_3(rows[17], np.float64),
             _view_2(rows[18], np.float64),
             _view_2(rows[19], np.float64),
+            _view_2(rows[20], np.float64),
         ),
-        _view(rows[20], np.float64),
+        _view(rows[21], np.float64),
+        TotalSums(
+            _view_3(rows[22], np.float64),
+            _view_3(rows[23], np.float64),
+            _view_2(rows[24], np.float64),
+        ),
     )

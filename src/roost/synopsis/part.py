@@ -19,7 +19,7 @@ from roost.model.schemas import TIMESTAMP
 from roost.synopsis.bands import Bands, Sketch, parts_of
 from roost.synopsis.leaves import Bytes, Paths
 from roost.synopsis.paths import sort_runs
-from roost.synopsis.records import GroupRecords, merge_groups
+from roost.synopsis.records import GroupRecords, Totals, merge_groups
 from roost.synopsis.scan import find_parts
 from roost.synopsis.scope import EVERYTHING, Scope, compile_scope, row_columns
 from roost.synopsis.scope_leaves import judge_leaves, step_times, whole_runs
@@ -32,6 +32,7 @@ from roost.synopsis.synopsis import (
     from_rows,
     join,
 )
+from roost.synopsis.totals import totals_of
 
 BATCH_LEAVES = 1 << 16
 BOUNDS = ("x0", "y0", "x1", "y1")  # columns of a place
@@ -63,7 +64,9 @@ def _select(synopsis: Synopsis, scope: Scope) -> Synopsis:
     at = np.unique(leaves.places[np.concatenate([whole, runs])])
     places = PlaceBounds(synopsis.places.cells[at], synopsis.places.bounds[at])
     rows = synopsis.rows.take(compiled.rows == INSIDE)
-    part = assemble(spec, synopsis.bins, records, joined, places, synopsis.bin_records, rows)
+    totals = totals_of(synopsis.totals, synopsis.groups.keys[compiled.whole], spec)
+    rest = (places, synopsis.bin_records, rows, totals)
+    part = assemble(spec, synopsis.bins, records, joined, *rest)
     possible = synopsis.rows.take(compiled.rows == BORDER)
     if possible.x.size:
         part = join([part, _marked(possible, synopsis)], rows)
@@ -93,7 +96,7 @@ def _marked(rows: SmallRows, like: Synopsis) -> Synopsis:
     paths = found.paths()
     marked = paths._replace(unsure=np.ones_like(paths.unsure))
     groups = found.groups._replace(exact=np.zeros_like(found.groups.exact))
-    rest = (found.places, found.bin_records, found.rows)
+    rest = (found.places, found.bin_records, found.rows, Totals.none(len(like.spec.features)))
     return assemble(like.spec, like.bins, groups, marked, *rest)
 
 

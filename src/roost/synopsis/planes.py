@@ -116,6 +116,6 @@ def merge_planes(synopsis: Synopsis, paths: Paths, bins: Bins) -> Synopsis:
     codes = _merge_codes(paths.codes, bins.planes)
     copies = Paths._make(column.copy() for column in paths)
     merged = combine(copies._replace(codes=codes))
-    rest = (synopsis.places, synopsis.bin_records, synopsis.rows)
+    rest = (synopsis.places, synopsis.bin_records, synopsis.rows, synopsis.totals)
     fitted = assemble(synopsis.spec, bins, synopsis.groups, merged, *rest)
     return replace(fitted, sets=synopsis.sets)

@@ -13,7 +13,7 @@ gives a bin its mean and its extremes, which are narrower than its edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,42 @@ class GroupRecords(NamedTuple):
         return self._replace(counts=counts[0], present=counts[1], marginals=counts[2])
 
 
+class Totals(NamedTuple):
+    """Sums of groups by interval, sorted by key; see :mod:`roost.synopsis.totals`.
+
+    A key has the prefix, the slot and the number of the interval since 1970, so the intervals of a
+    prefix and slot follow each other. The other columns are those of `GroupRecords`.
+    """
+
+    keys: Ints
+    counts: Ints
+    present: Ints
+    sums: Floats
+    squares: Floats
+    products: Floats
+
+    @classmethod
+    def empty(cls, keys: Ints, features: int) -> Totals:
+        """Return totals without rows."""
+        pairs = (keys.size, features, features)
+        products = np.zeros((keys.size, features * (features - 1) // 2))
+        counts = np.zeros(keys.size, np.int64), np.zeros(pairs, np.int64)
+        return cls(keys, *counts, np.zeros(pairs), np.zeros(pairs), products)
+
+    @classmethod
+    def none(cls, features: int) -> Totals:
+        """Return no totals."""
+        return cls.empty(np.empty(0, np.int64), features).narrowed()
+
+    def take(self, at: Any) -> Totals:
+        """Return some of the totals."""
+        return Totals(*(column[at] for column in self))
+
+    def narrowed(self) -> Totals:
+        """Return the same totals with counts in the narrowest types, as they are stored."""
+        return self._replace(counts=narrow(self.counts), present=narrow(self.present))
+
+
 @njit(cache=True, nogil=True)
 def pair_index(a: Whole, b: Whole, features: Whole) -> Whole:  # pragma: no cover - compiled
     """Return the position of the pair of features ``a < b`` among the products."""
@@ -114,25 +150,36 @@ def merge_groups(parts: Sequence[GroupRecords]) -> GroupRecords:
     firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
 
     def column(name: str) -> NDArray[Any]:
-        values = np.concatenate([getattr(part, name) for part in parts])[order]
-        return (
-            values.astype(np.int64) if np.issubdtype(values.dtype, np.unsignedinteger) else values
-        )
+        return np.concatenate([getattr(part, name) for part in parts])[order]
 
     added = ("counts", "present", "sums", "squares", "products", "marginals")
+    merged, *sums = add_columns(keys, parts, added)
     bounds, times = column("bounds"), column("times")
     ends = (np.minimum.reduceat(x, firsts) for x in (column("lows"), bounds[:, :2], times[:, :1]))
     tops = (np.maximum.reduceat(x, firsts) for x in (column("highs"), bounds[:, 2:], times[:, 1:]))
     lows, highs, *limits = (pair for pairs in zip(ends, tops, strict=True) for pair in pairs)
     return GroupRecords(
-        keys=keys[order][firsts],
+        keys=merged,
         lows=lows,
         highs=highs,
         bounds=np.hstack(limits[:2]),
         times=np.hstack(limits[2:]),
         exact=np.logical_and.reduceat(column("exact"), firsts),
-        **{name: np.add.reduceat(column(name), firsts) for name in added},
+        **dict(zip(added, sums, strict=True)),
     )
+
+
+def add_columns(
+    keys: Ints, parts: Sequence[NamedTuple], names: Sequence[str]
+) -> Iterator[NDArray[Any]]:
+    """Yield the distinct keys of all parts, ascending, then the sums of columns by key."""
+    order = np.argsort(keys, kind="stable")
+    firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    yield keys[order][firsts]
+    for name in names:
+        values = np.concatenate([getattr(part, name) for part in parts])[order]
+        whole = np.issubdtype(values.dtype, np.unsignedinteger)
+        yield np.add.reduceat(values, firsts, dtype=np.int64 if whole else None)
 
 
 def reduce_bounds(bounds: Floats, owners: Ints, count: int) -> Floats:
@@ -177,7 +224,7 @@ def _masked_sums(a: Floats, mask: Floats) -> tuple[float, float]:  # pragma: no 
 
 @njit(cache=True, nogil=True)
 def _add_pairs(
-    shifted: Floats, known: Floats, size: Whole, group: Whole, records: GroupRecords
+    shifted: Floats, known: Floats, size: Whole, unit: Whole, totals: Totals
 ) -> None:  # pragma: no cover - compiled
     """Add rows, by feature, to the sums of all pairs; where ``known`` is 0, so are the values."""
     features = shifted.shape[0]
@@ -191,20 +238,20 @@ def _add_pairs(
         for b in range(features):
             total, squares, count = total_a, squares_a, counts[a]
             if b > a:
-                records.products[group, pair] += _dot(own, shifted[b][:size])
+                totals.products[unit, pair] += _dot(own, shifted[b][:size])
                 pair += 1
             if b != a and counts[b] < size:
                 total, squares = _masked_sums(own, known[b][:size])
                 count = np.int64(_dot(known_a, known[b][:size]))
-            records.sums[group, a, b] += total
-            records.squares[group, a, b] += squares
-            records.present[group, a, b] += count
+            totals.sums[unit, a, b] += total
+            totals.squares[unit, a, b] += squares
+            totals.present[unit, a, b] += count
 
 
 @njit(cache=True, nogil=True)
 def _code_feature(
     f: Whole,
-    size: Whole,
+    positions: Ints,
     coding: Coding,
     group: Whole,
     records: GroupRecords,
@@ -220,11 +267,11 @@ def _code_feature(
     sums, squares, lows, highs = bins.sums[f], bins.squares[f], bins.lows[f], bins.highs[f]
     marginals = records.marginals[group, f]
     least, most = records.lows[group, f], records.highs[group, f]
-    for k in range(size):
+    for k in range(positions.size):
         value = values[k]
         if not np.isfinite(value):
             marginals[0] += 1
-            codes[k, f] = 0
+            codes[positions[k], f] = 0
             values[k] = known[k] = 0.0
             continue
         code = np.int64(starts[int(min(max((value - low) * scale, 0.0), last))])
@@ -236,7 +283,7 @@ def _code_feature(
         code += 1
         v = value - shift
         values[k], known[k] = v, 1.0
-        codes[k, f] = plane[code]
+        codes[positions[k], f] = plane[code]
         marginals[code] += 1
         sums[code] += v
         squares[code] += v * v
@@ -250,30 +297,45 @@ def _code_feature(
     records.highs[group, f] = most
 
 
+class Division(NamedTuple):
+    """Rows in order of group and interval; unit ``u`` has rows ``starts[u]`` to the next one."""
+
+    positions: Ints  # in the order of the groups
+    starts: Ints
+    groups: Ints  # of each unit
+    intervals: Ints  # of each unit, in its bucket
+
+
 @njit(cache=True, nogil=True)
 def digest_rows(
     values: Floats,
     order: Ints,
-    group_starts: Ints,
+    units: Division,
     coding: Coding,
     records: GroupRecords,
+    totals: Totals,
     bins: BinRecords,
     codes: Bytes,
 ) -> None:  # pragma: no cover - compiled
-    """Add rows, listed in order of groups, to the records; fill the codes of the leaves."""
+    """Add rows to the records of groups and to totals by unit; fill the codes of the leaves.
+
+    Sums are added to the totals only.
+    """
     features = values.shape[1]
     shifted, known = np.empty((features, CHUNK_ROWS)), np.empty((features, CHUNK_ROWS))
-    for group in range(group_starts.size - 1):
-        for begin in range(group_starts[group], group_starts[group + 1], CHUNK_ROWS):
-            end = min(begin + CHUNK_ROWS, group_starts[group + 1])
-            own, size = codes[begin:end], end - begin
-            for k in range(size):
+    for unit in range(units.groups.size):
+        last, group = units.starts[unit + 1], units.groups[unit]
+        for begin in range(units.starts[unit], last, CHUNK_ROWS):
+            at = units.positions[begin : min(begin + CHUNK_ROWS, last)]
+            for k in range(at.size):
+                row = order[at[k]]
                 for f in range(features):
-                    shifted[f, k] = values[order[begin + k], f]
+                    shifted[f, k] = values[row, f]
             for f in range(features):
                 to = shifted[f], known[f]
-                _code_feature(f, size, coding, group, records, bins, own, *to)
-            _add_pairs(shifted, known, size, group, records)
+                _code_feature(f, at, coding, group, records, bins, codes, *to)
+            _add_pairs(shifted, known, at.size, unit, totals)
+    for group in range(records.marginals.shape[0]):
         for f in range(features):
             for code in range(records.marginals.shape[2]):
                 bins.counts[f, code] += records.marginals[group, f, code]

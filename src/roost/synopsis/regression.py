@@ -24,7 +24,7 @@ from roost.model.arrays import Floats, Ints
 from roost.synopsis.bands import Sketch, parts_of
 from roost.synopsis.bounds import BoundKind, SynopsisResult, root
 from roost.synopsis.leaves import CODES, HAS_NULL
-from roost.synopsis.records import product_matrix
+from roost.synopsis.records import GroupRecords, Totals, product_matrix
 from roost.synopsis.scope import EVERYTHING, CompiledScope, Scope, compile_scope
 from roost.synopsis.scope_leaves import (
     ScopeLeaves,
@@ -95,13 +95,13 @@ class _Moments:
         self.squares += ((filled * filled + within) * weights[:, None]).T @ ones
         self.products += weighted.T @ filled
 
-    def add_groups(self, synopsis: Synopsis, groups: Ints, at: Ints) -> None:
-        """Add the records of whole groups."""
-        records, pairs = synopsis.groups, (slice(None), at[:, None], at)
-        self.rows += records.present[groups][pairs].sum(axis=0, dtype=np.float64)
-        self.sums += records.sums[groups][pairs].sum(axis=0)
-        self.squares += records.squares[groups][pairs].sum(axis=0)
-        products = product_matrix(records.products[groups].sum(axis=0), records.sums.shape[1])
+    def add_records(self, records: GroupRecords | Totals, chosen: Ints, at: Ints) -> None:
+        """Add the records of whole groups, or totals."""
+        pairs = (slice(None), at[:, None], at)
+        self.rows += records.present[chosen][pairs].sum(axis=0, dtype=np.float64)
+        self.sums += records.sums[chosen][pairs].sum(axis=0)
+        self.squares += records.squares[chosen][pairs].sum(axis=0)
+        products = product_matrix(records.products[chosen].sum(axis=0), records.sums.shape[1])
         self.products += products[pairs[1:]]
 
     def centred(self) -> tuple[float, Floats, Floats]:
@@ -135,16 +135,21 @@ def regress(
     moments, records = _Moments(at.size), 0
     for part in parts_of(sketch, scope):
         check_planes(part, at, scope)
-        records += _gather(part, compile_scope(part, scope), at, moments)
+        # With several features, rows with some of them are subtracted, and totals have no leaves.
+        compiled = compile_scope(part, scope, totals=at.size == 2)
+        records += _gather(part, compiled, at, moments)
     return _solve(moments, sketch.bins.shifts[at], (target, *features), records, confidence)
 
 
 def _gather(synopsis: Synopsis, compiled: CompiledScope, at: Ints, moments: _Moments) -> int:
     """Add what a synopsis knows to the moments; returns the records used."""
-    records = compiled.whole.size + compiled.rows.size
+    totals = compiled.exact.totals
+    records = compiled.whole.size + totals.size + compiled.rows.size
     variances = _bin_variances(synopsis)
+    if totals.size:
+        moments.add_records(synopsis.totals, totals, at)
     if compiled.whole.size:
-        moments.add_groups(synopsis, compiled.whole, at)
+        moments.add_records(synopsis.groups, compiled.whole, at)
         runs = whole_runs(synopsis, compiled)
         for part in leaves_of_runs(synopsis, runs[_have_nulls(synopsis, runs, at)]):
             values, within = _values_of(synopsis, part, at, variances)

@@ -60,6 +60,14 @@ class LeafFilter(NamedTuple):
     shares: Floats
 
 
+class Exact(NamedTuple):
+    """What has exact sums of rows that are all inside a scope."""
+
+    groups: Ints
+    totals: Ints
+    owners: Ints  # the groups of which the totals are a part, each once
+
+
 class GroupList(NamedTuple):
     """Groups to scan: runs, first microsecond and slot of each, and its steps in the scope."""
 
@@ -67,8 +75,9 @@ class GroupList(NamedTuple):
     last_runs: Ints
     starts_us: Ints  # of the bucket
     slots: Ints
-    first_steps: Ints  # -1 if the scope cuts steps
+    first_steps: Ints
     last_steps: Ints  # the one after
+    judged: NDArray[np.bool_]  # the scope cuts steps
 
 
 class Parts(NamedTuple):
@@ -183,32 +192,41 @@ def _judge_predicate(
 @njit(cache=True, nogil=True)
 def _step_at(
     time: Whole, start_us: Whole, slot: Whole, layout: KeyLayout
-) -> Whole:  # pragma: no cover
-    """Return the first step of a group that does not begin before a time; -1 if one contains it."""
+) -> tuple[Whole, bool]:  # pragma: no cover
+    """Return the first step of a group that ends after a time, and whether it begins before."""
     # Far times would overflow.
     time = min(max(time, start_us - DAY_US), start_us + layout.bucket_us + DAY_US)
     since_slot = time - start_us - slot * layout.slot_us
     day = since_slot // DAY_US
     of_day = since_slot - day * DAY_US
     if of_day >= layout.slot_us:
-        return max((day + 1) * layout.steps_per_slot, 0)
-    if of_day % layout.step_us:
-        return -1
-    return max(day * layout.steps_per_slot + of_day // layout.step_us, 0)
+        return max((day + 1) * layout.steps_per_slot, 0), False
+    step = day * layout.steps_per_slot + of_day // layout.step_us
+    return max(step, 0), bool(step >= 0 and of_day % layout.step_us > 0)
 
 
 @njit(cache=True, nogil=True)
 def step_range(
-    start_us: Whole, slot: Whole, layout: KeyLayout, since: Whole, until: Whole, day: Bytes
+    start_us: Whole, slot: Whole, layout: KeyLayout, since: Whole, until: Whole
+) -> tuple[Whole, Whole, bool]:  # pragma: no cover - compiled
+    """Return the steps of a group in a time range, from and to, and whether it cuts one of them."""
+    low, low_cut = _step_at(since, start_us, slot, layout)
+    high, high_cut = _step_at(until, start_us, slot, layout)
+    return low, high + high_cut, low_cut or high_cut
+
+
+@njit(cache=True, nogil=True)
+def interval_range(
+    start_us: Whole, slot: Whole, layout: KeyLayout, since: Whole, until: Whole
 ) -> tuple[Whole, Whole]:  # pragma: no cover - compiled
-    """Return the steps of a group inside the scope, from and to; -1, -1 if it cuts a step."""
-    per_slot = layout.steps_per_slot
-    for k in range(slot * per_slot, (slot + 1) * per_slot):
-        if day[k] != INSIDE:
-            return -1, -1
-    low = _step_at(since, start_us, slot, layout)
-    high = _step_at(until, start_us, slot, layout)
-    return (-1, -1) if low < 0 or high < 0 else (low, high)
+    """Return the intervals of a group of which all steps are in a time range, from and to."""
+    begin_us, length_us = start_us + slot * layout.slot_us, layout.interval_days * DAY_US
+    end_us = begin_us + layout.bucket_us
+    since, until = max(since, begin_us), min(until, end_us)
+    first = -((begin_us - since) // length_us)
+    # The slot ends before the last day of an interval does.
+    last = (until + DAY_US - layout.slot_us - begin_us) // length_us
+    return first, min(last, layout.intervals)
 
 
 @njit(cache=True, nogil=True)
@@ -277,12 +295,9 @@ def find_parts(
         run, g = runs[at], owners[at]
         total += np.int64(leaves.sizes[run])
         low, high = groups.first_steps[g], groups.last_steps[g]
-        if low < 0:
-            begins[at], ends[at] = 0, np.int64(leaves.sizes[run])
-            continue
         begins[at], ends[at] = _find_leaves(leaves, run, low, high)
         sure = leaf_filter.places[leaves.places[run]] == INSIDE and not leaves.widths[run, UNSURE]
-        inside[at] = plain and sure
+        inside[at] = plain and sure and not groups.judged[g]
     return Parts(runs, owners, begins, ends, inside, total)
 
 
@@ -309,7 +324,7 @@ def judge_run(
             if scratch.numbers[k]:
                 scratch.states[0, k] = BORDER
                 scratch.shares[0, k] *= HALF
-    if groups.first_steps[g] < 0:
+    if groups.judged[g]:
         start_us, slot = groups.starts_us[g], groups.slots[g]
         _judge_time(leaves, run, start_us, slot, layout, leaf_filter, scratch)
     if leaf_filter.program.size:

@@ -19,6 +19,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, RequestError
+from roost.kernel.cells import Whole
 from roost.kernel.shapes import BORDER, INSIDE, OUTSIDE, circle_holds_cell, in_circle
 from roost.model.arrays import Floats, Ints, frozen
 from roost.model.records import TIME_MAX, TIME_MIN, Box, Circle, Instant, Polygon, Reason
@@ -31,7 +32,18 @@ from roost.predicate.evaluate import compile_expression
 from roost.synopsis.comparing import features_compared, judge_ranges
 from roost.synopsis.frame import Frame, GroupIndex, open_frame
 from roost.synopsis.leaves import Bytes
-from roost.synopsis.scan import AND, CODE, OR, PAIR, STEPS_END, GroupList, LeafFilter, step_range
+from roost.synopsis.scan import (
+    AND,
+    CODE,
+    OR,
+    PAIR,
+    STEPS_END,
+    Exact,
+    GroupList,
+    LeafFilter,
+    interval_range,
+    step_range,
+)
 from roost.synopsis.spec import (
     BUCKET_BITS,
     BUCKET_ZERO,
@@ -42,6 +54,7 @@ from roost.synopsis.spec import (
     SynopsisSpec,
 )
 from roost.synopsis.synopsis import Synopsis
+from roost.synopsis.totals import find_totals
 from roost.window.evaluate import polygon_of, shape_bounds, time_of
 
 CACHED = 64
@@ -117,15 +130,23 @@ class CompiledScope(NamedTuple):
     """A scope, evaluated for a synopsis."""
 
     leaf_filter: LeafFilter
-    whole: Ints  # groups whose records apply
+    exact: Exact
     listed: GroupList  # groups whose leaves are read
     rows: Bytes  # state of each row of the small groups
 
+    @property
+    def whole(self) -> Ints:
+        """Groups whose records apply."""
+        return self.exact.groups
 
-def compile_scope(synopsis: Synopsis, scope: Scope) -> CompiledScope:
-    """Evaluate a scope for the places, groups, bins and small rows of a synopsis."""
+
+def compile_scope(synopsis: Synopsis, scope: Scope, *, totals: bool = False) -> CompiledScope:
+    """Evaluate a scope for the places, groups, bins and small rows of a synopsis.
+
+    With ``totals``, they replace the leaves of their intervals; then a group may be listed twice.
+    """
     request, addresses = prepare(synopsis, scope), synopsis.frame.addresses
-    judged = _judge_frame(addresses, synopsis.spec.layout, request)
+    judged = _judge_frame(addresses, synopsis.spec.layout, request, totals)
     return CompiledScope(*judged, judge_rows(synopsis, scope))
 
 
@@ -146,15 +167,16 @@ def prepare(synopsis: Synopsis, scope: Scope) -> Request:
 
 @njit(cache=True, nogil=True)
 def judge(
-    frame: Frame, layout: KeyLayout, request: Request
-) -> tuple[LeafFilter, Ints, GroupList]:  # pragma: no cover - compiled
-    """Evaluate a scope: the restrictions of leaves, the whole groups, and the groups to scan."""
+    frame: Frame, layout: KeyLayout, request: Request, totals: bool
+) -> tuple[LeafFilter, Exact, GroupList]:  # pragma: no cover - compiled
+    """Evaluate a scope: the restrictions of leaves, what is exact, and the groups to scan."""
     boxes = request.states
     if boxes.size == 0:
         boxes = _judge_simple(frame.boxes, request.images, request.circle, request.lonlat)
     groups = frame.groups.keys.size
     places = boxes[: boxes.size - groups]
-    whole, listed = _judge_groups(frame.groups, boxes[boxes.size - groups :], layout, request)
+    own = boxes[boxes.size - groups :]
+    exact, listed = _judge_groups(frame.groups, own, layout, request, totals)
     leaf_filter = LeafFilter(
         request.since,
         request.until,
@@ -166,28 +188,31 @@ def judge(
         request.code_states,
         request.code_shares,
     )
-    return leaf_filter, whole, listed
+    return leaf_filter, exact, listed
 
 
 @njit(cache=True, nogil=True)
 def _judge_frame(
-    addresses: Ints, layout: KeyLayout, request: Request
-) -> tuple[LeafFilter, Ints, GroupList]:  # pragma: no cover - compiled
-    return judge(open_frame(addresses), layout, request)
+    addresses: Ints, layout: KeyLayout, request: Request, totals: bool
+) -> tuple[LeafFilter, Exact, GroupList]:  # pragma: no cover - compiled
+    return judge(open_frame(addresses), layout, request, totals)
 
 
 @njit(cache=True, nogil=True)
 def _judge_groups(
-    index: GroupIndex, boxes: Bytes, layout: KeyLayout, request: Request
-) -> tuple[Ints, GroupList]:  # pragma: no cover - compiled
-    """Return the groups inside whose records apply, and those to scan."""
+    index: GroupIndex, boxes: Bytes, layout: KeyLayout, request: Request, totals: bool
+) -> tuple[Exact, GroupList]:  # pragma: no cover - compiled
+    """Return the groups and totals inside, and the groups to scan."""
     keys, times, run_starts = index.keys, index.times, index.run_starts
     since, until, day = request.since, request.until, request.day
     plain = request.program.size == 0
-    whole, listed = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    starts_us, slots = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    steps = np.empty((2, keys.size), np.int64)
-    wholes = lists = 0
+    whole, owners = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
+    most = 2 * keys.size if totals else keys.size
+    listed, starts_us = np.empty(most, np.int64), np.empty(most, np.int64)
+    slots, steps = np.empty(most, np.int64), np.empty((2, most), np.int64)
+    judged = np.zeros(most, np.bool_)
+    inner = np.empty(index.intervals.size if totals else 0, np.int64)
+    wholes = lists = inners = owns = 0
     for g in range(keys.size):
         slot = keys[g] & ((1 << SLOT_BITS) - 1)
         state = INSIDE
@@ -207,19 +232,40 @@ def _judge_groups(
             wholes += 1
             continue
         bucket = (keys[g] >> SLOT_BITS & ((1 << BUCKET_BITS) - 1)) - BUCKET_ZERO
-        listed[lists] = g
-        starts_us[lists] = bucket * layout.bucket_us
-        slots[lists] = slot
-        steps[0, lists], steps[1, lists] = 0, STEPS_END
-        if state != INSIDE:
-            start_us = starts_us[lists]
-            steps[0, lists], steps[1, lists] = step_range(start_us, slot, layout, since, until, day)
-        lists += 1
+        start_us = bucket * layout.bucket_us
+        low: Whole = 0
+        high: Whole = STEPS_END
+        first: Whole = 0
+        last: Whole = 0
+        cut = hours == BORDER
+        if state == BORDER and not cut:
+            low, high, cut = step_range(start_us, slot, layout, since, until)
+        if totals and plain and hours == INSIDE and boxes[g] == INSIDE and index.exact[g]:
+            first, last = interval_range(start_us, slot, layout, since, until)
+        ranges = 1
+        if first < last and layout.intervals > 1:
+            begin, end = find_totals(index.intervals, keys[g], layout, first, last)
+            for k in range(begin, end):
+                inner[inners] = k
+                inners += 1
+            if begin < end:
+                owners[owns] = g
+                owns += 1
+            ranges = 2
+        for k in range(ranges):
+            span = layout.interval_days * layout.steps_per_slot
+            begin = max(low, last * span) if k else low
+            end = min(high, first * span) if k < ranges - 1 else high
+            if begin >= end or (k and last == layout.intervals):
+                continue
+            listed[lists], starts_us[lists], slots[lists] = g, start_us, slot
+            steps[0, lists], steps[1, lists], judged[lists] = begin, end, cut
+            lists += 1
     found = listed[:lists]
     first_runs, last_runs = run_starts[found], run_starts[found + 1]
-    begins, ends = steps[0, :lists], steps[1, :lists]
-    groups = GroupList(first_runs, last_runs, starts_us[:lists], slots[:lists], begins, ends)
-    return whole[:wholes], groups
+    cuts = steps[0, :lists], steps[1, :lists], judged[:lists]
+    groups = GroupList(first_runs, last_runs, starts_us[:lists], slots[:lists], *cuts)
+    return Exact(whole[:wholes], inner[:inners], owners[:owns]), groups
 
 
 @lru_cache(maxsize=CACHED)

@@ -143,6 +143,8 @@ class KeyLayout(NamedTuple):
     slot_us: int
     step_us: int
     steps_per_slot: int
+    interval_days: int
+    intervals: int  # of a bucket
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class SynopsisSpec:
     y: str = "lat"
     time: str = "event_time"
     sets: tuple[SetSpec, ...] = ()
+    interval_days: int | None = None  # of the totals; None, or that of a bucket: there are none
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
@@ -172,6 +175,12 @@ class SynopsisSpec:
             raise ConfigError("synopsis.place_bits", self.place_bits, "an even number")
         _check_range("prefix_bits", self.prefix_bits, 0, self.place_bits)
         _check_range("bucket_days", self.bucket_days, 1, 10_000)
+        interval = self.bucket_days if self.interval_days is None else self.interval_days
+        if interval == self.bucket_days:  # equal specs are those that can be merged
+            object.__setattr__(self, "interval_days", None)
+        elif interval < 1 or self.bucket_days % interval:
+            expected = f"a number of days that divides a bucket of {self.bucket_days}"
+            raise ConfigError("synopsis.interval_days", interval, expected)
         _check_range("bins", self.bins, 2, BINS_MAX)
         if self.slots < 1 or 24 % self.slots:
             raise ConfigError("synopsis.slots", self.slots, "a divisor of 24")
@@ -212,6 +221,7 @@ class SynopsisSpec:
         """The numbers for compiled loops."""
         bounds = WORLD if self.lonlat else self.space.bounds
         side = 1 << (self.place_bits // 2)
+        interval = self.interval_days or self.bucket_days
         return KeyLayout(
             *(bounds.x0, bounds.y0, side / bounds.width, side / bounds.height, side),
             self.rest_bits,
@@ -219,6 +229,8 @@ class SynopsisSpec:
             self.slot_s * SECOND_US,
             self.step_s * SECOND_US,
             self.slot_s // self.step_s,
+            interval,
+            self.bucket_days // interval,
         )
 
     @cached_property

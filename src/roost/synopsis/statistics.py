@@ -11,9 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from numba import njit
+
 from roost.errors import ConfigError
+from roost.model.arrays import Floats
 from roost.synopsis.bands import Sketch
-from roost.synopsis.bounds import EPSILON, Interval, SynopsisResult, root, rounding
+from roost.synopsis.bounds import EPSILON, SynopsisResult, root, rounding
 from roost.synopsis.evidence import count_rows, gather, gather_pair
 from roost.synopsis.moments import AA, AB, BB, A, B, Moments, bound_moments
 from roost.synopsis.narrowing import NO_MOMENTS
@@ -82,9 +85,7 @@ def correlation(
     found = bound_moments(firsts, seconds, sums, shifts, sizes, NO_MOMENTS)
     if found.rows_most < 2.0 or found.rows <= 0.0:
         return SynopsisResult(None, None, None, records)
-    mean_a, mean_b, square_a, square_b, product = map(found.interval, (A, B, AA, BB, AB))
-    var_a, var_b = square_a.minus(mean_a.squared()), square_b.minus(mean_b.squared())
-    low, high = _ratio(product.minus(mean_a.times(mean_b)), var_a, var_b)
+    low, high = _bound_correlation(found.lows, found.highs)
     # Below this, a constant feature differs from its mean by rounding only.
     margins = rounding(found.rows, found.size_a**2), rounding(found.rows, found.size_b**2)
     if found.aa <= margins[0] or found.bb <= margins[1]:
@@ -93,14 +94,31 @@ def correlation(
     return SynopsisResult(value, low, high, records)
 
 
-def _ratio(product: Interval, var_a: Interval, var_b: Interval) -> Interval:
-    """Return the bounds of a covariance over the root of two variances, between -1 and 1."""
-    least, most = root(var_a.low * max(var_b.low, 0.0)), root(var_a.high * var_b.high)
-    if var_a.low <= 0.0 or least <= 0.0:
-        return Interval(-1.0, 1.0)
-    low = product.low / (least if product.low < 0.0 else most)
-    high = product.high / (most if product.high < 0.0 else least)
-    return Interval(max(low * (1.0 + EPSILON), -1.0), min(high * (1.0 + EPSILON), 1.0))
+@njit(cache=True, nogil=True)
+def _bound_variance(
+    lows: Floats, highs: Floats, mean: int, square: int
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the bounds of a variance from those of a mean and of a mean square."""
+    ends = lows[mean] * lows[mean], highs[mean] * highs[mean]
+    least = 0.0 if lows[mean] <= 0.0 <= highs[mean] else min(ends)
+    return lows[square] - max(ends), highs[square] - least
+
+
+@njit(cache=True, nogil=True)
+def _bound_correlation(
+    lows: Floats, highs: Floats
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the bounds of a correlation, between -1 and 1, from those of its moments."""
+    low_a, high_a = _bound_variance(lows, highs, A, AA)
+    low_b, high_b = _bound_variance(lows, highs, B, BB)
+    if low_a <= 0.0 or low_b <= 0.0 or low_a * low_b <= 0.0:
+        return -1.0, 1.0
+    least, most = math.sqrt(low_a * low_b), math.sqrt(high_a * high_b)
+    ends = (lows[A] * lows[B], lows[A] * highs[B], highs[A] * lows[B], highs[A] * highs[B])
+    low, high = lows[AB] - max(ends), highs[AB] - min(ends)
+    low /= least if low < 0.0 else most
+    high /= most if high < 0.0 else least
+    return max(low * (1.0 + EPSILON), -1.0), min(high * (1.0 + EPSILON), 1.0)
 
 
 def contrast(synopsis: Sketch, statistic: Statistic, scope: Scope, other: Scope) -> SynopsisResult:

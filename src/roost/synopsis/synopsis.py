@@ -27,12 +27,13 @@ from roost.model.columns import convert, one_array, times_as_int
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import map_arrays, write_arrays
 from roost.synopsis.bins import Bins, feature_values, learn_bins
-from roost.synopsis.frame import Frame, GroupIndex, GroupSums, PlaneTable, StoredFrame
+from roost.synopsis.frame import Frame, GroupIndex, GroupSums, PlaneTable, StoredFrame, TotalSums
 from roost.synopsis.leaves import Leaves, Paths, pack, unpack
 from roost.synopsis.paths import combine, join_leaves, rank_keys, sort_rows
 from roost.synopsis.records import (
     BinRecords,
     GroupRecords,
+    Totals,
     bound_rows,
     digest_rows,
     merge_bins,
@@ -41,8 +42,9 @@ from roost.synopsis.records import (
 )
 from roost.synopsis.sets import NO_SETS, SetRecords, SetSketches, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
+from roost.synopsis.totals import add_units, divide_groups, keys_of, merge_totals
 
-FORMAT = 3
+FORMAT = 4
 
 
 class PlaceBounds(NamedTuple):
@@ -86,6 +88,7 @@ class Synopsis:
     places: PlaceBounds
     bin_records: BinRecords
     rows: SmallRows
+    totals: Totals
     sets: SetRecords = NO_SETS
 
     @property
@@ -123,11 +126,13 @@ class Synopsis:
     def frame(self) -> StoredFrame:
         """The arrays that queries read, for compiled loops."""
         groups = self.groups
-        index = GroupIndex(groups.keys, groups.times, groups.exact, self.run_starts)
+        times, totals = groups.times, self.totals
+        index = GroupIndex(groups.keys, times, groups.exact, self.run_starts, totals.keys)
         sums = GroupSums(groups.sums, groups.squares, groups.products, groups.lows, groups.highs)
         boxes = np.concatenate([self.places.bounds, groups.bounds])
-        shifts = self.bins.shifts
-        return StoredFrame.of(Frame(self.leaves, index, boxes, self.plane_table, sums, shifts))
+        by_interval = TotalSums(totals.sums, totals.squares, totals.products)
+        rest = (self.plane_table, sums, self.bins.shifts, by_interval)
+        return StoredFrame.of(Frame(self.leaves, index, boxes, *rest))
 
     @cached_property
     def plane_table(self) -> PlaneTable:
@@ -184,6 +189,7 @@ _PARTS: dict[str, Any] = {
     "places": PlaceBounds,
     "bin_records": BinRecords,
     "rows": SmallRows,
+    "totals": Totals,
     "sets": SetRecords,
 }
 
@@ -288,10 +294,14 @@ def _digest(
     run_starts = np.append(first_runs, distinct.size).astype(np.int64)
     group_starts = starts[run_starts]
     groups = GroupRecords.empty(group_keys.size, features, codes_max)._replace(keys=group_keys)
-    groups.counts[:] = np.diff(group_starts)
     stats = BinRecords.empty(features, codes_max)
     codes = np.empty((n, features), np.uint8)
-    digest_rows(frozen(rows.values), order, group_starts, bins.coding, groups, stats, codes)
+    units = divide_groups(steps, order, group_starts, spec.layout)
+    keys = keys_of(group_keys[units.groups], units.intervals, spec)
+    totals = Totals.empty(keys, features)._replace(counts=np.diff(units.starts))
+    values = frozen(rows.values)
+    digest_rows(values, order, units, bins.coding, groups, totals, stats, codes)
+    add_units(groups, totals, units.groups)
     time = rows.time[order]
     if n:
         groups.times[:, 0] = np.minimum.reduceat(time, group_starts[:-1])
@@ -307,7 +317,9 @@ def _digest(
     # The starts of the runs change when paths are combined.
     paths = Paths(distinct, starts.copy(), steps[order].astype(np.int32), ones, marks, codes)
     leaves = pack(combine(paths), place_of_run.astype(np.uint32))
-    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, kept)
+    totals = merge_totals([totals]) if spec.layout.intervals > 1 else Totals.none(features)
+    rest = (leaves, places, stats, kept, totals)
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, *rest)
 
 
 def merge(parts: Sequence[Synopsis]) -> Synopsis:
@@ -359,7 +371,8 @@ def join(parts: Sequence[Synopsis], rows: SmallRows) -> Synopsis:
     keys, leaves = join_leaves(pairs)
     stats = merge_bins([part.bin_records for part in parts])
     run_starts = starts_of(keys, groups, spec)
-    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
+    rest = (leaves, places, stats, rows, merge_totals([part.totals for part in parts]))
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, *rest)
 
 
 def merge_places(parts: Sequence[PlaceBounds]) -> PlaceBounds:
@@ -383,12 +396,13 @@ def assemble(
     places: PlaceBounds,
     stats: BinRecords,
     rows: SmallRows,
+    totals: Totals,
 ) -> Synopsis:
     """Build a synopsis from its parts; the groups must be those of the paths."""
     at = np.searchsorted(places.cells, places_of(paths.run_keys, spec)).astype(np.uint32)
     leaves = pack(paths, at)
     run_starts = starts_of(paths.run_keys, groups, spec)
-    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows)
+    return Synopsis(spec, bins, groups.narrowed(), run_starts, leaves, places, stats, rows, totals)
 
 
 def _plane_table(records: BinRecords, bins: Bins) -> PlaneTable:

@@ -141,6 +141,8 @@ class Interpreter:
             self._rows[node.name] += 1
             if time is None:
                 self.dead.append(Dead(node.name, "null_time", row))
+            elif abs(time) >= 2**62:
+                self.dead.append(Dead(node.name, "wrong_type", row))
             elif time < self._watermarks.output[node.name]:
                 self.dead.append(Dead(node.name, "late", row))
             else:
