@@ -56,7 +56,7 @@ from roost.runtime.rounds import HiddenQueries
 from roost.stages import point_files
 from roost.stages.contract import Report
 from roost.stages.point_files import PointFile
-from roost.stages.statistics import TrioStage
+from roost.stages.statistics import STATISTICS, TrioStage, key_of
 from roost.storage.store import Fact, Store
 from roost.testing import InProcessPipeline, brute_force
 
@@ -316,6 +316,13 @@ def test_statistics_of_rounds_of_several_batches(tmp_path: Path, seed: int) -> N
     check_statistics(truth, scene.seen, ran.ended)
 
 
+def checkpoints(pipeline: InProcessPipeline) -> dict[int, int]:
+    """Return the batch of each machine's checkpoint."""
+    row = pipeline._loop.store.get(STATISTICS, "trio")
+    keys = {int(machine): key_of(name) for machine, name in row["checkpoints"].items()}
+    return {machine: key.batch for machine, key in keys.items() if key is not None}
+
+
 @pytest.mark.sweep([100], 1, 20)
 def test_statistics_that_stay_at_several_executors(tmp_path: Path, seed: int) -> None:
     """Partitions move between executors, which see only their own folders and the checkpoints."""
@@ -323,14 +330,20 @@ def test_statistics_that_stay_at_several_executors(tmp_path: Path, seed: int) ->
     executors = ("a", "b", "c")
     scene = Scene(tmp_path, scenario, Strategy.SWARM, 3, round_batches=1.9, executors=executors)
     resident: Counter[str] = Counter()
+    started: list[InProcessPipeline] = []
 
     def on_step(step: str, number: int) -> None:
         if step == "end":
             resident.update(
                 n for n in executors if list((tmp_path / "hosts" / n).rglob("resident-*"))
             )
+            last = records.last_round(started[0]._loop.store)
+            if last is not None and last["batch_id"] < number:
+                # The first batch of a round leaves a checkpoint.
+                assert set(checkpoints(started[0]).values()) == {last["batch_id"] + 1}
 
-    ran, truth = Ran(scene, scene.run_driver(on_step)), Truth(scenario)
+    truth = Truth(scenario)
+    ran = Ran(scene, scene.run_driver(on_step, prepare=started.append))
     scene.check(truth)
     assert len(check_rounds(scene.state)) >= 2 or seed != 100
     assert set(resident) == set(executors)
@@ -352,6 +365,10 @@ def test_statistics_of_a_lost_executor_start_from_the_checkpoint(tmp_path: Path)
             lost.extend(machine for machine, home in homes.items() if home == "b")
             pipeline.executor.names = ("a", "c")
             shutil.rmtree(tmp_path / "hosts" / "b")
+        if (step, number) == ("end", 6):
+            # A task that found nothing leaves one, too, because the next runs elsewhere perhaps.
+            expected = {machine: 5 if machine in lost else 0 for machine in range(4)}
+            assert checkpoints(started[0]) == expected
 
     scene.run_driver(on_step, prepare=started.append)
     truth = Truth(scenario)

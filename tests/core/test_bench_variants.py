@@ -114,6 +114,21 @@ def test_a_small_run_has_all_keys_and_repeats() -> None:
     assert times[0] == times[1], "counted times repeat"
 
 
+def test_utilisation_and_network_of_a_round() -> None:
+    """All machines together have the same work, and a point is sent unless its reader owns it."""
+    load = CountedLoad(sample_day(), 300, 3, 2_000, seed=1)
+    rounds = {}
+    for name in ("replicated", "history"):
+        cluster = CountedCluster(load, all_variants()[name], 4)
+        rounds[name] = [cluster.run(step) for step in load.steps]
+    for shared, owned in zip(*rounds.values(), strict=True):
+        assert shared.utilisation == pytest.approx(1.0, abs=0.01) and shared.network_bytes == 0.0
+        assert 0.25 <= owned.utilisation < 1.0
+        work_s = [m.utilisation * m.batch_s for m in (shared, owned)]
+        assert work_s[0] == pytest.approx(work_s[1], rel=1e-9)
+        assert owned.network_bytes * owned.batch_s == pytest.approx(32 * 2_000 * 3 / 4)
+
+
 def test_counted_rounds_have_all_points_and_queries() -> None:
     load = CountedLoad(sample_day(), 200, 20, 3_000, HOT, seed=1)
     steps = load.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from roost.model.space import Coordinates, Rect, Space
 from roost.queries.admission import Rules
 from roost.queries.live import QuerySet, open_index
 from roost.queries.log import SqliteQueryLog
-from roost.queries.partitions import QueryCounts, bounds_of, live_ranges
+from roost.queries.partitions import Counted, QueryCounts, bounds_of, live_changes, live_ranges
 from roost.queries.versions import IndexVersion, segment_files
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
@@ -192,6 +193,43 @@ def test_counts_follow_registrations_and_terminations(
             p = partition
             expected = sum(touches(r, partition) for r in live.values())
             assert histogram.count(p.column0, p.row0, p.column1, p.row1) == expected
+
+
+ENDS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 3)), max_size=3)
+STEPS = st.tuples(st.sampled_from([0, 0, 4, 8]), ENDS, st.integers(0, 4))
+
+
+@given(requests(), st.lists(STEPS, min_size=2, max_size=6))
+@examples(60)
+def test_changes_lead_from_each_version_to_the_next(
+    tmp_path_factory: pytest.TempPathFactory,
+    given_requests: list[Any],
+    steps: list[tuple[int, list[tuple[int, int]], int]],
+) -> None:
+    """Queries are registered, terminate at some time, and time passes or returns."""
+    with closing(Directory(tmp_path_factory.mktemp("state"), [])) as directory:
+        files, cache = segment_files(directory.store), WorkerCache()
+        area, waiting = Partition(2, 0, 0, 9, 7, (0,)), list(given_requests)
+        before, rows = Counted((), 0), 0
+        known: Counter[tuple[int, ...]] = Counter()
+        for count, ends, now in steps:
+            came, waiting = waiting[:count], waiting[count:]
+            terminated = [
+                {"op": "terminate", "query_id": f"q{number}", "user_id": "u", "at": at}
+                for number, at in ends
+            ]
+            directory.add([*came, *terminated])
+            after = Counted(directory.version.segments, now)
+            args = (area, directory.space)
+            changes = live_changes(files, cache, before, after, *args, rows)
+            ranges, received = live_ranges(files, cache, after.refs, *args, now, rows)
+            left = Counter(map(tuple, changes.left.tolist()))
+            assert left <= known
+            known = known - left + Counter(map(tuple, changes.came.tolist()))
+            assert known == Counter(map(tuple, ranges.tolist()))
+            arrived = changes.came[changes.received].tolist()
+            assert sorted(arrived) == sorted(ranges[received].tolist())
+            before, rows = after, directory.version.rows
 
 
 @given(requests(), st.lists(rectangles(), min_size=1, max_size=3))

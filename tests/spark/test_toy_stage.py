@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -50,13 +51,25 @@ def check(scenario: Scenario) -> None:
     assert scenario.totals.names[0].startswith("job-"), "a job has merged files"
 
 
+def exchanged(spark: SparkSession) -> set[str]:
+    """Return the files with blocks of exchanges."""
+    folder = Path(str(spark.sparkContext.getConf().get("spark.local.dir")))
+    return {path.name for path in folder.rglob("shuffle_*")}
+
+
 @pytest.mark.parametrize("strategy", STATIC)
 def test_totals_of_slices(spark: SparkSession, scenario: Scenario, strategy: str) -> None:
     scenario.settings = {"engine.strategy": strategy}
+    before = exchanged(spark)
     with pipeline_of(spark, scenario, scenario.config()) as pipeline:
         pipeline.log.append(scenario.requests(), tag="before")
         pipeline.run()
     check(scenario)
+    # Blocks are deleted after each batch, without waiting for it.
+    limit = time.monotonic() + 60
+    while exchanged(spark) - before:
+        assert time.monotonic() < limit, exchanged(spark) - before
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("strategy", STATIC)

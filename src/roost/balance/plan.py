@@ -150,32 +150,42 @@ class Plan:
 
 
 class Router:
-    """Routes points by a plan, with two array look-ups per point."""
+    """Routes points by a plan, with one array look-up per point unless partitions are shared.
+
+    Only ``shared`` plans need the keys of points.
+    """
 
     def __init__(self, plan: Plan) -> None:
         counts = [len(p.machines) for p in plan.partitions]
         self._partition = plan.cell_table().reshape(-1)
         self._starts = (np.cumsum(counts) - counts).astype(np.int32)
         self._counts = np.asarray(counts, np.uint64)
-        self._shared = max(counts) > 1
-        self._owners = np.asarray([m for p in plan.partitions for m in p.machines], np.int32)
+        self.shared = max(counts) > 1
+        self._owners = np.asarray([m for p in plan.partitions for m in p.machines], np.int16)
+        if not self.shared:
+            self._machines = self._owners[self._partition]
 
     def places_of(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the index in the plan of each cell's partition."""
         places: NDArray[np.int32] = self._partition[cells]
         return places
 
-    def machines_of(self, cells: NDArray[np.int32], keys: NDArray[np.uint64]) -> NDArray[np.int32]:
+    def machines_of(
+        self, cells: NDArray[np.int32], keys: NDArray[np.uint64] | None
+    ) -> NDArray[np.int16]:
         """Return the machine of each point by its cell, and by its key in a shared partition.
 
         It does not depend on the point's position in a block: blocks may come in another order
         when a task runs again.
         """
+        machines: NDArray[np.int16]
+        if not self.shared:
+            machines = self._machines[cells]
+            return machines
+        assert keys is not None, "points of a shared partition have no keys"
         partition = self.places_of(cells)
-        places = self._starts[partition]
-        if self._shared:
-            # Identifiers are often multiples of some number; the product spreads their high bits.
-            mixed = (keys * _SPREAD) >> np.uint64(32)
-            places = places + (mixed % self._counts[partition]).astype(np.int32)
-        machines: NDArray[np.int32] = self._owners[places]
+        # Identifiers are often multiples of some number; the product spreads their high bits.
+        mixed = (keys * _SPREAD) >> np.uint64(32)
+        places = self._starts[partition] + (mixed % self._counts[partition]).astype(np.int32)
+        machines = self._owners[places]
         return machines

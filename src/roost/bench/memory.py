@@ -27,11 +27,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from roost.bench.cases import box_requests, point_table
+from roost.bench.cases import SIDE_SHARE, box_requests, point_table
 from roost.bench.common import Line, Measured, Plot, Row
 from roost.bench.hosts import LimitedHost, limited_hosts, reason_against
 from roost.bench.streams import BatchTimes, pipeline_config
 from roost.engine.pipeline import Pipeline
+from roost.engine.session import SETTINGS
 from roost.engine.standalone import Host, StandaloneCluster
 from roost.model.choices import Strategy
 from roost.model.settings import RunConfig
@@ -41,12 +42,16 @@ Value = TypeVar("Value")
 
 HOSTS = 3
 BOUNDS = (0.0, 0.0, 10.0, 10.0)
-SIDE = 0.005
+SIDE = SIDE_SHARE * (BOUNDS[2] - BOUNDS[0])  # of a query, as in the dissertation
 ROUND_S = 15  # of event time; a batch each
-WARM = 4  # batches that are not measured: they read the index for the first time
+WARM = 8  # batches that are not measured: they read the index, and the JVMs compile
 PLACED = (Strategy.SWARM, Strategy.GLOBAL)
 STRATEGIES = (Strategy.REPLICATED, Strategy.HISTORY, *PLACED)
+# Runs are short. The optimizing compiler of the JVMs would use a third of the cores meanwhile.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 EXECUTOR = {
+    "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} {JAVA_OPTIONS}",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.memory": "480m",
     "spark.executor.cores": "1",
     "spark.cores.max": str(HOSTS),
@@ -58,15 +63,17 @@ class MemorySize:
     """What a run measures; limits and numbers of queries go together."""
 
     queries: tuple[int, ...]
-    # Of a host: its JVMs and Python take 520 to 590 under ``replicated``, and up to 680 with an
-    # exchange. A third of the largest index has to fit beside them, the whole must not.
+    # Of a host: its JVMs and Python take 700 to 850. A third of the largest index has to fit beside
+    # them, the whole must not.
     limit_mb: int
-    batch_rows: int
     batches: int
+    # Of a batch: a sixteenth of what the engine takes by default, so that Spark's fixed cost of a
+    # job is a small part of it, and the memory of a host suffices.
+    batch_rows: int = 1_000_000
 
 
-FULL = MemorySize((1_000_000, 4_000_000, 7_000_000), 1500, 200_000, 12)
-QUICK = MemorySize((500_000, 4_000_000), 1200, 200_000, 6)
+FULL = MemorySize((1_000_000, 4_000_000, 16_000_000), 1800, 12)
+QUICK = MemorySize((1_000_000, 8_000_000), 1300, 8)
 
 
 class _Prepared(Exception):
@@ -173,6 +180,10 @@ def _measure(
         ]
     index = sum(path.stat().st_size for path in (out / "state" / SEGMENTS).iterdir())
     private = max(host["rss_bytes"] for host in found)
+    measured = [commit.figures["stages"] for commit in times.commits[WARM:]]
+    task_s = {
+        name: float(np.median([m[name]["seconds"] for m in measured])) for name in measured[0]
+    }
     return {
         "case": f"{queries:,} boxes", "system": strategy.value, "queries": queries,
         "index_bytes": index, "limit_bytes": size.limit_mb << 20,
@@ -180,6 +191,7 @@ def _measure(
         "matches": sum(commit.figures["matches"] for commit in times.commits),
         "points_per_s": size.batch_rows / float(np.median(seconds)),
         "p95_batch_s": float(np.percentile(seconds, 95)),
+        "task_s": task_s,  # processor seconds of a batch in Python, by stage
         "resident_bytes": max(host["resident_bytes"] for host in found),
         "major_faults": max(host["major_faults"] for host in found),
         "hosts": found,

@@ -261,7 +261,12 @@ class SparkExecutor:
             items = self._items(pairs, placement.homes_of(chain, level), group)
             if level + 1 == chain.levels:
                 last = partial(worker.run_last, chain, tasks, level)
-                return items.mapPartitionsWithIndex(last).collect()
+                reports = items.mapPartitionsWithIndex(last).collect()
+                if slices is inputs:
+                    # Spark deletes the blocks when the driver's JVM collects garbage, which may be
+                    # half an hour later: they would fill the disk, and a small host's page cache.
+                    pairs.rdd().cleanShuffleDependencies(False)
+                return reports
             pairs = self._pairs(items, partial(worker.run_items, chain, tasks, level))
         return self._items(pairs).collect()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,13 +156,14 @@ def live_changes(
     received = [np.empty(0, np.bool_)]
     for file in old.keys() | new.keys():
         part = _part(files, cache, file, area, space)
+        then, ended = (_ended(files, cache, refs.get(file), part) for refs in (old, new))
         rows = None  # all of them
         if file in old and file in new:
-            rows = _doubtful(files, old[file], new[file], part, before.now, after.now)
+            rows = _doubtful(part, then, ended, before.now, after.now)
             if not rows.size:
                 continue
-        was = _live(files, old.get(file), part, rows, before.now)
-        now = _live(files, new.get(file), part, rows, after.now)
+        was = _live(part, then, rows, before.now) & (file in old)
+        now = _live(part, ended, rows, after.now) & (file in new)
         ranges = part.ranges if rows is None else part.ranges[rows]
         left.append(ranges[was & ~now])
         came.append(ranges[now & ~was])
@@ -172,54 +174,61 @@ def live_changes(
     return LiveChanges(np.concatenate(left), np.concatenate(came), np.concatenate(received))
 
 
-def _ended(files: Files, ref: SegmentRef, part: _Shapes) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the rows of terminated queries, ascending, and the event times of termination."""
-    slots, until = load_ended(files, ref)
-    order = np.argsort(slots)
-    slots, until = slots[order], until[order]
+class _Ended(NamedTuple):
+    """Rows of terminated queries, ascending, and the event times of termination."""
+
+    rows: NDArray[np.int64]
+    until: NDArray[np.int64]
+
+    def missing(self, other: _Ended) -> NDArray[np.int64]:
+        """Return the rows that another version lacks, or has with another time."""
+        if not other.rows.size:
+            return self.rows
+        at = np.minimum(np.searchsorted(other.rows, self.rows), other.rows.size - 1)
+        rows: NDArray[np.int64] = self.rows[
+            (other.rows[at] != self.rows) | (other.until[at] != self.until)
+        ]
+        return rows
+
+
+def _ended(files: Files, cache: WorkerCache, ref: SegmentRef | None, part: _Shapes) -> _Ended:
+    if ref is None or ref.ended is None:
+        return _Ended(np.empty(0, np.int64), np.empty(0, np.int64))
+    slots, until = cache.get("ended", (files, ref.ended), partial(_sorted_ended, files, ref))
     first = np.searchsorted(part.owners, slots, side="left")
     counts = np.searchsorted(part.owners, slots, side="right") - first
     before = np.cumsum(counts) - counts
     rows = np.repeat(first - before, counts) + np.arange(counts.sum())
-    return rows, np.repeat(until, counts)
+    return _Ended(rows, np.repeat(until, counts))
 
 
-def _doubtful(
-    files: Files, old: SegmentRef, new: SegmentRef, part: _Shapes, then: int, now: int
-) -> NDArray[np.int64]:
+def _sorted_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    slots, until = load_ended(files, ref)
+    order = np.argsort(slots)
+    return slots[order], until[order]
+
+
+def _doubtful(part: _Shapes, old: _Ended, new: _Ended, then: int, now: int) -> NDArray[np.int64]:
     """Return the rows of a segment that may have become live, or have ceased to be."""
     first, last = min(then, now), max(then, now)
-    found = []
-    if new.ended is not None:
-        rows, until = _ended(files, new, part)
-        if old.ended == new.ended:
-            rows = rows[(until > first) & (until <= last)]
-        found.append(rows)
+    found = [old.missing(new), new.missing(old)]
+    found.append(new.rows[(new.until > first) & (new.until <= last)])
     if part.by_end is not None and first < last:
         assert part.live_until is not None
         ends = np.searchsorted(part.live_until, [first, last], side="right", sorter=part.by_end)
         found.append(part.by_end[ends[0] : ends[1]])
-    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+    return np.unique(np.concatenate(found))
 
 
 def _live(
-    files: Files,
-    ref: SegmentRef | None,
-    part: _Shapes,
-    rows: NDArray[np.int64] | None,
-    now: int,
+    part: _Shapes, ended: _Ended, rows: NDArray[np.int64] | None, now: int
 ) -> NDArray[np.bool_]:
-    """Return which rows are live at an event time; none if a version lacks the segment."""
-    size = part.owners.size if rows is None else rows.size
-    if ref is None:
-        return np.zeros(size, np.bool_)
-    live = np.ones(size, np.bool_)
+    """Return which rows are live at an event time."""
+    live = np.ones(part.owners.size if rows is None else rows.size, np.bool_)
     if part.live_until is not None:
         live &= (part.live_until if rows is None else part.live_until[rows]) > now
-    if ref.ended is not None:
-        gone, until = _ended(files, ref, part)
-        gone = gone[until <= now]
-        live[gone if rows is None else np.isin(rows, gone)] = False
+    gone = ended.rows[ended.until <= now]
+    live[gone if rows is None else np.isin(rows, gone)] = False
     return live
 
 

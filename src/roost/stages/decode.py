@@ -223,17 +223,16 @@ def pack_columns(block: PointBlock, cells: NDArray[np.int32]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, block.ids, *block.attributes.values()], names)
 
 
-def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> bytes:
+def pack_rows(packed: pa.RecordBatch, start: int, stop: int) -> pa.Buffer:
     """Serialize some rows without their schema."""
-    data: bytes = packed.slice(start, stop - start).serialize().to_pybytes()
-    return data
+    return packed.slice(start, stop - start).serialize()
 
 
 def unpack_blocks(
-    packed: Sequence[bytes], schema: pa.Schema
+    packed: Sequence[pa.Buffer], schema: pa.Schema
 ) -> tuple[PointBlock, NDArray[np.int32]]:
     """Join several results of :func:`pack_rows` into one block."""
-    batches = [pa.ipc.read_record_batch(pa.py_buffer(data), schema) for data in packed]
+    batches = [pa.ipc.read_record_batch(data, schema) for data in packed]
     numbers = [np.concatenate([as_numpy(b.column(k)) for b in batches]) for k in range(4)]
     others = [
         pa.concat_arrays([batch.column(k) for batch in batches]) for k in range(4, len(schema))

@@ -135,7 +135,7 @@ class MatchingWork(Work):
     def __init__(self, task: MatchingTask, machine: int, cache: WorkerCache) -> None:
         self._task = task
         self._index = task.index(cache).for_task()
-        self._waiting: list[bytes] = []
+        self._waiting: list[pa.Buffer] = []
         self._rows = 0
         self._writer: MatchWriter | None = None
         self._counts = dict.fromkeys((*MACHINE_METRICS, "loaded_bytes"), 0.0)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from roost.balance import Plan, Router
 from roost.balance.changes import Change, apply_changes, arrivals
@@ -29,12 +30,12 @@ class Packed(NamedTuple):
     """Points of one machine with their cells, as bytes of an Arrow record batch."""
 
     num_rows: int
-    data: bytes
+    data: pa.Buffer
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return len(self.data)
+        return int(self.data.size)
 
 
 def router_of(plan: Plan, cache: WorkerCache) -> Router:
@@ -90,8 +91,8 @@ class SpatialRouting:
         grid = self.space.grid
         router = router_of(self.plan, cache)
         cells = locate_cells(block.x, block.y, grid.edges_x, grid.edges_y)
-        machine = router.machines_of(cells, hash_ids(block.ids))
-        order = np.argsort(machine.astype(np.int16), kind="stable")
+        machine = router.machines_of(cells, hash_ids(block.ids) if router.shared else None)
+        order = np.argsort(machine, kind="stable")
         packed = pack_columns(take_rows(block, order), cells[order])
         borders = np.searchsorted(machine[order], np.arange(self.machines + 1)).tolist()
         for number, (start, stop) in enumerate(pairwise(borders)):
