@@ -114,7 +114,7 @@ class GroupRounds:
 
     @property
     def machines(self) -> int:
-        """Machines that layouts should have: as many as the slots of the largest group.
+        """Machines that layouts are sized for: as many as the slots of the largest group.
 
         So a layout need not change with the mapping.
         """
