@@ -513,6 +513,7 @@ REFUSED = {
     "elastic.max": ({"max": 0}, "from 1 up"),
     "elastic.policy": ({"max": 3, "policy": "best"}, "load_aware or individual or spark"),
     "elastic.spares": ({"spares": 1}, "elastic.max, too"),
+    "elastic.placement": ({"placement": "static"}, "got 'static', expected elastic.max, too"),
 }
 
 
