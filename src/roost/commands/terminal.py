@@ -359,6 +359,19 @@ def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
     )
     columns = ("group", "planned", "requested", "observed", "load", "operators")
     yield _table(columns, sizes, "executor groups")
+    changes = (
+        (
+            _wall_time(change["clock"]),
+            change["group"],
+            change["decision"],
+            str(change["planned"]),
+            change["reason"],
+        )
+        for change in found["changes"][-CHANGES_SHOWN:]
+    )
+    titles = ("time (UTC)", "group", "decision", "executors", "reason")
+    yield _table(titles, changes, "executors of other groups: decisions")
+    yield f"placement  {found['reason']}"
     moves = (
         (
             _wall_time(move["clock"]),
