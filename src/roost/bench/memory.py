@@ -50,10 +50,8 @@ STRATEGIES = (Strategy.REPLICATED, Strategy.HISTORY, *PLACED)
 # Runs are short. The optimizing compiler of the JVMs would use a third of the cores meanwhile.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 EXECUTOR = {
-    **{
-        f"{who}.extraJavaOptions": f"{SETTINGS[f'{who}.extraJavaOptions']} {JAVA_OPTIONS}"
-        for who in ("spark.driver", "spark.executor")
-    },
+    "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} {JAVA_OPTIONS}",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.memory": "480m",
     "spark.executor.cores": "1",
     "spark.cores.max": str(HOSTS),
