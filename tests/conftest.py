@@ -236,6 +236,7 @@ def full(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--full"))
 
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 SESSION = pytest.StashKey["SparkSession"]()
 
 
@@ -263,7 +264,7 @@ def spark(
     The tests' batches are small; every machine of a plan still gets its part of them.
     """
     from roost.engine.executor import SparkExecutor
-    from roost.engine.session import make_session
+    from roost.engine.session import SETTINGS, make_session
 
     SparkExecutor.rows_per_task = 1
     folder = tmp_path_factory.mktemp("spark")
@@ -272,7 +273,7 @@ def spark(
         "spark.sql.shuffle.partitions": "4",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder / 'derby'}",
+        JAVA_OPTIONS: f"{SETTINGS[JAVA_OPTIONS]} -Dderby.system.home={folder / 'derby'}",
     }
     session = make_session("local[2]", chosen)
     request.config.stash[SESSION] = session

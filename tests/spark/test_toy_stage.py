@@ -52,7 +52,13 @@ def check(scenario: Scenario) -> None:
 
 
 def exchanged(spark: SparkSession) -> set[str]:
-    """Return the files with blocks of exchanges."""
+    """Return the files with blocks of exchanges; none where Spark deletes none.
+
+    When blocks are lost, as in ``test_recomputation.py``, Spark removes their host from the list of
+    those that store blocks. A local master does not get back on it.
+    """
+    if spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 0:
+        return set()
     folder = Path(str(spark.sparkContext.getConf().get("spark.local.dir")))
     return {path.name for path in folder.rglob("shuffle_*")}
 

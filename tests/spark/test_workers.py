@@ -95,3 +95,20 @@ def test_a_worker_is_prepared_though_files_were_deleted_meanwhile(tmp_path: Path
     space = Space(Rect(0.0, 0.0, 1.0, 1.0), coordinates=Coordinates.PLANE)
     gone = MapSegments(Files(str(tmp_path)), (SegmentRef("gone.seg", None, 1),), space, sparse=True)
     assert list(worker.prepare([gone], [0])) == [worker.find_executor()]
+
+
+def direct_bytes(spark: SparkSession) -> int:
+    """Return what the JVM's buffers outside the heap take."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    kind = jvm.java.lang.Class.forName("java.lang.management.BufferPoolMXBean")
+    pools = jvm.java.lang.management.ManagementFactory.getPlatformMXBeans(kind)
+    return sum(pool.getMemoryUsed() for pool in pools if pool.getName() == "direct")
+
+
+def test_the_jvm_keeps_no_buffers_of_large_blocks(spark: SparkSession) -> None:
+    before = direct_bytes(spark)
+    blocks = spark.sparkContext.parallelize([0, 1], 2).map(lambda number: (number, bytes(32 << 20)))
+    # The second level receives both blocks from the JVM.
+    assert blocks.partitionBy(2).map(lambda pair: len(pair[1])).collect() == [32 << 20] * 2
+    assert direct_bytes(spark) - before < 8 << 20

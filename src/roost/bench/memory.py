@@ -50,8 +50,10 @@ STRATEGIES = (Strategy.REPLICATED, Strategy.HISTORY, *PLACED)
 # Runs are short. The optimizing compiler of the JVMs would use a third of the cores meanwhile.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 EXECUTOR = {
-    "spark.driver.extraJavaOptions": f"{SETTINGS['spark.driver.extraJavaOptions']} {JAVA_OPTIONS}",
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    **{
+        f"{who}.extraJavaOptions": f"{SETTINGS[f'{who}.extraJavaOptions']} {JAVA_OPTIONS}"
+        for who in ("spark.driver", "spark.executor")
+    },
     "spark.executor.memory": "480m",
     "spark.executor.cores": "1",
     "spark.cores.max": str(HOSTS),

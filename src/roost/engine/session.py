@@ -24,12 +24,19 @@ from roost.errors import ConfigError, RoostError
 
 JAVA_MIN = 17
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+# To send bytes to Python, a thread of the JVM copies them to a buffer outside the heap. It keeps
+# the buffer, unless that is larger than this: a dozen threads with blocks of 40 MB each fill the
+# memory that the JVM has for such buffers.
+BUFFERS = f"-Djdk.nio.maxCachedBufferSize={1 << 20}"
 
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
+    "spark.driver.extraJavaOptions": (
+        f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()} {BUFFERS}"
+    ),
+    "spark.executor.extraJavaOptions": BUFFERS,
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     # Exactly Int.MaxValue skips a per-row size computation on the way into Python.
