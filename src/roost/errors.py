@@ -14,6 +14,8 @@ runs Roost and can change something::
 
 from __future__ import annotations
 
+from enum import Enum
+
 
 class RoostError(Exception):
     """Base of every exception that Roost raises on purpose."""
@@ -23,7 +25,8 @@ class ConfigError(RoostError):
     """A setting that cannot be used; ``expected`` describes the accepted values."""
 
     def __init__(self, key: str, got: object, expected: str) -> None:
-        super().__init__(f"{key}: got {got!r}, expected {expected}")
+        shown = got.value if isinstance(got, Enum) else got
+        super().__init__(f"{key}: got {shown!r}, expected {expected}")
         self.key = key
         self.got = got
         self.expected = expected

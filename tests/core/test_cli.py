@@ -415,7 +415,7 @@ def test_inspect_shows_plan_batches_segments_and_dead_letters(capsys, state: Pat
         "0000000001-2.seg",
         "batches (12, the last 10 shown)",
         "11 1,011 31,337 3 0.250",
-        "batch 12 was begun and not committed",
+        "batch 12 was begun and not committed: it runs, or the next run repeats it",
         "point null_id 3",
         "request inverted_box 1",
     ):

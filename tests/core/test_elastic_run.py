@@ -285,10 +285,15 @@ def test_executors_and_hours_are_reported(tmp_path: Path) -> None:
     mine, constant = (sum(column) for column in zip(*errors, strict=True))
     assert constant > 0.0 and found["forecast_error"] == pytest.approx(mine / constant)
     assert inspect_state(run.state).executors == found
-    printed = _contents(inspect_state(run.state))
+    printed = list(_contents(inspect_state(run.state)))
     columns = [table.columns for table in printed if isinstance(table, Table)]
     (present,) = (c[1].cells for c in columns if c[0].header == "since (UTC)")
     assert list(present) == ["2", "5", "2"]
+    lines = [line for line in printed if isinstance(line, str)]
+    assert f"last round {found['reason']}" in lines
+    assert any(
+        re.fullmatch(r"executors  .* observed, [0-9.]+ executor hours", one) for one in lines
+    )
 
 
 def test_the_console_shows_what_executors_do(
@@ -508,6 +513,7 @@ REFUSED = {
     "elastic.max": ({"max": 0}, "from 1 up"),
     "elastic.policy": ({"max": 3, "policy": "best"}, "load_aware or individual or spark"),
     "elastic.spares": ({"spares": 1}, "elastic.max, too"),
+    "elastic.placement": ({"placement": "static"}, "got 'static', expected elastic.max, too"),
 }
 
 

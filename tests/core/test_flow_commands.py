@@ -284,7 +284,7 @@ def test_requests_without_points_are_refused(calls: str, tmp_path: Path) -> None
 
 
 def test_inspect_shows_the_dataflow(calls: str, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.delenv("COLUMNS", raising=False)  # in a file, tables are as wide as they need
     config = config_of(tmp_path, calls, sources={"calls": str(written(tmp_path))})
     config = RunConfig(out=config.out, dataflow=config.dataflow, engine={"available_now": True})
     with InProcessPipeline(config) as pipeline:

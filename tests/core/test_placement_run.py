@@ -181,6 +181,11 @@ def test_a_group_that_cannot_be_provided_is_reported_and_not_used(tmp_path: Path
     reasons = [row["reason"] for decision, row in decisions if decision == "Cannot"]
     assert reasons and "1 of 1 executors did not arrive" in reasons[0]
     assert run.moves() == []
+    shown = list(_contents(inspect_state(run.folder / "out" / "state")))
+    tables = [{str(c.header): [*c.cells] for c in t.columns} for t in shown if isinstance(t, Table)]
+    decided = next(table for table in tables if {"group", "decision"} <= set(table))
+    assert (decided["group"][0], decided["reason"][0]) == (OTHER, reasons[0])
+    assert f"placement  {run.rows[-1][PLACEMENT]['reason']}" in shown
 
 
 def test_groups_are_refused_at_the_start_where_the_number_of_executors_is_fixed(

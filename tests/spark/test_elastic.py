@@ -297,6 +297,77 @@ def test_an_executor_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPat
     assert calls == ["decommission 1", "kill", "kill"]
 
 
+def test_calls_that_fail_are_shown_once_with_the_reason() -> None:
+    """Otherwise it only looks as if executors did not arrive."""
+    text = (
+        "An error occurred while calling o1.f.\n: java.lang.Error: gone\n\tat org.apache.A\n\tat B"
+    )
+    calls = []
+
+    class Backend:
+        def requestTotalExecutors(self, *arguments: Any) -> None:
+            calls.append("request")
+            raise RuntimeError(text)
+
+    class Spark(Anything):
+        def schedulerBackend(self) -> Backend:
+            return Backend()
+
+    class Executor(Anything):
+        leaving: set[str] = set()  # noqa: RUF012
+
+        def registered(self, group: str) -> list[str]:
+            return ["0"]
+
+        def warm(self, *arguments: Any) -> bool:
+            calls.append("warm")
+            if calls.count("warm") == 1:
+                raise RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled")  # by the pipeline
+            raise ModuleNotFoundError("No module named 'flow'")
+
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._spark, allocator._slots = Spark(), 1
+    with pytest.warns(RuntimeWarning) as shown, closing(allocator):
+        for total in (2, 3):
+            allocator.request(total)
+        until = time.monotonic() + 5.0
+        while (calls.count("request") < 2 or calls.count("warm") < 4) and time.monotonic() < until:
+            allocator.executors()
+            time.sleep(0.01)
+    assert calls.count("request") == 2 and calls.count("warm") >= 4
+    assert sorted(str(one.message) for one in shown) == [
+        "preparing an executor failed: No module named 'flow'",
+        "requesting executors failed: An error occurred while calling o1.f.\n"
+        ": java.lang.Error: gone",
+    ]
+
+
+def test_executors_that_are_gone_are_forgotten() -> None:
+    present = ["0", "1", "2"]
+
+    class Executor(Anything):
+        leaving: set[str] = {"9"}  # noqa: RUF012  (of another group)
+
+        def registered(self, group: str) -> list[str]:
+            return list(present)
+
+        def warm(self, *arguments: Any) -> bool:
+            return True
+
+    allocator = SparkAllocator(Executor())  # type: ignore[arg-type]
+    allocator._slots = 1
+    with closing(allocator):
+        allocator.executors()
+        allocator.decommission(["1"])
+        assert list(allocator.executors()) == ["0", "2"]
+        assert allocator._executor.leaving == {"1", "9"}
+        present[:] = ["0"]  # one left, and one died
+        assert list(allocator.executors()) == ["0"]
+        assert allocator._executor.leaving == {"9"}
+        assert not allocator._leaving
+        assert list(allocator._jobs) == ["0"]
+
+
 def test_requests_do_not_wait_for_the_cluster() -> None:
     """A cluster that does not respond delays no batch."""
     blocked = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ from test_flow import counted, results
 from roost import Box, Dataflow, Pipeline, Query, RunConfig
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
-from roost.errors import DataflowError
+from roost.errors import DataflowError, SourceError
 from roost.runtime.records import Commit
 from roost.testing import InProcessPipeline, check_states
 
@@ -171,6 +172,47 @@ def test_an_idle_stream_closes_windows_without_a_micro_batch(
     assert len(commits) == FILES + 1
     expected = {sink: counted(mine) for sink, mine in oracle.results.items()}
     assert results(tmp_path / "out", flow) == expected
+
+
+def test_a_batch_that_was_begun_needs_its_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """Else batches of the other streams would wait for it without a message."""
+    folders = {name: write(tmp_path / name, rows_of(3)) for name in "ab"}
+    flow = three_inputs(None)
+    config = RunConfig(
+        out={"dir": tmp_path / "out"}, engine={"available_now": True}, dataflow={"machines": 2}
+    )
+
+    def fail(step: str, number: int) -> None:
+        if step == "commit":
+            raise Failure
+
+    def run(name: str, on_step: Any) -> None:
+        with Pipeline(config, spark=spark, flow=flow, on_step=on_step) as pipeline:
+            pipeline.start(stream(spark, folders[name]), source=name)
+            timer = threading.Timer(DEADLINE_S, pipeline.stop)
+            timer.start()
+            try:
+                pipeline.wait()
+            finally:
+                timer.cancel()
+
+    with pytest.raises(Failure):
+        run("b", fail)
+    message = "batch 0 was begun with a micro-batch of b, whose stream was not started"
+    with pytest.raises(SourceError, match=message):
+        run("a", lambda step, number: None)
+
+
+def test_a_run_of_topics_needs_a_path_for_each_source(spark: SparkSession, tmp_path: Path) -> None:
+    """It starts the streams itself: nothing else could start one for this source."""
+    topics = {"a": "kafka://127.0.0.1:9/a"}
+    config = RunConfig(out={"dir": tmp_path / "out"}, dataflow={"sources": topics})
+    with (
+        Pipeline(config, spark=spark, flow=three_inputs(None)) as pipeline,
+        pytest.raises(DataflowError, match="'b': no path; expected a file, a folder, generate:"),
+    ):
+        pipeline.run()
+    assert not (tmp_path / "out").exists()
 
 
 def test_streams_that_cannot_run_are_refused(spark: SparkSession, tmp_path: Path) -> None:

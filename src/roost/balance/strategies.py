@@ -71,7 +71,7 @@ def initial_plan(
         raise ConfigError("engine.machines", machines, takes)
     if strategy is Strategy.HISTORY and costs is None:
         takes = "a sample of points to learn from"
-        raise ConfigError("engine.strategy", strategy.value, takes)
+        raise ConfigError("engine.strategy", strategy, takes)
     if costs is None or strategy is Strategy.UNIFORM:
         partitions = _divide(grid, machines, lambda p: (-p.cells,), _halve)
     else:

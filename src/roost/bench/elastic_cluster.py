@@ -311,8 +311,8 @@ class Timeline:
                 known = names
             if executor.leaving:
                 self.down.setdefault("decommissioned", now)
-                if not executor.leaving & names:
-                    self.down.setdefault("gone", now)
+            if "decommissioned" in self.down and not executor.leaving & names:
+                self.down.setdefault("gone", now)
 
     def row(self) -> Row:
         """Return seconds from the decisions."""

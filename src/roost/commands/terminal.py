@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import datetime as dt
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,11 +49,14 @@ BATCHES_SHOWN = 10
 CHANGES_SHOWN = 10
 NAMES_SHOWN = 5
 MACHINES_SHOWN = 8
+FILE_COLUMNS = 240  # of output that is not for a terminal
 
 
 def _print(*items: object, soft_wrap: bool = False) -> None:
     """Print names and predicates literally, brackets and colons too."""
     console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_COLUMNS  # of 80, tables would leave out digits and names
     console.print(*items, sep="\n", soft_wrap=soft_wrap)
 
 
@@ -309,7 +313,8 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
         yield from _executors(found.executors)
     yield _batches(found)
     if found.open_batch is not None:
-        yield f"batch {found.open_batch} was begun and not committed: the next run repeats it"
+        what = f"batch {found.open_batch} was begun and not committed"
+        yield f"{what}: it runs, or the next run repeats it"
     if found.dead:
         records = ((*key, f"{count:,}") for key, count in found.dead.items())
         yield _table(("origin", "reason", "records"), records, "dead letters")
@@ -319,7 +324,8 @@ def _contents(found: StateSummary) -> Iterator[Table | str]:
 
 def _executors(summary: dict[str, Any]) -> Iterator[Table | str]:
     counts = "{planned} planned, {requested} requested, {observed} observed".format(**summary)
-    yield f"executors  {counts}, {summary['hours']:.2f} executor hours: {summary['reason']}"
+    yield f"executors  {counts}, {summary['hours']:.2f} executor hours"
+    yield f"last round {summary['reason']}"
     rows = (
         (_wall_time(change["clock"]), change["decision"], str(change["planned"]), change["reason"])
         for change in summary["changes"][-CHANGES_SHOWN:]
@@ -353,6 +359,19 @@ def _groups(found: dict[str, Any]) -> Iterator[Table | str]:
     )
     columns = ("group", "planned", "requested", "observed", "load", "operators")
     yield _table(columns, sizes, "executor groups")
+    changes = (
+        (
+            _wall_time(change["clock"]),
+            change["group"],
+            change["decision"],
+            str(change["planned"]),
+            change["reason"],
+        )
+        for change in found["changes"][-CHANGES_SHOWN:]
+    )
+    titles = ("time (UTC)", "group", "decision", "executors", "reason")
+    yield _table(titles, changes, "executors of other groups: decisions")
+    yield f"placement  {found['reason']}"
     moves = (
         (
             _wall_time(move["clock"]),

@@ -9,6 +9,7 @@ have arrived, so that they get warm while a batch runs.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -23,6 +24,8 @@ from roost.storage.cache import WorkerCache
 NEVER = "1000000s"
 RENEW_S = 5.0  # after which a request is repeated, in case that the cluster lost it
 KILL_S = 60.0  # until an executor that was decommissioned is killed
+WARN_S = 60.0  # between two warnings of calls of the same kind
+CANCELLED = "SPARK_JOB_CANCELLED"  # in the text of the error, where Roost cancels jobs
 FIRST_S = 120.0  # to wait for the first executor, which shows how many cores each has
 POLL_S = 0.1
 
@@ -81,6 +84,7 @@ class SparkAllocator:
             self._closed = Event()
             self._lock = RLock()
             self._totals: dict[int, int] = {}  # by profile
+            self._silent: dict[str, float] = {}  # time until which failures are not shown, by kind
         else:
             self._calls, self._warming = beside._calls, beside._warming
             self._lock, self._totals = beside._lock, beside._totals
@@ -128,20 +132,43 @@ class SparkAllocator:
         """
         with self._lock:
             registered = self._executor.registered(self._group)
-            self._check_leaving(registered)
+            self._forget(registered)
+            self._check_leaving()
             stay = [name for name in registered if name not in self._leaving]
             for name in stay:
                 job = self._jobs.get(name)
                 if job is None or (job.done() and not self._warm(job)):
                     calls = self._first._prepared
                     warm = partial(self._executor.warm, name, self.slots, calls, self._group)
-                    self._jobs[name] = self._warming.submit(warm)
+                    self._jobs[name] = self._submit(self._warming, "preparing an executor", warm)
             return {name: self._warm(self._jobs[name]) for name in stay}
 
     def is_warm(self, name: str) -> bool:
         """Return whether an executor is known to be warm; threads may call it."""
         job = self._jobs.get(name)
         return job is not None and self._warm(job)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, what: str, call: Callable[..., Any], *arguments: Any
+    ) -> Future[Any]:
+        """Call in a thread; show why it failed, since executors would only seem to be late."""
+
+        def reported() -> Any:
+            try:
+                return call(*arguments)
+            except Exception as error:
+                self._first._show(what, error)
+                raise
+
+        return pool.submit(reported)
+
+    def _show(self, what: str, error: Exception) -> None:
+        """Warn of a failed call. It will be repeated, so not of each."""
+        now, text = time.monotonic(), str(error).partition("\n\tat")[0]  # without Java's stack
+        if self._closed.is_set() or CANCELLED in text or now < self._silent.get(what, 0.0):
+            return
+        self._silent[what] = now + WARN_S
+        warnings.warn(f"{what} failed: {text}", RuntimeWarning, stacklevel=2)
 
     @staticmethod
     def _warm(job: Future[bool]) -> bool:
@@ -154,7 +181,8 @@ class SparkAllocator:
             return
         self._requested = total, now
         self._totals[self._profile] = total
-        self._calls.submit(self._request, dict(self._totals))
+        totals = dict(self._totals)
+        self._submit(self._calls, "requesting executors", self._request, totals)
         first = self._first
         first._prepared = first.preparations()  # reads the store, which only this thread may do
         if first._watch is None or first._watch.done():
@@ -184,7 +212,7 @@ class SparkAllocator:
             for name in names:
                 self._leaving[name] = time.monotonic() + KILL_S
                 self._executor.leaving.add(name)
-                self._calls.submit(self._decommission, name)
+                self._submit(self._calls, "releasing an executor", self._decommission, name)
 
     def _decommission(self, name: str) -> None:
         # The total was lowered by the request before, so it stays as it is.
@@ -192,13 +220,19 @@ class SparkAllocator:
         info = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("released", none)
         self._spark.schedulerBackend().decommissionExecutor(name, info, False, False)
 
-    def _check_leaving(self, registered: Sequence[str]) -> None:
-        """Kill what should have left; names are never used again."""
+    def _forget(self, registered: Sequence[str]) -> None:
+        """Forget executors that are gone; names are never used again."""
+        self._jobs = {name: job for name, job in self._jobs.items() if name in registered}
+        for name in self._leaving.keys() - set(registered):
+            del self._leaving[name]
+            self._executor.leaving.discard(name)
+
+    def _check_leaving(self) -> None:
+        """Kill what should have left."""
         now = time.monotonic()
         for name in [name for name, limit in self._leaving.items() if limit < now]:
-            if name in registered:
-                self._leaving[name] = now + KILL_S
-                self._calls.submit(partial(self._kill, name))
+            self._leaving[name] = now + KILL_S
+            self._submit(self._calls, "killing an executor", self._kill, name)
 
     def _kill(self, name: str) -> None:
         convert = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq

@@ -163,6 +163,8 @@ class Pipeline(BasePipeline):
         """Replay the configured points until they end or :meth:`stop`; returns the report."""
         if not self._topics:
             return super().run()
+        for source in self._records:
+            self._required_path(source)
         self._take_lock()
         self._start_topics()
         self.wait()

@@ -128,8 +128,12 @@ class Streams:
     def wait(self) -> None:
         """Wait until all streams have ended, and the other sources too, or the run is stopped.
 
-        Raises what ended a batch, or else what ended a stream.
+        Raises what ended a batch, or else what ended a stream; SourceError if the last run began a
+        batch with a micro-batch of a stream that was not started.
         """
+        awaited = self.feed.awaited
+        if awaited is not None and awaited not in self.queries:
+            self._failure = self.feed.unstarted(awaited)
         try:
             while not self._ends():
                 if all([query.awaitTermination(WAIT_S) for query in self.queries.values()]):

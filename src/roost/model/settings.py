@@ -410,7 +410,7 @@ class ElasticSettings(Section, section="elastic"):
         if self.total is not None and self.total < least:
             raise ConfigError("elastic.total", self.total, f"at least {least}, the sum of all min")
         if self.placement is not PlacementName.OFF and not self.other_groups:
-            raise ConfigError("elastic.placement", self.placement.value, "elastic.groups, too")
+            raise ConfigError("elastic.placement", self.placement, "elastic.groups, too")
 
     @property
     def other_groups(self) -> tuple[GroupRules, ...]:
@@ -499,10 +499,10 @@ class RunConfig:
                     raise ConfigError(f"{name}.machines", given.machines, expected)
             if strategy in (Strategy.UNIFORM, Strategy.HISTORY):
                 expected = "global, swarm or replicated where elastic.max is set"
-                raise ConfigError("engine.strategy", strategy.value, expected)
+                raise ConfigError("engine.strategy", strategy, expected)
         if self.guard.enabled and strategy is not None and not strategy.adaptive:
             expected = "swarm or global where guard.enabled is true: others do not rebalance"
-            raise ConfigError("engine.strategy", strategy.value, expected)
+            raise ConfigError("engine.strategy", strategy, expected)
 
 
 KEYS = {f"{name}.{item.name}": item for name, kind in SECTIONS.items() for item in fields(kind)}

@@ -370,7 +370,7 @@ class _Assembly:
         strategy = config.engine.strategy or default
         if hooks.resize is not None and strategy in (Strategy.UNIFORM, Strategy.HISTORY):
             expected = "global, swarm or replicated where the number of machines may change"
-            raise ConfigError("engine.strategy", strategy.value, expected)
+            raise ConfigError("engine.strategy", strategy, expected)
         machines = config.engine.machines or self.executor.slots
         if self.group is not None:
             machines = self.group.machines
@@ -435,7 +435,7 @@ class _Assembly:
         sample = self.shape.sample
         if strategy is Strategy.HISTORY and sample is None:
             accepted = "another strategy for a stream without a sample of points"
-            raise ConfigError("engine.strategy", strategy.value, accepted)
+            raise ConfigError("engine.strategy", strategy, accepted)
         history = None
         sampled = strategy in (Strategy.HISTORY, Strategy.GLOBAL)
         sampled |= strategy is Strategy.SWARM and self.hooks.swarm.sampled_plan

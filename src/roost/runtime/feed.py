@@ -74,6 +74,13 @@ class Feed:
         ranges = {stage: _range(last, STREAM + stage) for stage in self.streams}
         return next((stage for stage, (start, stop) in ranges.items() if stop > start), None)
 
+    def unstarted(self, stage: str) -> SourceError:
+        """Return the error that a stream which is awaited was not started."""
+        return SourceError(
+            f"batch {self._number} was begun with a micro-batch of {_shown(stage)}, whose stream "
+            "was not started: a run must start it to end this batch"
+        )
+
     @property
     def exhausted(self) -> bool:
         """Whether the sources have no more rows now."""

@@ -101,7 +101,7 @@ class GroupRounds:
         slots = {group.allocator.slots for group in self._groups.values()}
         if len(slots) > 1 and rules.policy is ElasticPolicyName.ALGORITHM_2:
             expected = "load_aware where executors of the groups differ in cores"
-            raise ConfigError("elastic.policy", rules.policy.value, expected)
+            raise ConfigError("elastic.policy", rules.policy, expected)
 
     @property
     def machines_max(self) -> int:
@@ -114,7 +114,7 @@ class GroupRounds:
 
     @property
     def machines(self) -> int:
-        """Machines that layouts should have: as many as the slots of the largest group.
+        """Machines that layouts are sized for: as many as the slots of the largest group.
 
         So a layout need not change with the mapping.
         """

@@ -249,14 +249,18 @@ class BasePipeline(ABC):
     def _path_of(self, source: Source) -> str | None:
         return self.config.dataflow.sources.get(source.name, source.path)
 
+    def _required_path(self, source: Source) -> str:
+        path = self._path_of(source)
+        if path is None:
+            expected = "a file, a folder, generate:… or kafka://…, here or in --source"
+            raise DataflowError(source.name, f"no path; expected {expected}")
+        return path
+
     def _flow_sources(self, records: Iterable[Source]) -> dict[str, RowSource]:
         """Open sources of records that the dataflow reads, by stage."""
         sources = {}
         for source in records:
-            path = self._path_of(source)
-            if path is None:
-                problem = "no path; expected a file, a folder or generate:…, here or in --source"
-                raise DataflowError(source.name, problem)
+            path = self._required_path(source)
             if path.startswith("kafka:"):
                 problem = "a topic needs Spark"
                 raise DataflowError(source.name, problem)
