@@ -43,6 +43,7 @@ KEYS, GROUPS, KEPT = 20_000, 1_000, 100
 COLUMNS = ("k", "g", "v", *(f"p{n}" for n in range(16)))  # 16 that only the first map passes on
 SCHEMA = {**dict.fromkeys(COLUMNS, "int64"), "t": "int64"}
 REAL = "real cores"
+DRIVER_MEMORY = "2g"  # also limits what threads keep of the blocks that they pass on, 44 MB each
 
 
 def query(*, even: bool = False) -> Dataflow:
@@ -137,18 +138,15 @@ class _Times(Stage):
         return Outcome()
 
 
-def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[Row, Any]:
-    """Measure a layout on Spark, on the real cores; the first batch is not counted.
-
-    Returns the session, too, for the next one.
-    """
+def real(layout: LayoutName, path: Path, rows: int, spark: Any) -> Row:
+    """Measure a layout on Spark, on the real cores; the first batch is not counted."""
     from roost import Pipeline
 
     times, steps = _Times(), BatchTimes()
     with tempfile.TemporaryDirectory() as out:
         config = RunConfig(
             out={"dir": out},
-            engine={"master": f"local[{CORES}]", "batch_rows": rows, "available_now": True},
+            engine={"batch_rows": rows, "available_now": True},
             dataflow={"layout": layout, "sources": {"calls": str(path)}},
         )
         pipeline = Pipeline(
@@ -160,7 +158,7 @@ def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[
         results = sum(pq.read_metadata(file).num_rows for file in files)
     seconds = [batch["end"] - batch["intent"] for batch in steps.steps][1:]
     measured = times.batches[1:]
-    row = {
+    return {
         "layout": layout.value,
         "machines": REAL,
         "even": False,
@@ -168,11 +166,12 @@ def real(layout: LayoutName, path: Path, rows: int, spark: Any = None) -> tuple[
         "results": results,
         **_split(measured, CORES * sum(seconds)),
     }
-    return row, pipeline.spark
 
 
 def run(quick: bool) -> Measured:
     """Measure all layouts."""
+    from roost.engine.session import make_session
+
     rows, repeats = (QUICK_ROWS, 1) if quick else (ROWS, REPEATS)
     small = sampler(20_000)
     for layout in LayoutName:  # load and compile all code
@@ -189,10 +188,9 @@ def run(quick: bool) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "calls.parquet"
         pq.write_table(pa.concat_tables([tuples(k, rows) for k in range(BATCHES)]), path)
-        _, spark = real(LayoutName.AUTO, path, rows)  # start workers, and load code
-        turns = [
-            [real(layout, path, rows, spark)[0] for layout in LayoutName] for _ in range(repeats)
-        ]
+        spark = make_session(f"local[{CORES}]", {"spark.driver.memory": DRIVER_MEMORY})
+        real(LayoutName.AUTO, path, rows, spark)  # start workers, and load code
+        turns = [[real(one, path, rows, spark) for one in LayoutName] for _ in range(repeats)]
     found += _medians(turns)
     failed = [
         f"{row['layout']} on {row['machines']} has {row['results']} results instead of {expected}"
