@@ -14,7 +14,7 @@ runs Roost and can change something::
 
 from __future__ import annotations
 
-from enum import Enum
+import enum
 
 
 class RoostError(Exception):
@@ -25,7 +25,7 @@ class ConfigError(RoostError):
     """A setting that cannot be used; ``expected`` describes the accepted values."""
 
     def __init__(self, key: str, got: object, expected: str) -> None:
-        shown = got.value if isinstance(got, Enum) else got
+        shown = got.value if isinstance(got, enum.Enum) else got
         super().__init__(f"{key}: got {shown!r}, expected {expected}")
         self.key = key
         self.got = got

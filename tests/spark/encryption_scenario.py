@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from roost import Box, Pipeline, Query, RunConfig
 from roost.engine.encryption import SECRET
+from roost.engine.executor import SparkExecutor
 from roost.engine.session import make_session
 from roost.errors import ConfigError
 from roost.model.choices import Strategy, WindowKind
@@ -65,7 +66,7 @@ def config_of(folder: Path, **settings: Any) -> RunConfig:
 
 
 def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str, Any]:
-    """Run, and search the shuffle files of each batch."""
+    """Run, and search the shuffle files of each batch, which are not deleted."""
     shuffled: list[bool] = []
 
     def search(step: str, batch_id: int) -> None:
@@ -74,7 +75,8 @@ def run(config: RunConfig, local: Path, spark: SparkSession | None) -> dict[str,
             assert files, "nothing was shuffled"
             shuffled.append(any(MARK.encode() in data for data in files))
 
-    with Pipeline(config, spark=spark, on_step=search) as pipeline:
+    retained = mock.patch.object(SparkExecutor, "_delete_blocks")
+    with retained, Pipeline(config, spark=spark, on_step=search) as pipeline:
         pipeline.request(Query("q", Box(10.0, 5.0, 40.0, 25.0)))
         report = pipeline.run()
         counted = pipeline.snapshot(aggregate="count").collect()[0]["count"]

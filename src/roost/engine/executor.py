@@ -263,12 +263,18 @@ class SparkExecutor:
                 last = partial(worker.run_last, chain, tasks, level)
                 reports = items.mapPartitionsWithIndex(last).collect()
                 if slices is inputs:
-                    # Spark deletes the blocks when the driver's JVM collects garbage, which may be
-                    # half an hour later: they would fill the disk, and a small host's page cache.
-                    pairs.rdd().cleanShuffleDependencies(False)
+                    self._delete_blocks(pairs)
                 return reports
             pairs = self._pairs(items, partial(worker.run_items, chain, tasks, level))
         return self._items(pairs).collect()
+
+    def _delete_blocks(self, pairs: Any) -> None:
+        """Delete the blocks of all exchanges before a JavaPairRDD, without waiting for it.
+
+        Spark does so when the driver's JVM collects garbage, which may be half an hour later: they
+        would fill the disk, and the page cache of a small host.
+        """
+        pairs.rdd().cleanShuffleDependencies(False)
 
     def _pairs(self, inputs: RDD[Any], run: Callable[[int, Iterable[Any]], Iterator[bytes]]) -> Any:
         """Run a function on each partition; returns its frames as a JavaPairRDD."""
