@@ -60,6 +60,7 @@ class Spec:
     flow: str | None = None  # FILE.py:NAME
     round: float = 15.0
     cache: str | None = None
+    exchange: str = "always"  # tests of a plan need it, although the queries would fit into memory
 
     def to_file(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -83,7 +84,7 @@ def config_of(spec: Spec) -> RunConfig:
             "cache": spec.cache,
         },
         queries={"id_type": "text"},
-        balance={"round": spec.round},
+        balance={"round": spec.round, "exchange": spec.exchange},
         dataflow={"flow": spec.flow, "machines": 3},
         out={"dir": Path(spec.out)},
     )

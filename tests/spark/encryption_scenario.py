@@ -58,6 +58,7 @@ def config_of(folder: Path, **settings: Any) -> RunConfig:
         "engine.batch_rows": POINTS // 2,
         "engine.available_now": True,
         "balance.round": 500.0,
+        "balance.exchange": "always",
         "window.kind": WindowKind.COUNT,
         "window.length": POINTS,
         "out.dir": folder / "out",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import math
 import os
 import random
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -24,7 +22,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from window_scenario import BATCHES, Record, Standing, WindowScenario
 
 from layouts import random_change
 from roost import Box, Circle, Pipeline, Query, RunConfig
@@ -42,6 +39,14 @@ from roost.runtime.rounds import Proposal, RoundSnapshot
 from roost.window import parse_aggregates
 from roost.window.snapshot import SnapshotQuery
 from roost.window.view import read_view
+from window_scenario import (
+    BATCHES,
+    Record,
+    Standing,
+    WindowScenario,
+    check_outputs,
+    rows_of,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -52,35 +57,6 @@ SCENARIOS = [
     WindowScenario(4, "time", 25.0, lateness=5.0),
     WindowScenario(5, "count", 100, tumbling=True),
 ]
-
-
-def rows_of(out: Path, kind: str) -> dict[int, list[Record]]:
-    found = defaultdict(list)
-    for path in sorted((out / kind).glob("*.parquet")):
-        for row in pq.read_table(path).to_pylist():
-            found[row["batch_id"]].append(row)
-    return found
-
-
-def check_outputs(scenario: WindowScenario, out: Path) -> None:
-    aggregates, nearest = rows_of(out, "aggregates"), rows_of(out, "nearest")
-    pairs, dead = rows_of(out, "pairs"), rows_of(out, "dead")
-    late = [row for rows in dead.values() for row in rows if row["reason"] == "late"]
-    assert sorted(json.loads(row["record"])["id"] for row in late) == scenario.late()
-    for batch in range(BATCHES):
-        expected = scenario.aggregates(batch)
-        found = {(row["query_id"], row["name"]): row["number"] for row in aggregates[batch]}
-        assert len(found) == len(aggregates[batch])
-        assert found.keys() == expected.keys(), batch
-        for key, value in expected.items():
-            assert found[key] == (None if value is None else pytest.approx(value)), (batch, key)
-        near: dict[str, list[Any]] = defaultdict(list)
-        for row in nearest[batch]:
-            near[row["query_id"]].append((row["rank"], row["point_id"]))
-        assert {name: sorted(rows) for name, rows in near.items()} == scenario.nearest(batch)
-        joined = [(row["left_id"], row["right_id"]) for row in pairs[batch]]
-        assert len(joined) == len(set(joined))
-        assert set(joined) == scenario.pairs(batch), batch
 
 
 class Shuffling(GlobalPolicy):

@@ -10,10 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
-from window_scenario import WindowScenario
-
 from roost import Pipeline
 from roost.engine.session import make_session
+from window_scenario import WindowScenario
 
 
 def main(folder: Path, scenario: WindowScenario, step: str, batch_id: int) -> None:

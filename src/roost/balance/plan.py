@@ -104,6 +104,11 @@ class Plan:
         """Whether any machine may process any point, so that no shuffle is needed."""
         return all(len(p.machines) == self.machines for p in self.partitions)
 
+    @property
+    def undivided(self) -> bool:
+        """Whether several machines have all queries each."""
+        return self.machines > 1 and self.fully_replicated
+
     def rects(self) -> NDArray[np.int64]:
         """Return the rectangles of the partitions: rows of ``column0, row0, column1, row1``."""
         sides = chain.from_iterable(map(_RECT, self.partitions))

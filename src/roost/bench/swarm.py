@@ -113,6 +113,7 @@ def _run(
         "engine.spark": EXECUTOR,
         "engine.batch_rows": load.points,
         "balance.round": load.round_s / 2,
+        "balance.exchange": "always",
         "out.sink": "count",
     }
     points, bounds = str(folder / "points.parquet"), load.pickups.bounds

@@ -28,6 +28,7 @@ from roost.runtime.chain import Chain
 from roost.runtime.part import SOURCE, Item, Parcel, run_part
 from roost.stages.contract import Task
 from roost.storage.cache import WorkerCache
+from roost.storage.memory import file_memory
 
 ROUTED = "part long, item binary"
 
@@ -56,7 +57,7 @@ def local_folder() -> Path | None:
     return Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
 
 
-CACHE = WorkerCache(local_folder)
+CACHE = WorkerCache(local_folder, file_memory)
 
 
 def prepare(calls: Sequence[Callable[[WorkerCache], None]], items: Iterable[Any]) -> Iterator[str]:

@@ -20,6 +20,13 @@ class Strategy(StrEnum):
         return self in (Strategy.SWARM, Strategy.GLOBAL)
 
 
+class Exchange(StrEnum):
+    """When adaptive strategies send each point to the machine that owns its cell."""
+
+    AUTO = "auto"  # where the queries do not fit into the memory of a host
+    ALWAYS = "always"
+
+
 class WindowKind(StrEnum):
     """Unit of a window's length."""
 

@@ -23,6 +23,7 @@ from roost.errors import ConfigError
 from roost.model.choices import (
     BucketPolicy,
     ElasticPolicyName,
+    Exchange,
     LayoutName,
     PlacementName,
     Strategy,
@@ -243,6 +244,7 @@ class BalanceSettings(Section, section="balance"):
 
     round: float = _number(float, 0, 15.0, inclusive=False)
     tolerance: float = _number(float, 1, 1.1, inclusive=False)
+    exchange: Exchange = _choice(Exchange, Exchange.AUTO)
 
 
 @dataclass(frozen=True)

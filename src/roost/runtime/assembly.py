@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from roost.balance import initial_plan
+from roost.balance import Plan, initial_plan
 from roost.balance.planner import GlobalPlanner
 from roost.balance.rules import SwarmRules
 from roost.balance.strategies import sampled_costs
@@ -26,7 +26,7 @@ from roost.dataflow.flow import Dataflow
 from roost.dataflow.operators import SourceKind
 from roost.dataflow.schema import StreamSchema
 from roost.errors import ConfigError
-from roost.model.choices import Strategy
+from roost.model.choices import Exchange, Strategy
 from roost.model.records import TIME_MIN
 from roost.model.schemas import id_type_of
 from roost.model.settings import RunConfig
@@ -38,6 +38,8 @@ from roost.queries.log import QueryLog
 from roost.queries.versions import segment_files
 from roost.runtime.balancing import (
     BalancePolicy,
+    BuildPolicy,
+    FittingPolicy,
     GlobalPolicy,
     ReplicatedPolicy,
     SwarmPolicy,
@@ -394,6 +396,7 @@ class _Assembly:
                 self._segments(),
                 staging(self.out, "matches") if hooks.receives(config, "matches") else None,
                 table,
+                self._replicates(strategy),
             ),
             *(stage for stage in (self.window, statistics) if stage is not None),
             *self._window_results(),
@@ -430,8 +433,19 @@ class _Assembly:
         known = {} if last is None else plan_of(store, last)
         keep = self.hooks.resize is not None
         same = keep or known.get("machines") == machines
+        if strategy.adaptive and not self._replicates(strategy):
+            same &= not (known and Plan.from_json(known).undivided)
         if last is not None and known["strategy"] == strategy and same:
             return last
+        first = self._first_plan(strategy, machines)
+        epoch = 0 if last is None else last + 1
+        plan = first.renumbered(epoch, int(known.get("next_id", 0)))
+        plan.check_invariants()
+        store.record(Fact(PLANS, epoch, {**plan.to_json(), "strategy": strategy.value}))
+        return epoch
+
+    def _first_plan(self, strategy: Strategy, machines: int) -> Plan:
+        """Return the plan of a strategy before it has seen any load but a sample's."""
         sample = self.shape.sample
         if strategy is Strategy.HISTORY and sample is None:
             accepted = "another strategy for a stream without a sample of points"
@@ -441,12 +455,15 @@ class _Assembly:
         sampled |= strategy is Strategy.SWARM and self.hooks.swarm.sampled_plan
         if sampled and sample is not None:
             history = self._history(sample)
-        first = initial_plan(strategy, self.space.grid, machines, history)
-        epoch = 0 if last is None else last + 1
-        plan = first.renumbered(epoch, int(known.get("next_id", 0)))
-        plan.check_invariants()
-        store.record(Fact(PLANS, epoch, {**plan.to_json(), "strategy": strategy.value}))
-        return epoch
+        return initial_plan(strategy, self.space.grid, machines, history)
+
+    def _replicates(self, strategy: Strategy) -> bool:
+        """Return whether the plan is replicated while the queries fit into memory.
+
+        The guard finds attacks by what the balancer does, so it needs a plan that divides space.
+        """
+        auto = self.config.balance.exchange is Exchange.AUTO and not self.config.guard.enabled
+        return strategy.adaptive and auto
 
     def _history(self, source: Sampled) -> NDArray[np.float64]:
         x, y = sampled_positions(source, self.points.x, self.points.y)
@@ -502,9 +519,14 @@ class _Assembly:
             saved = {}
         balance: BalancePolicy | None = None
         if isinstance(stage, TrioStage):
-            balance = SwarmPolicy(stage, saved)
+            build: BuildPolicy = partial(SwarmPolicy, stage)
         elif stage is not None:
-            balance = GlobalPolicy(stage, GlobalPlanner(tolerance=config.balance.tolerance), saved)
+            planner = GlobalPlanner(tolerance=config.balance.tolerance)
+            build = partial(GlobalPolicy, stage, planner)
+        if stage is not None:
+            balance = build(saved)
+            if self._replicates(strategy):
+                balance = FittingPolicy(build, partial(self._first_plan, strategy), saved)
         policies: list[Policy] = [] if resize is None else [resize]
         policies.append(balance or ReplicatedPolicy())
         guard = None
@@ -531,5 +553,11 @@ class _Assembly:
             self.hooks.clock,
             _wanted(self.group),
             None if balance is None else balance.hottest,
+            self._index_bytes,
         )
         return [rounds]
+
+    def _index_bytes(self) -> int:
+        """Return the size of the live queries' files."""
+        files = segment_files(self.store)
+        return sum(files.path(ref.file).stat().st_size for ref in self.queries.version.segments)

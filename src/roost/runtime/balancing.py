@@ -8,16 +8,17 @@ for all machines at once. :mod:`roost.balance` makes the decisions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roost.balance import Partition, Plan
+from roost.balance import Partition, Plan, initial_plan
 from roost.balance.changes import Change, Decision, NoChange, Rebalance
 from roost.balance.planner import CostRates, GlobalPlanner
+from roost.balance.replication import replan
 from roost.balance.resizing import replicated, resize_by_statistics
 from roost.balance.swarm import (
     LoadReport,
@@ -28,6 +29,7 @@ from roost.balance.swarm import (
     scale_of,
     shed,
 )
+from roost.model.choices import Strategy
 from roost.runtime.rounds import BALANCE, BatchNotes, HiddenQueries, Policy, Proposal, RoundSnapshot
 from roost.stages.statistics import CellStage, TrioStage, TrioValue
 from roost.workload import CellCounts, CostModel, EulerHistogram, MachineStats
@@ -59,6 +61,61 @@ class ReplicatedPolicy:
         if snapshot.is_resized:
             return Proposal(replicated(snapshot.routing.plan, snapshot.wanted))
         return Proposal(NoChange("every machine has all queries"))
+
+
+BuildPolicy = Callable[[Mapping[str, Any]], BalancePolicy]
+"""Builds a policy that continues from the record of a round."""
+
+
+class FittingPolicy:
+    """Replicates the plan while the queries fit into the memory of every host.
+
+    Else another policy decides, which ``build`` makes anew whenever ``first_plan``, of so many
+    machines, divides space again: what the policy saw of loads before is old then.
+    """
+
+    name = BALANCE
+
+    def __init__(
+        self,
+        build: BuildPolicy,
+        first_plan: Callable[[int], Plan],
+        saved: Mapping[str, Any],
+    ) -> None:
+        self._build = build
+        self._first_plan = first_plan
+        self._policy = build(saved)
+        self._learnt = _learnt(saved)
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        """Replicate the plan, divide space, or leave the decision to the other policy."""
+        plan, machines, memory = snapshot.routing.plan, snapshot.wanted, snapshot.memory
+        fits = memory is not None and memory.fits(replicated=plan.undivided)
+        if plan.undivided and fits:
+            if snapshot.is_resized:
+                return Proposal(replicated(plan, machines), self._learnt)
+            return Proposal(NoChange(f"every machine has all queries: {memory}"), self._learnt)
+        if plan.undivided:
+            self._policy = self._build(self._learnt)
+            change = replan(plan, self._first_plan(machines))
+            reason = f"space is divided: {memory or 'memory of the hosts is unknown'}"
+            return Proposal(Rebalance((change,), reason, machines), self._learnt)
+        proposal = self._policy.propose(snapshot)
+        if not fits:
+            return proposal
+        self._learnt = _learnt(proposal.memory)
+        everything = initial_plan(Strategy.REPLICATED, snapshot.routing.space.grid, machines)
+        reason = f"every machine has all queries from now on: {memory}"
+        return Proposal(Rebalance((replan(plan, everything),), reason, machines), self._learnt)
+
+    def hottest(self, plan: Plan, machine: int) -> Partition | None:
+        """Return the most expensive partition of a machine in the round that ended."""
+        return self._policy.hottest(plan, machine)
+
+
+def _learnt(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is still true of a round's record when the plan is another one."""
+    return {name: saved[name] for name in ("model", "per_query_s") if name in saved}
 
 
 class SwarmPolicy:

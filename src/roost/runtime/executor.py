@@ -133,7 +133,8 @@ class InProcessExecutor:
     ``slots`` is the number of readers of a partitioned plan. ``measure`` replaces the measured
     times of a report, so that decisions repeat. ``names`` are those of its executors, each with a
     cache of its own and, below ``hosts``, a folder of its own; a caller may change them between two
-    batches. ``pickling`` has the processor seconds that the parts of the last batch spent on
+    batches. ``room`` replaces what workers measure: bytes of files that fit into a host's memory.
+    ``pickling`` has the processor seconds that the parts of the last batch spent on
     pickling blocks, by stage and machine.
     """
 
@@ -146,11 +147,13 @@ class InProcessExecutor:
         measure: Callable[[Report], Report] = lambda report: report,
         names: Sequence[str] = ("local",),
         hosts: Path | None = None,
+        room: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.slots = slots
         self.measure = measure
         self.names = names
         self._hosts = hosts
+        self._room = room
         self._caches: dict[str, WorkerCache] = {}
         self._placement = Placement()
         self.pickling: dict[tuple[str, int], float] = defaultdict(float)
@@ -170,7 +173,8 @@ class InProcessExecutor:
         """Return the cache of an executor."""
         hosts = self._hosts
         if name not in self._caches:
-            self._caches[name] = WorkerCache(lambda: None if hosts is None else hosts / name)
+            root = lambda: None if hosts is None else hosts / name  # noqa: E731
+            self._caches[name] = WorkerCache(root, self._room)
         return self._caches[name]
 
     def run(

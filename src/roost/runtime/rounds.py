@@ -28,6 +28,7 @@ from roost.balance.changes import (
 )
 from roost.balance.plan import MACHINES_MAX, Partition, Plan
 from roost.balance.planner import imbalance
+from roost.balance.replication import IndexMemory
 from roost.dataflow.balancing import EarlyKeys
 from roost.dataflow.moves import MapChange
 from roost.elastic.decisions import ElasticDecision
@@ -35,7 +36,7 @@ from roost.elastic.group import PlanLoad
 from roost.elastic.placement import PlacementDecision
 from roost.runtime.records import Intent
 from roost.stages.contract import Batch, Outcome, Reports, RoutingTable, task_seconds
-from roost.stages.matching import MatchingStage
+from roost.stages.matching import ROOM, MatchingStage
 from roost.stages.reading import ReadingStage, ReadTimes
 from roost.stages.routing import PLANS, SPACE, SpatialRouting, SpatialTable, spatial
 from roost.stages.statistics import STATISTICS
@@ -88,6 +89,7 @@ class RoundSnapshot:
     batches: Sequence[BatchNotes]
     hidden: HiddenQueries
     wanted: int  # machines of the next plan
+    memory: IndexMemory | None = None  # None if it was not measured
     accepted: Mapping[str, Decision] = field(default_factory=dict)  # so far, by policy
     after: SpatialRouting | None = None  # routing of the next round, if a decision changes it
 
@@ -262,6 +264,7 @@ class PlanRounds:
     wanted: Callable[[], int] | None = None
     # The most expensive partition of a machine; None if the plan divides no queries.
     hottest: Callable[[Plan, int], Partition | None] | None = None
+    index_bytes: Callable[[], int] = lambda: 0  # of the live queries' files
     records: str = ROUNDS
 
     def __post_init__(self) -> None:
@@ -274,6 +277,7 @@ class PlanRounds:
         self._busy: dict[int, float] = defaultdict(float)
         self._checks: dict[int, float] = defaultdict(float)
         self._notes: list[BatchNotes] = []
+        self._rooms: dict[str, int] = {}  # least of each executor
 
     def after_batch(self, done: CommittedBatch) -> None:
         """Note a batch of the current plan; end the round if it is long enough."""
@@ -289,6 +293,9 @@ class PlanRounds:
             spent = busy[report.machine] - report.counts["load_s"]
             self._busy[report.machine] += spent
             self._checks[report.machine] += report.counts["checks"]
+            if ROOM in report.counts:
+                room = int(report.counts[ROOM])
+                self._rooms[report.executor] = min(room, self._rooms.get(report.executor, room))
         times: ReadTimes = batch.outcomes[ReadingStage.name].result
         if times.oldest is None or times.median is None or times.newest is None:
             return
@@ -311,7 +318,8 @@ class PlanRounds:
         )
         hidden = self.hidden(self.now)
         notes, machines = tuple(self._notes), routing.machines
-        snapshot = RoundSnapshot(routing, busy_s, checks, self.now, notes, hidden, machines)
+        given = (routing, busy_s, checks, self.now, notes, hidden, machines)
+        snapshot = RoundSnapshot(*given, self._memory())
         verdicts, decided = arbitrate(snapshot, self.policies)
         after = decided.after
         balance = next(verdict for verdict in verdicts if verdict.policy == BALANCE)
@@ -348,6 +356,11 @@ class PlanRounds:
                 self.load = None  # of another number of machines
         self.number += 1
         self._start_round(self.now)
+
+    def _memory(self) -> IndexMemory | None:
+        if not self._rooms:
+            return None
+        return IndexMemory(self.index_bytes(), min(self._rooms.values()), len(self._rooms))
 
     def _note_load(self, seen: RoundSnapshot, now: float, reason: str, *, changed: bool) -> None:
         """Note the utilisation of the machines, and what the balancing policy did about it."""

@@ -48,6 +48,7 @@ from roost.storage.files import Files
 
 GATHERED, PAIRS = "gathered", "pairs"
 ROWS_PER_MATCH = 1 << 18
+ROOM = "room_bytes"  # bytes of files that fit into the memory of a machine's host
 MACHINE_METRICS = ("points", "checks", "matches", "load_s")
 
 
@@ -95,6 +96,7 @@ class MatchingTask(Task):
     output: pa.Schema  # of matches
     matches: Files | None  # where matches are staged; None only counts them
     arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
+    measures_room: bool  # whether machines report what memory their hosts have for files
 
     def build(self, machine: int, cache: WorkerCache) -> MatchingWork:
         """Build one machine's work."""
@@ -139,6 +141,7 @@ class MatchingWork(Work):
         self._rows = 0
         self._writer: MatchWriter | None = None
         self._counts = dict.fromkeys((*MACHINE_METRICS, "loaded_bytes"), 0.0)
+        self._room = cache.room if task.measures_room else lambda: None
         if task.matches is not None:
             self._writer = MatchWriter(task.matches, task.prefix, machine, task.number, task.output)
         if not task.plan.fully_replicated:
@@ -200,6 +203,9 @@ class MatchingWork(Work):
     def report(self) -> Report:
         """Report the file of matches."""
         self._counts["checks"] = self._index.checks
+        room = self._room()
+        if room is not None:
+            self._counts[ROOM] = room
         return Report(None if self._writer is None else self._writer.close(), self._counts)
 
 
@@ -220,6 +226,7 @@ class MatchingStage(Stage):
     segments: Files  # of the queries
     matches: Files | None  # where matches are staged; None only counts them
     table: SpatialTable
+    measures_room: bool = False
     _read: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def routing_table(self) -> SpatialTable:
@@ -256,6 +263,7 @@ class MatchingStage(Stage):
             match_schema(self.query_id_type, self.points.id_type, self.points.time_type),
             self.matches,
             routing.arrivals(spatial(batch.before)),
+            self.measures_room,
         )
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:

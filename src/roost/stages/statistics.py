@@ -102,9 +102,14 @@ class CellStage(Stage):
         """Count the live queries by cell."""
         return self._counts.update(self.queries.segments, now)
 
-    def prepare(self, batch: Batch) -> CountingTask:
-        """Return the task of a batch, with the number of queries that move."""
+    def prepare(self, batch: Batch) -> CountingTask | None:
+        """Return the task of a batch, with the number of queries that move.
+
+        None while every machine has all queries: no decision needs the counts.
+        """
         routing = spatial(batch.routings)
+        if routing.plan.undivided:
+            return None
         moved = routing.arrivals(spatial(batch.before))
         if not moved:
             return CountingTask(self.space, {})
@@ -118,6 +123,8 @@ class CellStage(Stage):
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Show the policy the counts of each machine."""
+        if self.name not in reports:
+            return Outcome()
         cells: dict[int, CellCounts] = {r.machine: r.value for r in reports[self.name]}
         return Outcome(metrics=_loaded(reports), observed=cells)
 
@@ -322,9 +329,11 @@ class TrioStage(Stage):
         row = view.get(STATISTICS, "trio")
         self.saved = Saved() if row is None else Saved.from_json(row)
 
-    def prepare(self, batch: Batch) -> TrioTask:
-        """Return the task of a batch."""
+    def prepare(self, batch: Batch) -> TrioTask | None:
+        """Return the task of a batch; None while every machine has all queries."""
         routing, before = spatial(batch.routings), spatial(batch.before)
+        if routing.plan.undivided:
+            return None
         first = batch.number if self.saved.first is None else self.saved.first
         gone = () if self.window is None else self.window.gone
         return TrioTask(
@@ -350,6 +359,8 @@ class TrioStage(Stage):
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:
         """Record the files; show the policy two numbers of each machine."""
+        if self.name not in reports:  # what was counted before the plan was replicated is old
+            return Outcome(facts=[Fact(STATISTICS, "trio", Saved().to_json())], result=Saved())
         values: dict[int, TrioValue] = {r.machine: r.value for r in reports[self.name]}
         self._places = {r.machine: r.executor for r in reports[self.name]}
         self._executor = executor

@@ -27,8 +27,14 @@ class WorkerCache:
         "window": 1 << 20,  # dropped by age
     }
 
-    def __init__(self, root: Callable[[], Path | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        root: Callable[[], Path | None] = lambda: None,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._root = root
+        # Bytes of files that fit into the memory of the worker's host; None if that is unknown.
+        self.room = room
         self._entries: dict[str, OrderedDict[Any, Any]] = {}
         self._lock = threading.Lock()  # snapshot queries may run beside a batch
 

@@ -5,15 +5,18 @@ Expected results come from lists of points, without Roost's windows.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pytest import approx
 
 from roost import Box, Circle, Pipeline, Query, RunConfig
 from roost.model.records import Request, Terminate
@@ -257,3 +260,35 @@ class WindowScenario:
             and math.dist((p["x"], p["y"]), (q["x"], q["y"])) <= self.join["distance"]
             and abs(p["event_time"] - q["event_time"]) <= self.join["within"]
         }
+
+
+# --------------------------------------------------------------------------- results of a run
+
+
+def rows_of(out: Path, kind: str) -> dict[int, list[Record]]:
+    found = defaultdict(list)
+    for path in sorted((out / kind).glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            found[row["batch_id"]].append(row)
+    return found
+
+
+def check_outputs(scenario: WindowScenario, out: Path) -> None:
+    aggregates, nearest = rows_of(out, "aggregates"), rows_of(out, "nearest")
+    pairs, dead = rows_of(out, "pairs"), rows_of(out, "dead")
+    late = [row for rows in dead.values() for row in rows if row["reason"] == "late"]
+    assert sorted(json.loads(row["record"])["id"] for row in late) == scenario.late()
+    for batch in range(BATCHES):
+        expected = scenario.aggregates(batch)
+        found = {(row["query_id"], row["name"]): row["number"] for row in aggregates[batch]}
+        assert len(found) == len(aggregates[batch])
+        assert found.keys() == expected.keys(), batch
+        for key, value in expected.items():
+            assert found[key] == (None if value is None else approx(value)), (batch, key)
+        near: dict[str, list[Any]] = defaultdict(list)
+        for row in nearest[batch]:
+            near[row["query_id"]].append((row["rank"], row["point_id"]))
+        assert {name: sorted(rows) for name, rows in near.items()} == scenario.nearest(batch)
+        joined = [(row["left_id"], row["right_id"]) for row in pairs[batch]]
+        assert len(joined) == len(set(joined))
+        assert set(joined) == scenario.pairs(batch), batch
