@@ -15,6 +15,7 @@ from roost.errors import ConfigError
 from roost.model.choices import (
     BucketPolicy,
     ElasticPolicyName,
+    Exchange,
     LayoutName,
     PlacementName,
     Strategy,
@@ -60,6 +61,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "engine.cache_bytes": (1, 1),
     "balance.round": (60, 60.0),
     "balance.tolerance": (1.25, 1.25),
+    "balance.exchange": ("always", Exchange.ALWAYS),
     "window.kind": ("count", WindowKind.COUNT),
     "window.length": (3600, 3600.0),
     "window.tumbling": (True, True),
@@ -427,6 +429,7 @@ def test_every_keyword_of_version_0_1_is_known_to_the_test() -> None:
     newer = {
         "engine.cache",
         "engine.cache_bytes",
+        "balance.exchange",
         "out.history",
         *(k for k in KEYS if k.startswith(("dataflow.", "synopsis.", "elastic."))),
     }

@@ -45,6 +45,7 @@ BOUNDS = (0.0, 0.0, 10.0, 10.0)
 SIDE = SIDE_SHARE * (BOUNDS[2] - BOUNDS[0])  # of a query, as in the dissertation
 ROUND_S = 15  # of event time; a batch each
 WARM = 8  # batches that are not measured: they read the index, and the JVMs compile
+BATCHES_MAX = 40
 PLACED = (Strategy.SWARM, Strategy.GLOBAL)
 STRATEGIES = (Strategy.REPLICATED, Strategy.HISTORY, *PLACED)
 # Runs are short. The optimizing compiler of the JVMs would use a third of the cores meanwhile.
@@ -66,10 +67,14 @@ class MemorySize:
     # Of a host: its JVMs and Python take 700 to 850. A third of the largest index has to fit beside
     # them, the whole must not.
     limit_mb: int
-    batches: int
+    least: int  # batches of the largest index; those of smaller ones are shorter, and vary more
     # Of a batch: a sixteenth of what the engine takes by default, so that Spark's fixed cost of a
     # job is a small part of it, and the memory of a host suffices.
     batch_rows: int = 1_000_000
+
+    def batches(self, queries: int) -> int:
+        """Return how many batches are measured."""
+        return min(self.least * max(self.queries) // queries, BATCHES_MAX)
 
 
 FULL = MemorySize((1_000_000, 4_000_000, 16_000_000), 1800, 12)
@@ -83,7 +88,7 @@ class _Prepared(Exception):
 def make_files(size: MemorySize, queries: int, folder: Path) -> None:
     """Write uniform points and boxes."""
     random = np.random.default_rng(queries)
-    rows = size.batch_rows * (1 + WARM + size.batches)
+    rows = size.batch_rows * (1 + WARM + size.batches(queries))
     at = random.uniform(BOUNDS[0], BOUNDS[2], (rows, 2))
     ids = np.arange(rows)
     times = pa.array(ids * (ROUND_S * 1_000_000) // size.batch_rows, pa.timestamp("us", "UTC"))
