@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from window_points import PLANE
 
 from balance_checks import plans_of, recorded
 from layouts import random_layout
 from roost import RunConfig
-from roost.balance import Partition, Plan
-from roost.balance.changes import apply_changes, overlap_cells
+from roost.balance import Partition, Plan, initial_plan
+from roost.balance.changes import NoChange, Rebalance, apply_changes, overlap_cells
 from roost.balance.replication import IndexMemory, replan
 from roost.errors import ConfigError
+from roost.model.choices import Strategy
+from roost.runtime.balancing import FittingPolicy
 from roost.runtime.executor import InProcessExecutor
-from roost.runtime.records import intent, last_commit
+from roost.runtime.records import commits, intent, last_commit
+from roost.runtime.rounds import BALANCE, HiddenQueries, Proposal, RoundSnapshot
+from roost.stages.routing import SpatialRouting
+from roost.stages.statistics import STATISTICS
 from roost.storage.memory import file_memory
 from roost.testing import InProcessPipeline
 from stage_scenario import BATCHES, STEPS, Killed, Scenario
@@ -30,9 +39,11 @@ ADAPTIVE = ("swarm", "global")
 class Hosts(InProcessExecutor):
     """Three executors whose memory changes before some batches, from ``rooms`` by batch."""
 
-    def __init__(self, rooms: dict[int, int | None], count: int = 3) -> None:
+    def __init__(
+        self, rooms: dict[int, int | None], count: int = 3, small: Sequence[str] = ()
+    ) -> None:
         names = [str(number) for number in range(count)]
-        super().__init__(names=names, room=lambda: self.now)
+        super().__init__(names=names, room=lambda name: 1 if name in small else self.now)
         self.rooms = rooms
         self.now: int | None = rooms.get(0)
 
@@ -70,9 +81,71 @@ def test_the_plan_follows_the_memory_of_the_hosts(tmp_path: Path, strategy: str)
     assert "every machine has all queries from now on" in reasons[0]
     assert "every machine has all queries:" in reasons[1]
     assert "space is divided" in reasons[3] and "room for 0 on a host" in reasons[3]
+    with closing(scenario.store()) as store:
+        found = [STATISTICS in commit.figures["stages"] for commit in commits(store)]
+    assert found == [True, False, False, False, True, True]
     scenario.check()
     for plan in plans_of(state):
         plan.check_invariants()
+
+
+def test_statistics_start_anew_when_space_is_divided_again(tmp_path: Path) -> None:
+    hosts, seen = Hosts({0: LARGE, 3: 0}), []
+    scenario = started(tmp_path, "swarm", lambda: hosts)
+
+    def on_step(step: str, number: int) -> None:
+        hosts.on_step(step, number)
+        if step == "end":
+            with closing(scenario.store()) as store:
+                row = store.get(STATISTICS, "trio")
+            seen.append((row["first"], len(row["files"]), row["rows"] is None))
+
+    scenario.on_step = on_step
+    scenario.live()
+    # Else requests that came meanwhile would count as those of one round.
+    assert seen == [(0, 3, False), *[(None, 0, True)] * 3, (4, 3, False), (4, 3, False)]
+
+
+class Noted:
+    """A policy that notes nothing but how it was built."""
+
+    name = BALANCE
+
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        self.saved = dict(saved)
+
+    def propose(self, snapshot: RoundSnapshot) -> Proposal:
+        return Proposal(NoChange("noted"), {"model": 3, "per_query_s": 0.5, "swarm": 7, "rate": 1})
+
+    def hottest(self, plan: Plan, machine: int) -> None:
+        return None
+
+
+def test_costs_that_were_learnt_survive_and_the_rest_does_not() -> None:
+    built: list[Noted] = []
+
+    def build(saved: Mapping[str, Any]) -> Noted:
+        built.append(Noted(saved))
+        return built[-1]
+
+    first = partial(initial_plan, Strategy.UNIFORM, PLANE.grid)
+    policy = FittingPolicy(build, first, {})
+    none = np.zeros(2)
+    routing, memories = SpatialRouting(first(2), PLANE), []
+    for room in (LARGE, LARGE, 0, 0):
+        memory = IndexMemory(10, room, 2)
+        snapshot = RoundSnapshot(
+            routing, none, none, 0, (), HiddenQueries(), routing.machines, memory
+        )
+        proposal = policy.propose(snapshot)
+        memories.append(proposal.memory)
+        if isinstance(proposal.decision, Rebalance):
+            routing = routing.apply(proposal.decision.changes, proposal.decision.machines)
+    learnt = {"model": 3, "per_query_s": 0.5}
+    assert [one.saved for one in built] == [{}, learnt]
+    assert memories[:3] == [learnt] * 3 and memories[3]["swarm"] == 7
+    # A restart while the plan is replicated.
+    assert FittingPolicy(build, first, {**learnt, "round": 4})._learnt == learnt
 
 
 @pytest.mark.parametrize("strategy", ADAPTIVE)
@@ -125,10 +198,11 @@ def test_a_window_outlives_both_changes(
         (lambda: Hosts({0: LARGE}, count=1), {}),
         (lambda: Hosts({0: None}), {}),
         (lambda: Hosts({0: 0}), {}),
+        *((lambda name=name: Hosts({0: LARGE}, small=[name]), {}) for name in "012"),
         (lambda: Hosts({0: LARGE}), {"balance.exchange": "always"}),
         (lambda: Hosts({0: LARGE}), {"guard.enabled": True}),
     ],
-    ids=["one executor", "unknown memory", "little memory", "always", "guard"],
+    ids=["one executor", "unknown memory", "little memory", *"012", "always", "guard"],
 )
 def test_space_stays_divided(
     tmp_path: Path, hosts: Callable[[], Hosts], settings: dict[str, object]

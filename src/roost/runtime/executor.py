@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -133,7 +134,8 @@ class InProcessExecutor:
     ``slots`` is the number of readers of a partitioned plan. ``measure`` replaces the measured
     times of a report, so that decisions repeat. ``names`` are those of its executors, each with a
     cache of its own and, below ``hosts``, a folder of its own; a caller may change them between two
-    batches. ``room`` replaces what workers measure: bytes of files that fit into a host's memory.
+    batches. ``room`` returns what the workers of an executor measure: bytes of files that fit into
+    the memory of its host.
     ``pickling`` has the processor seconds that the parts of the last batch spent on
     pickling blocks, by stage and machine.
     """
@@ -147,7 +149,7 @@ class InProcessExecutor:
         measure: Callable[[Report], Report] = lambda report: report,
         names: Sequence[str] = ("local",),
         hosts: Path | None = None,
-        room: Callable[[], int | None] = lambda: None,
+        room: Callable[[str], int | None] = lambda name: None,
     ) -> None:
         self.slots = slots
         self.measure = measure
@@ -174,7 +176,7 @@ class InProcessExecutor:
         hosts = self._hosts
         if name not in self._caches:
             root = lambda: None if hosts is None else hosts / name  # noqa: E731
-            self._caches[name] = WorkerCache(root, self._room)
+            self._caches[name] = WorkerCache(root, partial(self._room, name))
         return self._caches[name]
 
     def run(
