@@ -26,6 +26,7 @@ import pytest
 from cases import read_folder
 from elastic_driver import QUERIES, SIDE, size_changes
 
+from balance_checks import plans_of
 from roost import Dataflow
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.schema import resolve
@@ -136,6 +137,8 @@ def test_executors_follow_the_load(tmp_path: Path, cluster: StandaloneCluster) -
     assert max(row["layout"] for row in rounds) >= 2, "the layout counted no executor"
     assert rounds[-1]["planned"] == 1
     assert last["killed"] == ["arriving", "leaving"] and last["left"] <= 1
+    plans = plans_of(folder / "out" / "state")
+    assert {plan.undivided for plan in plans} == {True, False}, "one executor divides space"
     check_no_executor_is_left(cluster)
 
 
