@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import math
+import pkgutil
 import random
 import threading
 from collections import Counter
@@ -20,7 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import roost.stages
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
+from roost import RunConfig
 from roost.dataflow.blocks import BUCKET, ORDER, TIME
 from roost.dataflow.cuts import CUT
 from roost.dataflow.flow import Dataflow, Stream
@@ -34,9 +38,12 @@ from roost.dataflow.schema import OWN_COLUMNS, resolve
 from roost.dataflow.watermarks import Progress
 from roost.errors import DataflowError
 from roost.model.records import TIME_MAX, TIME_MIN
+from roost.runtime.flow import RESERVED
+from roost.stages.contract import Stage
 from roost.stages.decode import MALFORMED, ROW
 from roost.stages.flow_subquery import STATE
 from roost.storage.store import Store
+from roost.testing import InProcessPipeline
 from stage_scenario import STEPS
 
 COVERED = {
@@ -83,6 +90,20 @@ def test_a_repeated_batch_has_the_same_clock(step: str, tmp_path: Path) -> None:
     assert sorted((row["event_time"], row["k"]) for row in found["counts"]) == [
         (0, 0), (10_000_000, 1), (20_000_000, 2)
     ]  # fmt: skip
+
+
+def test_a_clock_that_goes_back_makes_no_tuple_late(tmp_path: Path) -> None:
+    """As after a correction of the host's time, or on another host."""
+    flow = Dataflow("clock")
+    flow.source("s", {"k": "int64"}).sink("stamped")
+    with FlowRun(flow, tmp_path) as run:
+        for number, clock in enumerate([9.0, 4.0, 6.0, 10.0]):
+            run.batch({"s": pa.table({"k": [number]})}, clock)
+            if number % 2:
+                run.stop()
+    stamped = {row["k"]: row["event_time"] / 1e6 for row in run.results()["stamped"]}
+    assert stamped == {0: 9.0, 1: 9.0, 2: 9.0, 3: 10.0}
+    assert not run.dead()
 
 
 def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
@@ -200,6 +221,66 @@ def test_tuples_of_the_same_time_have_an_order(seed: int, tmp_path: Path) -> Non
                 run.stop()
     compare(run, oracle)
     assert all(oracle.results.values())
+
+
+def value_columns() -> dict[str, pa.Array]:
+    """Return values of all kinds of types; two of them are equal, and one is null."""
+    numbers = pa.array([3, 1, None, 2, 3, 0], pa.int64())
+    texts = pa.array(["b", "", None, "b\0", "b", "\0"])
+    days = pa.array([3, 1, None, 2, 3, 0], pa.int32())
+    return {
+        "decimal": numbers.cast(pa.decimal128(30, 2)),
+        "date64": days.cast(pa.date32()).cast(pa.date64()),
+        "time32": days.cast(pa.time32("s")),
+        "duration": numbers.cast(pa.duration("ms")),
+        "half": numbers.cast(pa.float64()).cast(pa.float16()),
+        "uint64": numbers.cast(pa.uint64()),
+        "bytes": texts.cast(pa.binary()),
+        "many bytes": texts.cast(pa.large_binary()),
+        "fixed bytes": pa.array([b"ba", b"ab", None, b"aa", b"ba", b"a\0"], pa.binary(2)),
+        "many texts": texts.cast(pa.large_string()),
+        "view": texts.cast(pa.string_view()),
+        "dictionary": texts.dictionary_encode(),
+        "list": pa.array([[1, 2], [], None, [1], [1, 2], [None]], pa.list_(pa.int64())),
+        "struct": pa.array([{"a": n, "b": s} for n, s in zip(numbers.to_pylist(),
+                                                             texts.to_pylist(), strict=True)]),
+        "null": pa.nulls(6),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", value_columns())
+def test_columns_of_any_type_have_an_order(kind: str, tmp_path: Path) -> None:
+    """Rows without numbers are ordered by content, whatever the order in which they arrive."""
+    values = value_columns()[kind]
+    table = pa.table({"k": pa.array([0] * 6), "x": values, "t": pa.array([5] * 6)})
+    found = []
+    for rows in ([0, 1, 2, 3, 4, 5], [4, 3, 5, 0, 2, 1], [5, 2, 1, 4, 3, 0]):
+        flow, folder = Dataflow("types"), tmp_path / str(rows[0])
+        source = flow.source("s", table.schema, time="t")
+        ends = {"first": "first(x)", "last": "last(x)"}
+        source.aggregate(ends, by="k", window="tuples", size=2, name="two").sink("twos")
+        recent = source.join(
+            source, "left.k = right.k", window="tuples", per="key", size=2, name="recent"
+        )
+        recent.sink("met")
+        source.product(source, "left.k <= right.k", size=3, name="product").sink("products")
+        run = FlowRun(flow, folder, layout=lambda _: "operator_cloud")
+        run.numbered = False
+        with run:
+            for number, mine in enumerate((rows[:3], rows[3:])):
+                some = pa.concat_tables([table.slice(row, 1) for row in mine])
+                run.batch({"s": some}, 0.0, ["s"] * number)
+        results = {
+            sink: sorted(
+                repr(list(row.values())[1:])  # without the batch
+                for file in (folder / sink).glob("*.parquet")
+                for row in pq.read_table(file).to_pylist()
+            )
+            for sink in ("twos", "met", "products")
+        }
+        assert len(results["twos"]) == 3 and len(results["products"]) == 36
+        found.append(results)
+    assert found[0] == found[1] == found[2]
 
 
 # --------------------------------------------------------------------------- figures 4 and 5
@@ -410,6 +491,28 @@ def test_a_changed_query_is_refused_by_name(
         run.batch({}, 1.0)
 
 
+@pytest.mark.parametrize("sink", ["", "a/b", ".hidden", "_staging", "own state", "synopsis"])
+def test_a_sink_that_names_no_folder_of_its_own_is_refused(sink: str, tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    flow.source("s", {"k": "int64", "t": "int64"}, time="t").sink(sink)
+    out = {"dir": tmp_path, "state": tmp_path / "own state"}
+    with (
+        InProcessPipeline(RunConfig(out=out), flow=flow) as pipeline,
+        pytest.raises(DataflowError, match=f"operator '{sink}': a sink names a folder"),
+    ):
+        pipeline._take_lock()
+        pipeline._assemble(None, None, None)
+
+
+def test_a_sink_cannot_have_the_folder_of_any_stage() -> None:
+    """Also of those to come."""
+    for module in pkgutil.iter_modules(roost.stages.__path__):
+        importlib.import_module(f"roost.stages.{module.name}")
+    stages = [stage for stage in Stage.__subclasses__() if stage.__module__.startswith("roost.")]
+    kinds = {kind for stage in stages for kind in getattr(stage, "kinds", ())}
+    assert {"matches", "dead", "synopsis"} <= kinds <= RESERVED
+
+
 def test_a_refused_query_leaves_no_state(tmp_path: Path) -> None:
     """So the corrected one is no changed one."""
 
@@ -534,6 +637,22 @@ def test_an_aggregate_function_of_another_type_stops_the_run(
 def test_all_columns_of_stages_are_known() -> None:
     """A column of the user with such a name is refused."""
     assert {TIME, ORDER, BUCKET, PANE, CUT, TUPLES, ROW, MALFORMED} == OWN_COLUMNS
+
+
+def test_a_key_may_have_any_name_that_is_not_refused(tmp_path: Path) -> None:
+    """State has columns of its own for each function, which must not replace a key."""
+    flow = Dataflow("names")
+    source = flow.source("s", {"0.n": "int64", "1.limbs": "string", "t": "int64"}, time="t")
+    functions = {"n": "count", "z": "sum(`0.n`)"}
+    source.aggregate(functions, by=["0.n", "1.limbs"], size=4, advance=2, name="a").sink("out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(3):
+            rows = [{"0.n": n % 4, "1.limbs": "ab"[n % 2], "t": 2 * number} for n in range(9)]
+            oracle.batch({"s": rows}, 0.0, ["s"] * (number == 2))
+            run.batch({"s": as_table(graph, "s", rows)}, 0.0, ["s"] * (number == 2))
+    compare(run, oracle)
 
 
 def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
@@ -809,6 +928,26 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: f.union(stream_of(f), stream_of(f, "r", w="string"), name="a"),
         "operator 'a', column 'w': streams of different schemas",
     ),
+    "column of partial results": (
+        lambda f: stream_of(f).map({"__0.n": pc.field("k")}, name="a"),
+        "operator 'a', column '__0.n': a column of this name is Roost's own",
+    ),
+    "union with a stream of another dataflow": (
+        lambda f: f.union(stream_of(f), stream_of(Dataflow("other")), name="a"),
+        "operator 'a': reads 's' of another dataflow",
+    ),
+    "join with a stream of another dataflow": (
+        lambda f: stream_of(f).join(
+            stream_of(Dataflow("other")), "left.k = right.k", size=5, name="a"
+        ),
+        "operator 'a': reads 's' of another dataflow",
+    ),
+    "product with a stream of another dataflow": (
+        lambda f: stream_of(f).product(
+            stream_of(Dataflow("other")), "left.k < right.k", size=5, name="a"
+        ),
+        "operator 'a': reads 's' of another dataflow",
+    ),
     "column of Roost's own": (
         lambda f: stream_of(f).map({"__time": pc.field("k")}, name="a"),
         "operator 'a', column '__time': a column of this name is Roost's own",
@@ -854,7 +993,7 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
 def test_a_wrong_dataflow_is_refused_with_operator_and_column(name: str) -> None:
     build, message = REFUSED[name]
     flow = Dataflow("wrong")
-    build(flow)
-    flow.add(Sink("out", (Port("s"),)))
     with pytest.raises(DataflowError, match=message):
+        build(flow)
+        flow.add(Sink("out", (Port("s"),)))
         resolve(flow.name, flow.operators)
