@@ -45,8 +45,9 @@ from roost.dataflow.moves import (
 )
 from roost.dataflow.schema import FlowGraph, resolve
 from roost.model.choices import LayoutName
-from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowSnapshot
-from roost.runtime.records import commits, intent
+from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds, FlowSnapshot
+from roost.runtime.records import commits, intent, last_round
+from roost.stages import flow_early
 from roost.stages.flow_routing import maps_of, routing_of, stage_of, unpacked
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
@@ -149,8 +150,14 @@ def time_windows() -> tuple[Dataflow, FlowGraph]:
 
 
 @pytest.mark.sweep([0], 1, 200)
-def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
-    """Many keys and tuples out of order, over windows that are open while buckets move."""
+def test_every_operator_with_time_windows(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many keys and tuples out of order, over windows that are open while buckets move.
+
+    Machines receive partial results of some operators, or tuples.
+    """
+    monkeypatch.setattr(flow_early, "ROWS_PER_PARTIAL", 3 * (seed % 2))
     flow, graph = time_windows()
     chance = random.Random(seed)
     moves = RandomMoves(chance, 3)
@@ -532,6 +539,20 @@ def test_costs_of_both_protocols() -> None:
     assert cheaper(forecast(state_bytes=5e8)) is Recreation.WINDOW
     assert cheaper(forecast(window_s=0.5, shared_s=0.5)) is Recreation.WINDOW
     assert cheaper(forecast(state_bytes=1e12, window_s=math.inf)) is Recreation.STATE
+
+
+def test_a_restart_continues_with_the_cost_model(tmp_path: Path) -> None:
+    """It is calibrated by the batches of all drivers before."""
+    changes = ScriptedPolicy(lambda snapshot: None)
+    with FlowRun(figure_9()[0], tmp_path, policies=[changes]) as run:
+        for number in range(3):
+            run.batch({"s": pa.table({"k": [0], "v": [1], "t": [number]})}, float(number))
+        with closing(Store(tmp_path / "state")) as store:
+            known = (last_round(store, FLOW_ROUNDS) or {})["models"]["sums"]
+        run.stop()
+        (rounds,) = run._loop().rounds
+        assert isinstance(rounds, FlowRounds)
+        assert rounds._meters["sums"].model.to_json() == known != LoadMeter(1).model.to_json()
 
 
 def test_loads_of_buckets(tmp_path: Path, monkeypatch) -> None:

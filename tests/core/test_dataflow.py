@@ -41,7 +41,9 @@ from roost.model.records import TIME_MAX, TIME_MIN
 from roost.runtime.flow import RESERVED
 from roost.stages.contract import Stage
 from roost.stages.decode import MALFORMED, ROW
+from roost.stages.flow import FlowSettings, ProgressStage
 from roost.stages.flow_subquery import STATE
+from roost.storage.files import Files
 from roost.storage.store import Store
 from roost.testing import InProcessPipeline
 from stage_scenario import STEPS
@@ -159,6 +161,33 @@ def test_watermarks_of_idle_sources_that_resume() -> None:
     for seed in range(200):
         found += follow_watermarks(seed)
     assert min(found["idle source rose"], found["resumed behind its watermark"]) >= 30, found
+
+
+def test_a_batch_without_tuples_is_due_when_a_source_becomes_idle() -> None:
+    """If that advances a watermark: else nothing would close."""
+    flow = Dataflow("idle")
+    schema = {"k": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    flow.union(a, b).sink("out")
+    graph, now = resolve(flow.name, flow.operators), [0.0]
+    files = Files("no folder")
+    stage = ProgressStage(graph, FlowSettings(0.0, 5.0, {}, files), lambda: now[0])
+
+    def after(newest: dict[str, int], clock: float) -> bool:
+        stage.progress = stage.progress.after(graph, newest, clock, (), 0.0, 5.0)
+        now[0] = clock
+        return stage.due()
+
+    assert not stage.due() and not after({"a": 10, "b": 4}, 0.0)
+    assert not after({"a": 20}, 3.0)
+    now[0] = 4.9
+    assert not stage.due()
+    now[0] = 5.0
+    assert stage.due()
+    assert not after({}, 5.0), "the batch has advanced it"
+    assert stage.progress.watermark("out") == 20
+    now[0] = 100.0  # no other source is active, so nothing advances
+    assert not stage.due()
 
 
 def tied() -> Dataflow:
@@ -324,6 +353,7 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
     last.sink("fives")
     met = stream.join(stream, "left.k = right.k", window="tuples", per="key", size=3, name="p")
     met.sink("met")
+    stream.aggregate({"n": Whole("k")}, size=10, advance=5, name="w").sink("whole")
     keys, sizes, memory = 20, [], []
     with FlowRun(flow, tmp_path, history=5) as run:
         for number in range(100):
@@ -343,8 +373,15 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
             name: sum(file[1] for _, files in entries for file in files)
             for name, entries in store.items(STATE)
         }
+        needed = {
+            name: (20 * entries[0][0], max(file[3] for _, files in entries for file in files))
+            for name, entries in store.items(STATE)
+            if name in "awjx"
+        }
     # A window of 10 has 10 tuples; a join stores both sides.
-    assert rows["a"] <= 3 * 10 and max(rows["j"], rows["x"]) <= 3 * 20, rows
+    assert max(rows["a"], rows["w"]) <= 3 * 10 and max(rows["j"], rows["x"]) <= 3 * 20, rows
+    # A file is deleted when its windows close, whether or not it was merged.
+    assert all(oldest < 2000 < until <= 2000 + 10 for oldest, until in needed.values()), needed
     assert rows["f"] <= 2 * keys, rows
     # Windows of 5 and of 3 tuples of each key.
     assert rows["t"] <= 3 * 5 * keys and rows["p"] <= 3 * 3 * keys, rows
