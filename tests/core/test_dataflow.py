@@ -917,6 +917,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: stream_of(f, w="string").map({"y": pc.field("w") + 1}, name="a"),
         r"operator 'a', column 'y': .*input types \(string, int8\)$",
     ),
+    "expression that a literal narrows": (
+        lambda f: stream_of(f).map({"y": pc.field("k") * 2.5}, name="a"),
+        r"operator 'a', column 'y': .*\(k, 2.5\) has type float, because pyarrow narrows a literal",
+    ),
     "wrong type of a key": (
         lambda f: stream_of(f).aggregate({"n": "count"}, by="v", size=5, name="a"),
         "operator 'a', column 'v': a key must be",
@@ -1024,6 +1028,22 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         "operator 'a': a window of tuples over the whole stream; a Product has time windows only",
     ),
 }  # fmt: skip
+
+
+def test_an_expression_may_be_float_if_the_user_says_so() -> None:
+    """By a cast, or by the type of a column; else it is a double, whatever the literal."""
+    flow = Dataflow("f")
+    columns = {
+        "tenths": pc.field("k").cast("double") * 0.5,
+        "more": pc.field("k") * 0.1,
+        "cast": (pc.field("k") * 0.5).cast("float"),
+    }
+    stream_of(flow).map(columns, name="doubles").sink("a")
+    stream_of(flow, "r", w="float").map({"w": pc.field("w") * 0.5}, name="float").sink("b")
+    graph = resolve(flow.name, flow.operators)
+    made = graph.by_name["doubles"].output
+    assert made is not None
+    assert [str(type_) for type_ in made.columns.types] == ["int64", "double", "double", "float"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
