@@ -856,10 +856,11 @@ def cycle(flow: Dataflow) -> None:
 class Whole:
     """A function of the user over a column, with something that it holds."""
 
-    type = pa.int64()
-
-    def __init__(self, column: str, held: object = None) -> None:
-        self.columns = (column,)
+    def __init__(
+        self, *column: str, held: object = None, type_: object = None, columns: object = None
+    ) -> None:
+        self.columns = columns or column
+        self.type = type_ or pa.int64()
         self.held = held
 
     def whole(self, values: pa.Array) -> int:
@@ -929,6 +930,26 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: stream_of(f, w="string").aggregate({"n": "sum(w)"}, size=5, name="a"),
         "operator 'a', column 'w'",
     ),
+    "unknown function": (
+        lambda f: stream_of(f).aggregate({"n": "median(v)"}, size=5, name="a"),
+        r"operator 'a', column 'n': 'median\(v\)' is not a function: .* quantile .*top\(n, column",
+    ),
+    "type of a user's function that is a text": (
+        lambda f: stream_of(f).aggregate({"n": Whole("v", type_="int64")}, size=5, name="a"),
+        "operator 'a', column 'n': the type of a function is a pyarrow type .*, not 'int64'",
+    ),
+    "columns of a user's function that are no names": (
+        lambda f: stream_of(f).aggregate({"n": Whole(columns=5)}, size=5, name="a"),
+        "operator 'a', column 'n': the columns of a function are names, not 5",
+    ),
+    "schema of expressions": (
+        lambda f: stream_of(f).map({"y": pc.field("k")}, schema=pa.schema([]), name="a"),
+        "operator 'a': a schema is for a function",
+    ),
+    "window of a boolean": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=True, name="a"),
+        "operator 'a': size of True",
+    ),
     "window of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
         "operator 'a': size of 0",
@@ -968,6 +989,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
     "union of different schemas": (
         lambda f: f.union(stream_of(f), stream_of(f, "r", w="string"), name="a"),
         "operator 'a', column 'w': streams of different schemas",
+    ),
+    "column of a type without rows": (
+        lambda f: stream_of(f).map(len, schema=pa.schema([("x", pa.string_view())]), name="a"),
+        "operator 'a', column 'x': a column of type string_view; expected string$",
     ),
     "column of partial results": (
         lambda f: stream_of(f).map({"__0.n": pc.field("k")}, name="a"),
@@ -1011,7 +1036,9 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         "operator 'a': .*does not pickle",
     ),
     "aggregate function that does not pickle": (
-        lambda f: stream_of(f).aggregate({"n": Whole("v", threading.Lock())}, size=5, name="a"),
+        lambda f: stream_of(f).aggregate(
+            {"n": Whole("v", held=threading.Lock())}, size=5, name="a"
+        ),
         "operator 'a', column 'n': .*does not pickle",
     ),
     "tuple window over the whole stream in a join": (

@@ -179,7 +179,7 @@ class Stream:
         name, inputs = self.flow.named("map", name), (self.port,)
         if callable(columns):
             return self.flow.add(Map(name, inputs, {}, columns, schema))
-        return self.flow.add(Map(name, inputs, dict(columns)))
+        return self.flow.add(Map(name, inputs, dict(columns), None, schema))
 
     def filter(self, predicate: str, *, name: str | None = None) -> Stream:
         """Return the tuples for which a predicate is true."""

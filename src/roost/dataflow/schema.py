@@ -36,7 +36,7 @@ from roost.dataflow.operators import (
     WindowBy,
 )
 from roost.errors import ConfigError, DataflowError, PredicateError
-from roost.model.columns import decoded_type
+from roost.model.columns import VIEWS, decoded_type
 from roost.model.records import TIME_LIMIT
 from roost.model.schemas import TIMESTAMP, is_text, time_type_of
 from roost.predicate import check, parse
@@ -192,7 +192,7 @@ def resolve(
             assert found is not None
             inputs.append(found)
         node = nodes[operator.name] = _resolved(operator, len(nodes), tuple(inputs), own or {})
-        _check_names(node)
+        _check_columns(node)
     if not any(isinstance(operator, Sink) for operator in operators):
         raise DataflowError(name, "a dataflow needs at least one sink")
     return FlowGraph(name, tuple(nodes.values()))
@@ -264,11 +264,18 @@ def _resolved(
     return Node(operator, number, inputs, None)
 
 
-def _check_names(node: Node) -> None:
-    """Refuse columns that would be confused with those that Roost adds to tuples and results."""
+def _check_columns(node: Node) -> None:
+    """Refuse columns that Arrow cannot select rows of, or that would be confused with Roost's own.
+
+    These are the columns that Roost adds to tuples and results.
+    """
     result = isinstance(node.operator, Sink)
     stream = node.inputs[0] if result else node.output
-    for name in () if stream is None else stream.columns.names:
+    for field in () if stream is None else stream.columns:
+        name = field.name
+        if field.type in VIEWS:
+            problem = f"a column of type {field.type}; expected {VIEWS[field.type]}"
+            raise DataflowError(node.name, problem, name)
         if name in OWN_COLUMNS or _PARTS.match(name) or (result and name == BATCH_ID):
             problem = "a column of this name is Roost's own: compute one with another name in a Map"
             raise DataflowError(node.name, problem, name)
@@ -307,6 +314,10 @@ def _source(source: Source, own: Mapping[SourceKind, StreamSchema]) -> StreamSch
 
 def _map(operator: Map, stream: StreamSchema) -> StreamSchema:
     if operator.function is None:
+        if operator.schema is not None:
+            raise DataflowError(
+                operator.name, "a schema is for a function; cast expressions instead"
+            )
         columns = expression_schema(operator.name, operator.columns, stream.columns)
     elif operator.schema is None:
         raise DataflowError(operator.name, "a function needs the schema of what it returns")
@@ -398,7 +409,7 @@ def _extent(name: str, window: Window, unit: int) -> tuple[int | None, int | Non
         if value is None:
             ticks.append(None)
             continue
-        usable = isinstance(value, Real) and math.isfinite(value)
+        usable = isinstance(value, Real) and math.isfinite(value) and value is not True
         exact = float(value) * units if usable else 0.0
         # 1.000001 seconds are not quite a whole number of microseconds in binary.
         whole = math.isclose(exact, round(exact), rel_tol=1e-12)
