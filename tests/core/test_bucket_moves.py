@@ -28,12 +28,12 @@ from flow_runs import (
 )
 from roost.cli import main
 from roost.commands.inspect import inspect_state
-from roost.dataflow.blocks import TIME
+from roost.dataflow.blocks import BUCKET, TIME
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
-from roost.dataflow.loads import LoadMeter
+from roost.dataflow.loads import LoadMeter, counted
 from roost.dataflow.moves import (
     BucketMove,
     MapChange,
@@ -539,6 +539,22 @@ def test_costs_of_both_protocols() -> None:
     assert cheaper(forecast(state_bytes=5e8)) is Recreation.WINDOW
     assert cheaper(forecast(window_s=0.5, shared_s=0.5)) is Recreation.WINDOW
     assert cheaper(forecast(state_bytes=1e12, window_s=math.inf)) is Recreation.STATE
+
+
+def test_the_load_of_a_join_has_the_pairs_that_may_meet() -> None:
+    """A new tuple meets all tuples of its bucket on the other side, old and new."""
+
+    def side(*buckets: int) -> pa.Table:
+        return pa.table({BUCKET: pa.array(buckets, pa.int32()), "k": buckets})
+
+    left, right = side(0, 0, 1), side(0, 2)
+    stored = {"left": side(0, 0, 0, 1), "right": side(0, 0, 2, 2)}  # with the new tuples
+    cells = np.array([[True, False, True], [False, True, True], [False, False, False]])
+    for grid, expected in ((None, [3 * 1 + 2 * 2, 0, 0]), (cells, [7, 0, 7, 0, 0, 3, 0, 0, 0])):
+        buckets = 3 if grid is None else 9
+        load = counted([left, right], [stored], buckets, grid, [["k"], ["k"]], 0)
+        assert load.pairs.tolist() == expected
+        assert load.tuples.sum() == 5
 
 
 def test_a_restart_continues_with_the_cost_model(tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.interpreter import Interpreter
-from roost.dataflow.schema import FlowGraph, resolve
+from roost.dataflow.operators import SourceKind
+from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import ConfigError, DataflowError
 from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
-from roost.runtime.flow_layout import Sample, StageCosts, lay_out, shares
+from roost.runtime.flow_layout import FlowLayout, Sample, StageCosts, lay_out, shares
 from roost.runtime.flow_sample import _affordable, sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
@@ -280,6 +281,20 @@ def test_an_exchange_is_omitted_exactly_where_tuples_are_together(
     stateful = {node.name for node in graph.nodes if node.operator.stateful}
     assert sent == {node for node in stateful if divide(graph, LayoutName.AUTO).receives(node)}
     assert stateful - sent == {name for name in expected if not together(graph)[name].sent}
+
+
+def test_a_join_of_points_and_matches_keeps_its_exchanges() -> None:
+    """How many exchanges precede them depends on the plan of the points."""
+    flow = Dataflow("own")
+    fields = {"k": pa.int64(), "t": pa.int64()}
+    schema = StreamSchema(pa.schema(fields), "t")
+    counts = [
+        stream.aggregate({"n": "count"}, by="k", size=5, name=name)
+        for name, stream in {"a": flow.points(), "b": flow.matches()}.items()
+    ]
+    counts[0].join(counts[1], "left.k = right.k", size=5, name="j").sink("out")
+    own = {SourceKind.POINTS: schema, SourceKind.MATCHES: schema}
+    assert not together(resolve(flow.name, flow.operators, own))
 
 
 class Counting(InProcessExecutor):
@@ -667,6 +682,19 @@ def test_points_and_streams_cannot_be_sampled() -> None:
 ])  # fmt: skip
 def test_the_sides_of_a_grid_follow_the_rates(left: int, right: int, sides) -> None:
     assert grid_sides(left, right) == sides
+
+
+def test_the_bucket_map_of_a_product_has_the_grid_of_its_rates(tmp_path: Path) -> None:
+    """Those of the sample run, also after a restart."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.product(stream, "left.k < right.k", size=5, name="p").sink("out")
+    layout = FlowLayout(graph_of(flow), {"p": 2}, {"p": (100, 1)})
+    with closing(Store(tmp_path)) as store:
+        for _ in range(2):
+            table = layout.bucket_table(store, layout.graph.by_name["p"])
+            assert table is not None and table.grid == grid_sides(100, 1) == (128, 2)
+            assert len(set(np.asarray(table.current.owners).reshape(128, 2)[:, 0])) == 2
 
 
 @pytest.mark.parametrize("machines", [1, 2, 3, 7, 16, 60])
