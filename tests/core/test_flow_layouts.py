@@ -21,6 +21,7 @@ from test_dataflow import run_case, usable
 
 from flow_runs import FlowRun, RepeatingExecutor, TableSlice, compare
 from roost.commands.flow_state import summarize_flow
+from roost.dataflow.blocks import TIME
 from roost.dataflow.buckets import BucketMap, hash_rows
 from roost.dataflow.colocation import aggregates_early, divide, separate, together
 from roost.dataflow.division import Division
@@ -28,6 +29,7 @@ from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.interpreter import Interpreter
 from roost.dataflow.operators import SourceKind
+from roost.dataflow.partials import PANE
 from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import ConfigError, DataflowError
 from roost.model.choices import LayoutName
@@ -39,6 +41,7 @@ from roost.runtime.flow_sample import _affordable, sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
+from roost.stages.flow_early import EarlyAggregate
 from roost.stages.flow_routing import unpacked
 from roost.stages.flow_stateless import EvenRouting
 from roost.stages.flow_subquery import SEEN, STATE
@@ -475,6 +478,15 @@ def test_tuples_with_rare_keys_are_sent_as_they_are(tmp_path: Path) -> None:
     with FlowRun(flow, tmp_path, executor=lambda: executor) as run:
         run.batch({"s": table(400)}, 0.0, ["s"])
     assert executor.sent["flow:a"] == 400 and len(run.results()["out"]) == 400
+    # 2 and 3 tuples for each key: no partial results, and nothing else.
+    node = graph_of(flow).by_name["a"]
+    for each, pays in ((2, False), (3, True)):
+        numbers = pa.array(np.arange(600) // each)
+        rows = pa.table({"v": numbers, TIME: pa.array(np.zeros(600, np.int64))})
+        early = EarlyAggregate(node)
+        blocks = [*early.add(rows), *early.flush()]
+        assert [PANE in block.column_names for block in blocks] == [pays]
+        assert sum(block.num_rows for block in blocks) == (600 // each if pays else 600)
 
 
 # --------------------------------------------------------------------------- machines
