@@ -401,6 +401,19 @@ def test_a_change_that_is_not_possible_is_refused(name: str, tmp_path: Path) -> 
     assert len(maps(tmp_path, "sums")) == 1
 
 
+def test_windows_that_cannot_be_recreated_are_not(tmp_path: Path) -> None:
+    """A policy that requests it is refused."""
+    flow = Dataflow("tuples")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    source.aggregate({"v": "sum(v)"}, by="k", window="tuples", size=6, name="sums").sink("out")
+    change = MapChange("sums", {0: 1}, "why", protocol=Recreation.WINDOW)
+    moved_once(flow, tmp_path, change, [[0], [1]])
+    with closing(Store(tmp_path / "state")) as store:
+        (verdict,) = store.get(FLOW_ROUNDS, 0)["verdicts"]
+    assert verdict["reason"] == "why; refused: 'sums' cannot recreate windows"
+    assert len(maps(tmp_path, "sums")) == 1
+
+
 def test_a_bucket_that_is_moving_is_not_moved_again(tmp_path: Path) -> None:
     changes = [
         MapChange("sums", {0: 1, 2: 1}, "first", protocol=Recreation.WINDOW),

@@ -369,6 +369,28 @@ def test_the_product_of_figures_4_and_5(machines: int, tmp_path: Path) -> None:
     assert sorted(pairs) == [(1, "B"), (1, "C"), (3, "C"), (3, "D")]
 
 
+@pytest.mark.parametrize(("lateness", "times"), [
+    (5.0, [[0, 1], [], [4, 2, 5], [7]]),
+    (0.0, [[0, 1], [3], [3, 5], [7]]),  # a tuple is needed until the watermark is at its end
+])  # fmt: skip
+@pytest.mark.parametrize("machines", [1, 3])
+def test_a_join_pairs_tuples_that_differ_by_less_than_its_size(
+    machines: int, lateness: float, times: list[list[int]], tmp_path: Path
+) -> None:
+    """In both directions, in one batch or in two, and after batches that have no tuple."""
+    flow = Dataflow("bounds")
+    schema = {"k": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    a.join(b, "left.k = right.k", size=3, name="join").sink("out")
+    with FlowRun(flow, tmp_path, lateness, machines=lambda number: machines) as run:
+        for mine in times:
+            table = pa.table({"k": [0] * len(mine), "t": pa.array(mine, pa.int64())})
+            run.batch({"a": table, "b": table}, 0.0)
+    every = [time for mine in times for time in mine]
+    found = [(row["left_t"], row["right_t"]) for row in run.results()["out"]]
+    assert sorted(found) == sorted((s, t) for s in every for t in every if abs(s - t) < 3)
+
+
 # --------------------------------------------------------------------------- state
 
 
@@ -386,6 +408,12 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
     met = stream.join(stream, "left.k = right.k", window="tuples", per="key", size=3, name="p")
     met.sink("met")
     stream.aggregate({"n": Whole("k")}, size=10, advance=5, name="w").sink("whole")
+    # Windows of several batches, whose files are merged.
+    stream.join(stream, "left.k = right.k", size=100, name="long j").sink("long_joined")
+    stream.product(stream, "left.k < right.k - 18", size=100, name="long x").sink("long_products")
+    for name, function in {"long a": "count", "long w": Whole("k")}.items():
+        found = stream.aggregate({"n": function}, by="k", size=100, advance=50, name=name)
+        found.sink(f"{name[-1]}_long")
     keys, sizes, memory = 20, [], []
     with FlowRun(flow, tmp_path, history=5) as run:
         for number in range(100):
@@ -405,6 +433,7 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
             name: sum(file[1] for _, files in entries for file in files)
             for name, entries in store.items(STATE)
         }
+        listed = {file[0] for _, e in store.items(STATE) for _, files in e for file in files}
         needed = {
             name: [file[3] for _, files in entries for file in files]
             for name, entries in store.items(STATE)
@@ -412,6 +441,7 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
         }
     # A window of 10 has 10 tuples; a join stores both sides.
     assert max(rows["a"], rows["w"]) <= 3 * 10 and max(rows["j"], rows["x"]) <= 3 * 20, rows
+    assert all(n <= 3 * 100 * (1 + (k == "long x")) for k, n in rows.items() if "long" in k), rows
     # A file is deleted when its windows close, whether or not it was merged.
     assert needed.keys() == set("awjx")
     assert all(1999 < until <= 1999 + 10 for mine in needed.values() for until in mine), needed
@@ -420,6 +450,7 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
     assert rows["t"] <= 3 * 5 * keys and rows["p"] <= 3 * 3 * keys, rows
     settled = np.array(sizes[20:])
     assert (settled.max(axis=0) <= 3 * np.median(settled, axis=0)).all()
+    assert {path.name for path in (tmp_path / "state" / "flow").glob("*/*")} == listed
     assert (np.array(memory[1:]) <= 1.1 * np.array(memory[0])).all()
 
 
