@@ -279,7 +279,8 @@ def _add_flow(commands: Any) -> None:
     text = "Parquet file or generate:… of a dataflow that reads points (default: the sample)"
     explain.add_argument("--points", metavar="PATH", help=text)
     text = "layout to explain (default: auto)"
-    explain.add_argument("--layout", choices=list(LayoutName), help=text)
+    layouts = [name.value for name in LayoutName]  # messages show the names
+    explain.add_argument("--layout", choices=layouts, help=text)
     text = "tuples of a batch for which costs are compared (default: %(default)s)"
     explain.add_argument("--rows", type=int, default=1_000_000, metavar="N", help=text)
 

@@ -24,7 +24,7 @@ from roost.dataflow.balancing import (
     SubqueryLoad,
     hot_keys,
 )
-from roost.dataflow.balancing.packing import RoundView
+from roost.dataflow.balancing.packing import SLACK, RoundView, relieved
 from roost.dataflow.buckets import BucketMap
 from roost.dataflow.loads import BucketLoads, HeavyKey
 from roost.dataflow.moves import MapChange
@@ -288,6 +288,24 @@ def test_the_planner_prefers_cheap_buckets() -> None:
     load = snapshot([0, 0, 0, 0, 1, 1], 2, [1.0] * 6, move_s=[3.0, 0.5, 3.0, 3.0, 0.1, 0.1])
     decision = BucketPlanner().decide(load)
     assert isinstance(decision, MapChange) and decision.owners == {1: 1}
+
+
+@pytest.mark.parametrize("seed", [7, 511, 981, 1080])
+def test_nothing_moves_in_vain(seed: int) -> None:
+    """A machine that has the capacity in the end keeps its bucket; few loads come to that."""
+    numbers = np.random.default_rng(seed)
+    machines, buckets = int(numbers.integers(2, 5)), int(numbers.integers(4, 12))
+    owners = numbers.integers(0, machines, buckets).tolist()
+    cost = numbers.integers(1, 30, buckets).astype(float).tolist()
+    move_s = numbers.choice([0.001, 1.0, 30.0], buckets).tolist()
+    load = snapshot(owners, machines, cost, seconds=64.0, move_s=move_s)
+    view = RoundView.of(load, load.newest.busy_s)
+    found = relieved(load, view, load.owners)
+    moved = np.flatnonzero(found != load.owners)
+    assert moved.size
+    loads = view.loads(found)
+    fits = loads[load.owners[moved]] + view.cost[moved] <= view.level * (1.0 + SLACK)
+    assert not fits.any()
 
 
 def test_a_move_that_costs_more_than_it_gains_is_refused() -> None:

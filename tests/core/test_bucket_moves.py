@@ -28,12 +28,12 @@ from flow_runs import (
 )
 from roost.cli import main
 from roost.commands.inspect import inspect_state
-from roost.dataflow.blocks import TIME
+from roost.dataflow.blocks import BUCKET, TIME
 from roost.dataflow.buckets import BucketMap, bucket_of
 from roost.dataflow.colocation import together
 from roost.dataflow.flow import Dataflow
 from roost.dataflow.interpreter import Interpreter
-from roost.dataflow.loads import LoadMeter
+from roost.dataflow.loads import LoadMeter, counted
 from roost.dataflow.moves import (
     BucketMove,
     MapChange,
@@ -45,8 +45,9 @@ from roost.dataflow.moves import (
 )
 from roost.dataflow.schema import FlowGraph, resolve
 from roost.model.choices import LayoutName
-from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowSnapshot
-from roost.runtime.records import commits, intent
+from roost.runtime.flow_rounds import FLOW_ROUNDS, FlowRounds, FlowSnapshot
+from roost.runtime.records import commits, intent, last_round
+from roost.stages import flow_early
 from roost.stages.flow_routing import maps_of, routing_of, stage_of, unpacked
 from roost.storage.cache import WorkerCache
 from roost.storage.store import Store
@@ -149,8 +150,14 @@ def time_windows() -> tuple[Dataflow, FlowGraph]:
 
 
 @pytest.mark.sweep([0], 1, 200)
-def test_every_operator_with_time_windows(seed: int, tmp_path: Path) -> None:
-    """Many keys and tuples out of order, over windows that are open while buckets move."""
+def test_every_operator_with_time_windows(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many keys and tuples out of order, over windows that are open while buckets move.
+
+    Machines receive partial results of some operators, or tuples.
+    """
+    monkeypatch.setattr(flow_early, "ROWS_PER_PARTIAL", 3 * (seed % 2))
     flow, graph = time_windows()
     chance = random.Random(seed)
     moves = RandomMoves(chance, 3)
@@ -394,6 +401,19 @@ def test_a_change_that_is_not_possible_is_refused(name: str, tmp_path: Path) -> 
     assert len(maps(tmp_path, "sums")) == 1
 
 
+def test_windows_that_cannot_be_recreated_are_not(tmp_path: Path) -> None:
+    """A policy that requests it is refused."""
+    flow = Dataflow("tuples")
+    source = flow.source("s", {"k": "int64", "v": "int64", "t": "int64"}, time="t")
+    source.aggregate({"v": "sum(v)"}, by="k", window="tuples", size=6, name="sums").sink("out")
+    change = MapChange("sums", {0: 1}, "why", protocol=Recreation.WINDOW)
+    moved_once(flow, tmp_path, change, [[0], [1]])
+    with closing(Store(tmp_path / "state")) as store:
+        (verdict,) = store.get(FLOW_ROUNDS, 0)["verdicts"]
+    assert verdict["reason"] == "why; refused: 'sums' cannot recreate windows"
+    assert len(maps(tmp_path, "sums")) == 1
+
+
 def test_a_bucket_that_is_moving_is_not_moved_again(tmp_path: Path) -> None:
     changes = [
         MapChange("sums", {0: 1, 2: 1}, "first", protocol=Recreation.WINDOW),
@@ -532,6 +552,36 @@ def test_costs_of_both_protocols() -> None:
     assert cheaper(forecast(state_bytes=5e8)) is Recreation.WINDOW
     assert cheaper(forecast(window_s=0.5, shared_s=0.5)) is Recreation.WINDOW
     assert cheaper(forecast(state_bytes=1e12, window_s=math.inf)) is Recreation.STATE
+
+
+def test_the_load_of_a_join_has_the_pairs_that_may_meet() -> None:
+    """A new tuple meets all tuples of its bucket on the other side, old and new."""
+
+    def side(*buckets: int) -> pa.Table:
+        return pa.table({BUCKET: pa.array(buckets, pa.int32()), "k": buckets})
+
+    left, right = side(0, 0, 1), side(0, 2)
+    stored = {"left": side(0, 0, 0, 1), "right": side(0, 0, 2, 2)}  # with the new tuples
+    cells = np.array([[True, False, True], [False, True, True], [False, False, False]])
+    for grid, expected in ((None, [3 * 1 + 2 * 2, 0, 0]), (cells, [7, 0, 7, 0, 0, 3, 0, 0, 0])):
+        buckets = 3 if grid is None else 9
+        load = counted([left, right], [stored], buckets, grid, [["k"], ["k"]], 0)
+        assert load.pairs.tolist() == expected
+        assert load.tuples.sum() == 5
+
+
+def test_a_restart_continues_with_the_cost_model(tmp_path: Path) -> None:
+    """It is calibrated by the batches of all drivers before."""
+    changes = ScriptedPolicy(lambda snapshot: None)
+    with FlowRun(figure_9()[0], tmp_path, policies=[changes]) as run:
+        for number in range(3):
+            run.batch({"s": pa.table({"k": [0], "v": [1], "t": [number]})}, float(number))
+        with closing(Store(tmp_path / "state")) as store:
+            known = (last_round(store, FLOW_ROUNDS) or {})["models"]["sums"]
+        run.stop()
+        (rounds,) = run._loop().rounds
+        assert isinstance(rounds, FlowRounds)
+        assert rounds._meters["sums"].model.to_json() == known != LoadMeter(1).model.to_json()
 
 
 def test_loads_of_buckets(tmp_path: Path, monkeypatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
+import importlib
 import json
 import math
+import pkgutil
 import random
 import threading
 from collections import Counter
@@ -20,7 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import roost.dataflow
+import roost.stages
 from flow_runs import FlowRun, RepeatingExecutor, as_table, compare, run_case, usable
+from roost import RunConfig
 from roost.dataflow.blocks import BUCKET, ORDER, TIME
 from roost.dataflow.cuts import CUT
 from roost.dataflow.flow import Dataflow, Stream
@@ -34,9 +40,14 @@ from roost.dataflow.schema import OWN_COLUMNS, resolve
 from roost.dataflow.watermarks import Progress
 from roost.errors import DataflowError
 from roost.model.records import TIME_MAX, TIME_MIN
+from roost.runtime.flow import RESERVED
+from roost.stages.contract import Stage
 from roost.stages.decode import MALFORMED, ROW
+from roost.stages.flow import FlowSettings, ProgressStage
 from roost.stages.flow_subquery import STATE
+from roost.storage.files import Files
 from roost.storage.store import Store
+from roost.testing import InProcessPipeline
 from stage_scenario import STEPS
 
 COVERED = {
@@ -83,6 +94,20 @@ def test_a_repeated_batch_has_the_same_clock(step: str, tmp_path: Path) -> None:
     assert sorted((row["event_time"], row["k"]) for row in found["counts"]) == [
         (0, 0), (10_000_000, 1), (20_000_000, 2)
     ]  # fmt: skip
+
+
+def test_a_clock_that_goes_back_makes_no_tuple_late(tmp_path: Path) -> None:
+    """As after a correction of the host's time, or on another host."""
+    flow = Dataflow("clock")
+    flow.source("s", {"k": "int64"}).sink("stamped")
+    with FlowRun(flow, tmp_path) as run:
+        for number, clock in enumerate([9.0, 4.0, 6.0, 10.0]):
+            run.batch({"s": pa.table({"k": [number]})}, clock)
+            if number % 2:
+                run.stop()
+    stamped = {row["k"]: row["event_time"] / 1e6 for row in run.results()["stamped"]}
+    assert stamped == {0: 9.0, 1: 9.0, 2: 9.0, 3: 10.0}
+    assert not run.dead()
 
 
 def test_random_dataflows_cover_every_operator_and_kind_of_input() -> None:
@@ -138,6 +163,33 @@ def test_watermarks_of_idle_sources_that_resume() -> None:
     for seed in range(200):
         found += follow_watermarks(seed)
     assert min(found["idle source rose"], found["resumed behind its watermark"]) >= 30, found
+
+
+def test_a_batch_without_tuples_is_due_when_a_source_becomes_idle() -> None:
+    """If that advances a watermark: else nothing would close."""
+    flow = Dataflow("idle")
+    schema = {"k": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    flow.union(a, b).sink("out")
+    graph, now = resolve(flow.name, flow.operators), [0.0]
+    files = Files("no folder")
+    stage = ProgressStage(graph, FlowSettings(0.0, 5.0, {}, files), lambda: now[0])
+
+    def after(newest: dict[str, int], clock: float) -> bool:
+        stage.progress = stage.progress.after(graph, newest, clock, (), 0.0, 5.0)
+        now[0] = clock
+        return stage.due()
+
+    assert not stage.due() and not after({"a": 10, "b": 4}, 0.0)
+    assert not after({"a": 20}, 3.0)
+    now[0] = 4.9
+    assert not stage.due()
+    now[0] = 5.0
+    assert stage.due()
+    assert not after({}, 5.0), "the batch has advanced it"
+    assert stage.progress.watermark("out") == 20
+    now[0] = 100.0  # no other source is active, so nothing advances
+    assert not stage.due()
 
 
 def tied() -> Dataflow:
@@ -202,6 +254,96 @@ def test_tuples_of_the_same_time_have_an_order(seed: int, tmp_path: Path) -> Non
     assert all(oracle.results.values())
 
 
+def value_columns() -> dict[str, pa.Array]:
+    """Return values of all kinds of types; two of them are equal, and one is null."""
+    numbers = pa.array([3, 1, None, 2, 3, 0], pa.int64())
+    texts = pa.array(["b", "", None, "b\0", "b", "\0"])
+    days = pa.array([3, 1, None, 2, 3, 0], pa.int32())
+    return {
+        "decimal": numbers.cast(pa.decimal128(30, 2)),
+        "date64": days.cast(pa.date32()).cast(pa.date64()),
+        "time32": days.cast(pa.time32("s")),
+        "duration": numbers.cast(pa.duration("ms")),
+        "half": numbers.cast(pa.float64()).cast(pa.float16()),
+        "uint64": numbers.cast(pa.uint64()),
+        "bytes": texts.cast(pa.binary()),
+        "many bytes": texts.cast(pa.large_binary()),
+        "fixed bytes": pa.array([b"ba", b"ab", None, b"aa", b"ba", b"a\0"], pa.binary(2)),
+        "many texts": texts.cast(pa.large_string()),
+        "view": texts.cast(pa.string_view()),
+        "dictionary": texts.dictionary_encode(),
+        "list": pa.array([[1, 2], [], None, [1], [1, 2], [None]], pa.list_(pa.int64())),
+        "struct": pa.array([{"a": n, "b": s} for n, s in zip(numbers.to_pylist(),
+                                                             texts.to_pylist(), strict=True)]),
+        "null": pa.nulls(6),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", value_columns())
+def test_columns_of_any_type_have_an_order(kind: str, tmp_path: Path) -> None:
+    """Rows without numbers are ordered by content, whatever the order in which they arrive."""
+    values = value_columns()[kind]
+    table = pa.table({"k": pa.array([0] * 6), "x": values, "t": pa.array([5] * 6)})
+    found = []
+    for rows in ([0, 1, 2, 3, 4, 5], [4, 3, 5, 0, 2, 1], [5, 2, 1, 4, 3, 0]):
+        flow, folder = Dataflow("types"), tmp_path / str(rows[0])
+        source = flow.source("s", table.schema, time="t")
+        ends = {"first": "first(x)", "last": "last(x)"}
+        source.aggregate(ends, by="k", window="tuples", size=2, name="two").sink("twos")
+        recent = source.join(
+            source, "left.k = right.k", window="tuples", per="key", size=2, name="recent"
+        )
+        recent.sink("met")
+        source.product(source, "left.k <= right.k", size=3, name="product").sink("products")
+        run = FlowRun(flow, folder, layout=lambda _: "operator_cloud")
+        run.numbered = False
+        with run:
+            for number, mine in enumerate((rows[:3], rows[3:])):
+                some = pa.concat_tables([table.slice(row, 1) for row in mine])
+                run.batch({"s": some}, 0.0, ["s"] * number)
+        results = {
+            sink: sorted(
+                repr(list(row.values())[1:])  # without the batch
+                for file in (folder / sink).glob("*.parquet")
+                for row in pq.read_table(file).to_pylist()
+            )
+            for sink in ("twos", "met", "products")
+        }
+        assert len(results["twos"]) == 3 and len(results["products"]) == 36
+        found.append(results)
+    assert found[0] == found[1] == found[2]
+
+
+def test_texts_of_any_characters_have_the_order_of_their_bytes(tmp_path: Path) -> None:
+    """The order of results begins with their keys, none of which ends another one's encoding."""
+    flow = Dataflow("texts")
+    source = flow.source("s", {"a": "string", "b": "string", "t": "int64"}, time="t")
+    counts = source.aggregate({"n": "count"}, by=["a", "b"], size=5, name="counts")
+    lists = counts.aggregate({"all": Both()}, size=5, name="lists")
+    lists.sink("out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    texts = ["", "\0", "\0\0", "\0\1", "\1", "a", "a\0", "a\0b", "a\1", "b", "\u00e9", "\U0001f600"]
+    rows = [{"a": a, "b": b, "t": 1} for a in texts for b in texts]
+    random.Random(1).shuffle(rows)
+    with FlowRun(flow, tmp_path) as run:
+        oracle.batch({"s": rows}, 0.0, ["s"])
+        run.batch({"s": as_table(graph, "s", rows)}, 0.0, ["s"])
+    compare(run, oracle)
+    (row,) = run.results()["out"]
+    assert row["all"] == str([(a, b) for a in texts for b in texts])
+
+
+class Both:
+    """A function of all keys, in their order."""
+
+    columns = ("a", "b")
+    type = pa.string()
+
+    def whole(self, a: pa.Array, b: pa.Array) -> str:
+        return str(list(zip(a.to_pylist(), b.to_pylist(), strict=True)))
+
+
 # --------------------------------------------------------------------------- figures 4 and 5
 
 LETTERS = {"letter": "string", "t": "int64"}
@@ -227,6 +369,28 @@ def test_the_product_of_figures_4_and_5(machines: int, tmp_path: Path) -> None:
     assert sorted(pairs) == [(1, "B"), (1, "C"), (3, "C"), (3, "D")]
 
 
+@pytest.mark.parametrize(("lateness", "times"), [
+    (5.0, [[0, 1], [], [4, 2, 5], [7]]),
+    (0.0, [[0, 1], [3], [3, 5], [7]]),  # a tuple is needed until the watermark is at its end
+])  # fmt: skip
+@pytest.mark.parametrize("machines", [1, 3])
+def test_a_join_pairs_tuples_that_differ_by_less_than_its_size(
+    machines: int, lateness: float, times: list[list[int]], tmp_path: Path
+) -> None:
+    """In both directions, in one batch or in two, and after batches that have no tuple."""
+    flow = Dataflow("bounds")
+    schema = {"k": "int64", "t": "int64"}
+    a, b = flow.source("a", schema, time="t"), flow.source("b", schema, time="t")
+    a.join(b, "left.k = right.k", size=3, name="join").sink("out")
+    with FlowRun(flow, tmp_path, lateness, machines=lambda number: machines) as run:
+        for mine in times:
+            table = pa.table({"k": [0] * len(mine), "t": pa.array(mine, pa.int64())})
+            run.batch({"a": table, "b": table}, 0.0)
+    every = [time for mine in times for time in mine]
+    found = [(row["left_t"], row["right_t"]) for row in run.results()["out"]]
+    assert sorted(found) == sorted((s, t) for s in every for t in every if abs(s - t) < 3)
+
+
 # --------------------------------------------------------------------------- state
 
 
@@ -243,6 +407,13 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
     last.sink("fives")
     met = stream.join(stream, "left.k = right.k", window="tuples", per="key", size=3, name="p")
     met.sink("met")
+    stream.aggregate({"n": Whole("k")}, size=10, advance=5, name="w").sink("whole")
+    # Windows of several batches, whose files are merged.
+    stream.join(stream, "left.k = right.k", size=100, name="long j").sink("long_joined")
+    stream.product(stream, "left.k < right.k - 18", size=100, name="long x").sink("long_products")
+    for name, function in {"long a": "count", "long w": Whole("k")}.items():
+        found = stream.aggregate({"n": function}, by="k", size=100, advance=50, name=name)
+        found.sink(f"{name[-1]}_long")
     keys, sizes, memory = 20, [], []
     with FlowRun(flow, tmp_path, history=5) as run:
         for number in range(100):
@@ -262,13 +433,24 @@ def test_memory_and_disk_stay_bounded_on_an_endless_stream(tmp_path: Path) -> No
             name: sum(file[1] for _, files in entries for file in files)
             for name, entries in store.items(STATE)
         }
+        listed = {file[0] for _, e in store.items(STATE) for _, files in e for file in files}
+        needed = {
+            name: [file[3] for _, files in entries for file in files]
+            for name, entries in store.items(STATE)
+            if name in "awjx"
+        }
     # A window of 10 has 10 tuples; a join stores both sides.
-    assert rows["a"] <= 3 * 10 and max(rows["j"], rows["x"]) <= 3 * 20, rows
+    assert max(rows["a"], rows["w"]) <= 3 * 10 and max(rows["j"], rows["x"]) <= 3 * 20, rows
+    assert all(n <= 3 * 100 * (1 + (k == "long x")) for k, n in rows.items() if "long" in k), rows
+    # A file is deleted when its windows close, whether or not it was merged.
+    assert needed.keys() == set("awjx")
+    assert all(1999 < until <= 1999 + 10 for mine in needed.values() for until in mine), needed
     assert rows["f"] <= 2 * keys, rows
     # Windows of 5 and of 3 tuples of each key.
     assert rows["t"] <= 3 * 5 * keys and rows["p"] <= 3 * 3 * keys, rows
     settled = np.array(sizes[20:])
     assert (settled.max(axis=0) <= 3 * np.median(settled, axis=0)).all()
+    assert {path.name for path in (tmp_path / "state" / "flow").glob("*/*")} == listed
     assert (np.array(memory[1:]) <= 1.1 * np.array(memory[0])).all()
 
 
@@ -410,6 +592,28 @@ def test_a_changed_query_is_refused_by_name(
         run.batch({}, 1.0)
 
 
+@pytest.mark.parametrize("sink", ["", "a/b", ".hidden", "_staging", "own state", "synopsis"])
+def test_a_sink_that_names_no_folder_of_its_own_is_refused(sink: str, tmp_path: Path) -> None:
+    flow = Dataflow("f")
+    flow.source("s", {"k": "int64", "t": "int64"}, time="t").sink(sink)
+    out = {"dir": tmp_path, "state": tmp_path / "own state"}
+    with (
+        InProcessPipeline(RunConfig(out=out), flow=flow) as pipeline,
+        pytest.raises(DataflowError, match=f"operator '{sink}': a sink names a folder"),
+    ):
+        pipeline._take_lock()
+        pipeline._assemble(None, None, None)
+
+
+def test_a_sink_cannot_have_the_folder_of_any_stage() -> None:
+    """Also of those to come."""
+    for module in pkgutil.iter_modules(roost.stages.__path__):
+        importlib.import_module(f"roost.stages.{module.name}")
+    stages = [stage for stage in Stage.__subclasses__() if stage.__module__.startswith("roost.")]
+    kinds = {kind for stage in stages for kind in getattr(stage, "kinds", ())}
+    assert {"matches", "dead", "synopsis"} <= kinds <= RESERVED
+
+
 def test_a_refused_query_leaves_no_state(tmp_path: Path) -> None:
     """So the corrected one is no changed one."""
 
@@ -442,6 +646,31 @@ def test_a_function_of_another_type_stops_the_run(tmp_path: Path) -> None:
         pytest.raises(DataflowError, match="operator 'wrong': the function returned"),
     ):
         run.batch(rows, 0.0)
+
+
+MADE = {
+    "descending": (2, [1, 0]), "beyond the input": (2, [0, 3]), "before the input": (2, [-1, 0]),
+    "too few": (3, [0, 1]), "too many": (1, [0, 1]), "without numbers": (2, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_rows_of_a_map_that_are_of_no_input_row_stop_the_run(name: str, tmp_path: Path) -> None:
+    """Else they would get the event time of another row."""
+    count, rows = MADE[name]
+
+    def function(batch: pa.RecordBatch) -> Any:
+        made = pa.RecordBatch.from_arrays([pa.array(range(count), pa.int64())], ["k"])
+        return made if rows is None else (made, rows)
+
+    flow = Dataflow("f")
+    source = flow.source("s", {"k": "int64", "t": "int64"}, time="t")
+    source.map(function, schema=pa.schema([("k", pa.int64())]), name="wrong").sink("out")
+    with (
+        FlowRun(flow, tmp_path) as run,
+        pytest.raises(DataflowError, match=r"'wrong': the function returned \d rows made"),
+    ):
+        run.batch({"s": pa.table({"k": [1] * 3, "t": [1] * 3})}, 0.0)
 
 
 NAMED = """
@@ -534,6 +763,22 @@ def test_an_aggregate_function_of_another_type_stops_the_run(
 def test_all_columns_of_stages_are_known() -> None:
     """A column of the user with such a name is refused."""
     assert {TIME, ORDER, BUCKET, PANE, CUT, TUPLES, ROW, MALFORMED} == OWN_COLUMNS
+
+
+def test_a_key_may_have_any_name_that_is_not_refused(tmp_path: Path) -> None:
+    """State has columns of its own for each function, which must not replace a key."""
+    flow = Dataflow("names")
+    source = flow.source("s", {"0.n": "int64", "1.limbs": "string", "t": "int64"}, time="t")
+    functions = {"n": "count", "z": "sum(`0.n`)"}
+    source.aggregate(functions, by=["0.n", "1.limbs"], size=4, advance=2, name="a").sink("out")
+    graph = resolve(flow.name, flow.operators)
+    oracle = Interpreter(graph)
+    with FlowRun(flow, tmp_path) as run:
+        for number in range(3):
+            rows = [{"0.n": n % 4, "1.limbs": "ab"[n % 2], "t": 2 * number} for n in range(9)]
+            oracle.batch({"s": rows}, 0.0, ["s"] * (number == 2))
+            run.batch({"s": as_table(graph, "s", rows)}, 0.0, ["s"] * (number == 2))
+    compare(run, oracle)
 
 
 def test_a_sum_beyond_64_bits_is_rejected(tmp_path: Path) -> None:
@@ -684,6 +929,14 @@ def test_what_dead_letter_records_contain(layout: str, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_examples_in_the_docstrings_hold() -> None:
+    modules = pkgutil.walk_packages(roost.dataflow.__path__, "roost.dataflow.")
+    names = [module.name for module in modules] + ["roost.runtime.flow_layout"]
+    found = {name: doctest.testmod(importlib.import_module(name)) for name in names}
+    assert not [name for name, result in found.items() if result.failed]
+    assert sum(result.attempted > 0 for result in found.values()) >= 6
+
+
 # --------------------------------------------------------------------------- refused flows
 
 
@@ -700,10 +953,11 @@ def cycle(flow: Dataflow) -> None:
 class Whole:
     """A function of the user over a column, with something that it holds."""
 
-    type = pa.int64()
-
-    def __init__(self, column: str, held: object = None) -> None:
-        self.columns = (column,)
+    def __init__(
+        self, *column: str, held: object = None, type_: object = None, columns: object = None
+    ) -> None:
+        self.columns = columns or column
+        self.type = type_ or pa.int64()
         self.held = held
 
     def whole(self, values: pa.Array) -> int:
@@ -761,6 +1015,10 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: stream_of(f, w="string").map({"y": pc.field("w") + 1}, name="a"),
         r"operator 'a', column 'y': .*input types \(string, int8\)$",
     ),
+    "expression that a literal narrows": (
+        lambda f: stream_of(f).map({"y": pc.field("k") * 2.5}, name="a"),
+        r"operator 'a', column 'y': .*\(k, 2.5\) has type float, because pyarrow narrows a literal",
+    ),
     "wrong type of a key": (
         lambda f: stream_of(f).aggregate({"n": "count"}, by="v", size=5, name="a"),
         "operator 'a', column 'v': a key must be",
@@ -768,6 +1026,26 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
     "wrong type of a function": (
         lambda f: stream_of(f, w="string").aggregate({"n": "sum(w)"}, size=5, name="a"),
         "operator 'a', column 'w'",
+    ),
+    "unknown function": (
+        lambda f: stream_of(f).aggregate({"n": "median(v)"}, size=5, name="a"),
+        r"operator 'a', column 'n': 'median\(v\)' is not a function: .* quantile .*top\(n, column",
+    ),
+    "type of a user's function that is a text": (
+        lambda f: stream_of(f).aggregate({"n": Whole("v", type_="int64")}, size=5, name="a"),
+        "operator 'a', column 'n': the type of a function is a pyarrow type .*, not 'int64'",
+    ),
+    "columns of a user's function that are no names": (
+        lambda f: stream_of(f).aggregate({"n": Whole(columns=5)}, size=5, name="a"),
+        "operator 'a', column 'n': the columns of a function are names, not 5",
+    ),
+    "schema of expressions": (
+        lambda f: stream_of(f).map({"y": pc.field("k")}, schema=pa.schema([]), name="a"),
+        "operator 'a': a schema is for a function",
+    ),
+    "window of a boolean": (
+        lambda f: stream_of(f).aggregate({"n": "count"}, size=True, name="a"),
+        "operator 'a': size of True",
     ),
     "window of zero": (
         lambda f: stream_of(f).aggregate({"n": "count"}, size=0, name="a"),
@@ -809,6 +1087,30 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         lambda f: f.union(stream_of(f), stream_of(f, "r", w="string"), name="a"),
         "operator 'a', column 'w': streams of different schemas",
     ),
+    "column of a type without rows": (
+        lambda f: stream_of(f).map(len, schema=pa.schema([("x", pa.string_view())]), name="a"),
+        "operator 'a', column 'x': a column of type string_view; expected string$",
+    ),
+    "column of partial results": (
+        lambda f: stream_of(f).map({"__0.n": pc.field("k")}, name="a"),
+        "operator 'a', column '__0.n': a column of this name is Roost's own",
+    ),
+    "union with a stream of another dataflow": (
+        lambda f: f.union(stream_of(f), stream_of(Dataflow("other")), name="a"),
+        "operator 'a': reads 's' of another dataflow",
+    ),
+    "join with a stream of another dataflow": (
+        lambda f: stream_of(f).join(
+            stream_of(Dataflow("other")), "left.k = right.k", size=5, name="a"
+        ),
+        "operator 'a': reads 's' of another dataflow",
+    ),
+    "product with a stream of another dataflow": (
+        lambda f: stream_of(f).product(
+            stream_of(Dataflow("other")), "left.k < right.k", size=5, name="a"
+        ),
+        "operator 'a': reads 's' of another dataflow",
+    ),
     "column of Roost's own": (
         lambda f: stream_of(f).map({"__time": pc.field("k")}, name="a"),
         "operator 'a', column '__time': a column of this name is Roost's own",
@@ -831,7 +1133,9 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
         "operator 'a': .*does not pickle",
     ),
     "aggregate function that does not pickle": (
-        lambda f: stream_of(f).aggregate({"n": Whole("v", threading.Lock())}, size=5, name="a"),
+        lambda f: stream_of(f).aggregate(
+            {"n": Whole("v", held=threading.Lock())}, size=5, name="a"
+        ),
         "operator 'a', column 'n': .*does not pickle",
     ),
     "tuple window over the whole stream in a join": (
@@ -850,11 +1154,27 @@ REFUSED: dict[str, tuple[Callable[[Dataflow], object], str]] = {
 }  # fmt: skip
 
 
+def test_an_expression_may_be_float_if_the_user_says_so() -> None:
+    """By a cast, or by the type of a column; else it is a double, whatever the literal."""
+    flow = Dataflow("f")
+    columns = {
+        "tenths": pc.field("k").cast("double") * 0.5,
+        "more": pc.field("k") * 0.1,
+        "cast": (pc.field("k") * 0.5).cast("float"),
+    }
+    stream_of(flow).map(columns, name="doubles").sink("a")
+    stream_of(flow, "r", w="float").map({"w": pc.field("w") * 0.5}, name="float").sink("b")
+    graph = resolve(flow.name, flow.operators)
+    made = graph.by_name["doubles"].output
+    assert made is not None
+    assert [str(type_) for type_ in made.columns.types] == ["int64", "double", "double", "float"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_wrong_dataflow_is_refused_with_operator_and_column(name: str) -> None:
     build, message = REFUSED[name]
     flow = Dataflow("wrong")
-    build(flow)
-    flow.add(Sink("out", (Port("s"),)))
     with pytest.raises(DataflowError, match=message):
+        build(flow)
+        flow.add(Sink("out", (Port("s"),)))
         resolve(flow.name, flow.operators)

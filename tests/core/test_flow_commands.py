@@ -354,5 +354,11 @@ def test_a_dataflow_of_matches_is_explained_with_the_columns_of_points(
         assert (code, "query_id" in out) == (0, True)
     code, _, err = roost(capsys, "flow", "explain", f"{path}:flow", "--points", tmp_path / "own.py")
     assert (code, "expected a Parquet file or generate:" in err) == (2, True)
-    code, _, err = roost(capsys, "flow", "explain", f"{path}:flow", "--machines", "0")
-    assert (code, "--machines: got 0" in err) == (2, True)
+    for flag in ("--machines", "--rows"):
+        code, _, err = roost(capsys, "flow", "explain", f"{path}:flow", flag, "0")
+        assert (code, f"{flag}: got 0" in err) == (2, True)
+    with pytest.raises(SystemExit):
+        roost(capsys, "flow", "explain", f"{path}:flow", "--layout", "operator-set")
+    names = "'query_cloud', 'operator_cloud', 'operator_set', 'auto'"
+    assert re.search(rf"choose from {names}|choose from {names.replace(chr(39), '')}",
+                     capsys.readouterr().err)  # fmt: skip

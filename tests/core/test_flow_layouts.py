@@ -21,23 +21,27 @@ from test_dataflow import run_case, usable
 
 from flow_runs import FlowRun, RepeatingExecutor, TableSlice, compare
 from roost.commands.flow_state import summarize_flow
+from roost.dataflow.blocks import TIME
 from roost.dataflow.buckets import BucketMap, hash_rows
 from roost.dataflow.colocation import aggregates_early, divide, separate, together
 from roost.dataflow.division import Division
 from roost.dataflow.flow import Dataflow, Stream
 from roost.dataflow.grids import grid_sides, tiled
 from roost.dataflow.interpreter import Interpreter
-from roost.dataflow.schema import FlowGraph, resolve
+from roost.dataflow.operators import SourceKind
+from roost.dataflow.partials import PANE
+from roost.dataflow.schema import FlowGraph, StreamSchema, resolve
 from roost.errors import ConfigError, DataflowError
 from roost.model.choices import LayoutName
 from roost.model.settings import RunConfig
 from roost.runtime.chain import Chain
 from roost.runtime.executor import InProcessExecutor
-from roost.runtime.flow_layout import Sample, StageCosts, lay_out, shares
+from roost.runtime.flow_layout import FlowLayout, Sample, StageCosts, lay_out, shares
 from roost.runtime.flow_sample import _affordable, sample_flow
 from roost.runtime.part import Item, Parcel
 from roost.stages import flow_early
 from roost.stages.contract import Task
+from roost.stages.flow_early import EarlyAggregate
 from roost.stages.flow_routing import unpacked
 from roost.stages.flow_stateless import EvenRouting
 from roost.stages.flow_subquery import SEEN, STATE
@@ -282,6 +286,20 @@ def test_an_exchange_is_omitted_exactly_where_tuples_are_together(
     assert stateful - sent == {name for name in expected if not together(graph)[name].sent}
 
 
+def test_a_join_of_points_and_matches_keeps_its_exchanges() -> None:
+    """How many exchanges precede them depends on the plan of the points."""
+    flow = Dataflow("own")
+    fields = {"k": pa.int64(), "t": pa.int64()}
+    schema = StreamSchema(pa.schema(fields), "t")
+    counts = [
+        stream.aggregate({"n": "count"}, by="k", size=5, name=name)
+        for name, stream in {"a": flow.points(), "b": flow.matches()}.items()
+    ]
+    counts[0].join(counts[1], "left.k = right.k", size=5, name="j").sink("out")
+    own = {SourceKind.POINTS: schema, SourceKind.MATCHES: schema}
+    assert not together(resolve(flow.name, flow.operators, own))
+
+
 class Counting(InProcessExecutor):
     """Counts the rows that each stage receives through an exchange."""
 
@@ -402,16 +420,34 @@ def test_estimates_do_not_depend_on_the_order_of_blocks(tmp_path: Path) -> None:
     stream = flow.source("s", {"k": "int64", "v": "double", "t": "int64"}, time="t")
     estimates = {"spread": "stddev(v)", "middle": "quantile(v, 0.5)"}
     stream.aggregate(estimates, by="k", size=10, name="a").sink("out")
-    values = np.random.default_rng(5).lognormal(0.0, 3.0, 6_000)
-    rows = pa.table({"k": np.arange(6_000) % 20, "v": values, "t": np.arange(6_000) // 20 % 60})
+    count = 30_000  # of each group, more than a sketch holds exactly
+    values, numbers = np.random.default_rng(5).lognormal(0.0, 3.0, count), np.arange(count)
+    rows = pa.table({"k": numbers % 4, "v": values, "t": numbers // 4 % 60})
     found = []
     for seed in range(4):
         repeating = partial(RepeatingExecutor, seed)
         with FlowRun(flow, tmp_path / str(seed), executor=repeating) as run:
             run.batch({"s": rows}, 0.0, ["s"])
         found.append(sorted(map(repr, run.results()["out"])))
-    assert len(found[0]) == 120
+    assert len(found[0]) == 24
     assert all(one == found[0] for one in found)
+
+
+def test_results_of_a_subquery_are_aggregated_before_an_exchange(tmp_path: Path) -> None:
+    """Not only tuples of a source."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    counts = stream.aggregate({"n": "count"}, by=["k", "s"], size=5, advance=1, name="a")
+    counts.aggregate({"n": "sum(n)", "groups": "count"}, by="s", size=60, name="b").sink("out")
+    executor, oracle = Counting(3), Interpreter(graph_of(flow), 0, None)
+    with FlowRun(flow, tmp_path, executor=lambda: executor, machines=lambda number: 3) as run:
+        for number in range(3):
+            rows, ended = table(600, 12, 600 * number), ["s"] * (number == 2)
+            run.batch({"s": rows}, float(number), ended)
+            oracle.batch({"s": rows.to_pylist()}, float(number), ended)
+    compare(run, oracle)
+    groups = sum(row["groups"] for row in oracle.results["out"])
+    assert 0 < executor.sent["flow:b"] < groups / 10
 
 
 def test_distinct_counts_do_not_depend_on_the_layout(tmp_path: Path) -> None:
@@ -460,6 +496,15 @@ def test_tuples_with_rare_keys_are_sent_as_they_are(tmp_path: Path) -> None:
     with FlowRun(flow, tmp_path, executor=lambda: executor) as run:
         run.batch({"s": table(400)}, 0.0, ["s"])
     assert executor.sent["flow:a"] == 400 and len(run.results()["out"]) == 400
+    # 2 and 3 tuples for each key: no partial results, and nothing else.
+    node = graph_of(flow).by_name["a"]
+    for each, pays in ((2, False), (3, True)):
+        numbers = pa.array(np.arange(600) // each)
+        rows = pa.table({"v": numbers, TIME: pa.array(np.zeros(600, np.int64))})
+        early = EarlyAggregate(node)
+        blocks = [*early.add(rows), *early.flush()]
+        assert [PANE in block.column_names for block in blocks] == [pays]
+        assert sum(block.num_rows for block in blocks) == (600 // each if pays else 600)
 
 
 # --------------------------------------------------------------------------- machines
@@ -667,6 +712,19 @@ def test_points_and_streams_cannot_be_sampled() -> None:
 ])  # fmt: skip
 def test_the_sides_of_a_grid_follow_the_rates(left: int, right: int, sides) -> None:
     assert grid_sides(left, right) == sides
+
+
+def test_the_bucket_map_of_a_product_has_the_grid_of_its_rates(tmp_path: Path) -> None:
+    """Those of the sample run, also after a restart."""
+    flow = Dataflow("f")
+    stream = flow.source("s", SCHEMA, time="t")
+    stream.product(stream, "left.k < right.k", size=5, name="p").sink("out")
+    layout = FlowLayout(graph_of(flow), {"p": 2}, {"p": (100, 1)})
+    with closing(Store(tmp_path)) as store:
+        for _ in range(2):
+            table = layout.bucket_table(store, layout.graph.by_name["p"])
+            assert table is not None and table.grid == grid_sides(100, 1) == (128, 2)
+            assert len(set(np.asarray(table.current.owners).reshape(128, 2)[:, 0])) == 2
 
 
 @pytest.mark.parametrize("machines", [1, 2, 3, 7, 16, 60])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from roost import Dataflow
+from roost import Box, Circle, Dataflow, Query, RunConfig
 from roost.dataflow.operators import SourceKind
 from roost.dataflow.schema import StreamSchema, resolve
 from roost.errors import DataflowError
@@ -113,6 +113,29 @@ def test_a_batch_that_publishes_only_its_matches_is_noticed(tmp_path: Path) -> N
     run.published("seen")[0].unlink()
     with pytest.raises(AssertionError):
         run.check_both_or_neither()
+
+
+def test_standing_queries_have_no_matches(tmp_path: Path) -> None:
+    """They have results of the window instead, also if others match in the same batch."""
+    flow = Dataflow("matches")
+    flow.matches().sink("seen")
+    config = RunConfig(
+        points={"path": "generate:rows=500,seed=3"},
+        window={"kind": "count", "length": 100},
+        engine={"batch_rows": 200},
+        out={"dir": tmp_path},
+    )
+    everywhere = Box(-180, -90, 180, 90)
+    with InProcessPipeline(config, flow=flow) as pipeline:
+        pipeline.request(
+            Query("plain", everywhere),
+            Query("number", everywhere, aggregate="count"),
+            Query("near", Circle(0, 0, 10_000), nearest=2),
+        )
+        report = pipeline.run()
+    seen = pq.read_table(tmp_path / "seen")["query_id"].to_pylist()
+    assert Counter(seen) == {"plain": 500} and report["matches"] == 500
+    assert report["dataflow"]["sources"] == {"matches": 500}
 
 
 @pytest.mark.parametrize("name", ["points", "matches"])

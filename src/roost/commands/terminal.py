@@ -190,8 +190,10 @@ def _print_explained(found: Explained, *, json_form: bool) -> None:
 
 def flow_command(arguments: argparse.Namespace) -> None:
     """Run ``roost flow explain``."""
-    if arguments.machines is not None and arguments.machines < 1:
-        raise ConfigError("--machines", arguments.machines, "a whole number from 1 up")
+    for name in ("machines", "rows"):
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise ConfigError(f"--{name}", given, "a whole number from 1 up")
     found = explain_flow(
         arguments.flow, arguments.machines, arguments.points, arguments.layout, arguments.rows
     )

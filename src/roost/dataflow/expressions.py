@@ -11,6 +11,9 @@ from pyarrow import acero
 
 from roost.errors import DataflowError
 
+_NARROW = (pa.float16(), pa.float32())
+_CAST = re.compile(r"to_type=(half)?float\b")  # in the text of an expression
+
 
 def project(table: pa.Table, columns: Mapping[str, pc.Expression]) -> pa.Table:
     """Compute expressions; the rows stay in order."""
@@ -47,5 +50,22 @@ def expression_schema(
                 reason = f"unknown column {unknown[1]!r} (known: {', '.join(schema.names)})"
             problem = f"expression {expression}: {reason}"
             raise DataflowError(operator, problem, name) from None
+        type_ = found.schema.field(name).type
+        if _is_narrowed(expression, type_, schema):
+            problem = (
+                f"expression {expression} has type {type_}, because pyarrow narrows a literal such "
+                "as 0.5 beside integers; cast the integers to double, or the result to float"
+            )
+            raise DataflowError(operator, problem, name)
         fields.append(found.schema.field(name))
     return pa.schema(fields)
+
+
+def _is_narrowed(expression: pc.Expression, type_: pa.DataType, schema: pa.Schema) -> bool:
+    """Return whether a result has fewer digits than anything that the user named.
+
+    A literal that float32 can hold becomes float32, so 0.5 would round large integers and 0.1 not.
+    """
+    if type_ not in _NARROW or any(field.type in _NARROW for field in schema):
+        return False
+    return _CAST.search(str(expression)) is None

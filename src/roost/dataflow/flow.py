@@ -96,7 +96,14 @@ class Dataflow:
 
     def union(self, *streams: Stream, name: str | None = None) -> Stream:
         """Merge streams of the same schema."""
-        return self.add(Union(self.named("union", name), tuple(s.port for s in streams)))
+        name = self.named("union", name)
+        return self.add(Union(name, tuple(self._port(name, stream) for stream in streams)))
+
+    def _port(self, reader: str, stream: Stream) -> Port:
+        """Return the port of a stream that an operator reads."""
+        if stream.flow is not self:
+            raise DataflowError(reader, f"reads {stream.port.node!r} of another dataflow")
+        return stream.port
 
     def add(self, operator: Operator) -> Stream:
         """Add an operator; returns its first output."""
@@ -172,7 +179,7 @@ class Stream:
         name, inputs = self.flow.named("map", name), (self.port,)
         if callable(columns):
             return self.flow.add(Map(name, inputs, {}, columns, schema))
-        return self.flow.add(Map(name, inputs, dict(columns)))
+        return self.flow.add(Map(name, inputs, dict(columns), None, schema))
 
     def filter(self, predicate: str, *, name: str | None = None) -> Stream:
         """Return the tuples for which a predicate is true."""
@@ -226,7 +233,8 @@ class Stream:
         """
         name = self.flow.named("join", name)
         made = _window(name, window, size, None)
-        return self.flow.add(Join(name, (self.port, right.port), condition, made, per))
+        inputs = (self.port, self.flow._port(name, right))
+        return self.flow.add(Join(name, inputs, condition, made, per))
 
     def product(
         self, right: Stream, condition: str, *, size: float, name: str | None = None
@@ -234,7 +242,8 @@ class Stream:
         """Pair tuples of two streams by any condition; event times differ by less than ``size``."""
         name = self.flow.named("product", name)
         made = Window(WindowBy.TIME, size)
-        return self.flow.add(Product(name, (self.port, right.port), condition, made))
+        inputs = (self.port, self.flow._port(name, right))
+        return self.flow.add(Product(name, inputs, condition, made))
 
     def sink(self, name: str) -> None:
         """Write the stream to the output folder of this name."""

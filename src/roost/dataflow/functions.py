@@ -15,6 +15,7 @@ Functions skip nulls, except those of the user.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,8 @@ def resolve_function(operator: str, name: str, given: Any, schema: pa.Schema) ->
         functions = parse_aggregates(given).functions
     except ConfigError as error:
         problem = f"{given!r} is not a function: got {error.got}, expected {error.expected}"
-        raise DataflowError(operator, problem, name) from None
+        more = "first(column), last(column) and top(n, column) are functions, too"
+        raise DataflowError(operator, f"{problem}; {more}", name) from None
     if len(functions) != 1:
         raise DataflowError(operator, f"expected one function, got {given!r}", name)
     ((kind, over, parameter),) = functions
@@ -119,6 +121,12 @@ def _user_function(operator: str, name: str, given: Any, schema: pa.Schema) -> F
             "expected a text, or an object with columns, type and either whole or partial, merge "
             f"and finish; {type(given).__name__} has no {', '.join(missing)}"
         )
+        raise DataflowError(operator, problem, name)
+    if not isinstance(given.type, pa.DataType):
+        problem = f"the type of a function is a pyarrow type such as pa.int64(), not {given.type!r}"
+        raise DataflowError(operator, problem, name)
+    if not isinstance(given.columns, str | Sequence):
+        problem = f"the columns of a function are names, not {given.columns!r}"
         raise DataflowError(operator, problem, name)
     columns = (given.columns,) if isinstance(given.columns, str) else tuple(given.columns)
     for column in columns:

@@ -23,6 +23,8 @@ from roost.model.schemas import is_text
 
 SIGN = np.uint64(1 << 63)
 _BYTES_PER_NODE = 2
+_BYTES = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
+_NUMBERS = (pt.is_boolean, pt.is_integer, pt.is_floating, pt.is_temporal)
 
 
 def _fixed(rows: NDArray[np.uint8]) -> pa.Array:
@@ -40,8 +42,9 @@ def integer_bytes(values: NDArray[Any]) -> pa.Array:
 
 
 def _text_bytes(values: pa.Array) -> pa.Array:
-    """Encode texts, which may have any length and any character."""
+    """Encode texts or bytes, which may have any length and any character; null as the empty one."""
     raw = values.cast(pa.binary())
+    raw = raw.fill_null(b"") if raw.null_count else raw
     # Every zero byte is followed by another one than the zero byte of the end.
     escaped = pc.replace_substring(raw, b"\x00", b"\x00\xff")
     return pc.binary_join_element_wise(escaped, b"\x00\x01", b"")
@@ -51,7 +54,7 @@ def whole_numbers(column: pa.Array) -> NDArray[np.int64]:
     """Return a column of integers, booleans, times or floats as integers; nulls are arbitrary."""
     if pt.is_boolean(column.type):
         column = column.cast(pa.int64())
-    elif pt.is_date32(column.type):
+    elif pt.is_date32(column.type) or pt.is_time32(column.type):
         column = column.view(pa.int32())
     elif pt.is_temporal(column.type):
         column = column.view(pa.int64())
@@ -69,11 +72,20 @@ def key_bytes(
     for given in columns:
         column = one_array(given)
         if nullable:
-            parts.append(_fixed(np.asarray(column.is_valid()).astype(np.uint8)[:, None]))
-            column = column.fill_null("") if is_text(column.type) else column
-        text = is_text(column.type) or pt.is_binary(column.type)
-        parts.append(_text_bytes(column) if text else integer_bytes(whole_numbers(column)))
+            valid = np.asarray(column.is_valid()).astype(np.uint8)
+            parts.append(_fixed(valid[:, None]))
+        parts.append(_value_bytes(column))
     return join_bytes(parts, rows)
+
+
+def _value_bytes(column: pa.Array) -> pa.Array:
+    """Encode the values of a column of any type."""
+    if is_text(column.type) or any(of(column.type) for of in _BYTES):
+        return _text_bytes(column)
+    if any(of(column.type) for of in _NUMBERS):
+        return integer_bytes(whole_numbers(column))
+    # Nested values and decimals: equal ones have equal texts, and any order of the others will do.
+    return _text_bytes(pa.array([repr(value) for value in column.to_pylist()], pa.string()))
 
 
 def join_bytes(parts: list[Any], rows: int) -> pa.Array:

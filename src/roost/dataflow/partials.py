@@ -60,7 +60,7 @@ class Partials:
         columns = {name: one_array(self.keys[name]) for name in self.keys.column_names}
         about = []
         for number, part in enumerate(self.parts):
-            columns |= {f"{number}.{name}": column for name, column in part.columns().items()}
+            columns |= {f"__{number}.{name}": column for name, column in part.columns().items()}
             about.append([type(part).__name__, part.facts()])
         return pa.table(columns).replace_schema_metadata({"parts": json.dumps(about)})
 
@@ -69,7 +69,7 @@ class Partials:
         """Invert :meth:`table`."""
         parts = []
         for number, (kind, facts) in enumerate(json.loads(table.schema.metadata[b"parts"])):
-            prefix = f"{number}."
+            prefix = f"__{number}."
             columns = {
                 name.removeprefix(prefix): one_array(table[name])
                 for name in table.column_names

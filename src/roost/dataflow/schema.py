@@ -7,6 +7,7 @@ the column in the message.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,7 @@ from roost.dataflow.operators import (
     WindowBy,
 )
 from roost.errors import ConfigError, DataflowError, PredicateError
+from roost.model.columns import VIEWS, decoded_type
 from roost.model.records import TIME_LIMIT
 from roost.model.schemas import TIMESTAMP, is_text, time_type_of
 from roost.predicate import check, parse
@@ -48,6 +50,7 @@ OWN_COLUMNS = frozenset(
     for name in ("time", "order", "bucket", "pane", "cut", "tuples", "roost_row", "roost_malformed")
 )
 """Columns that stages add to tuples."""
+_PARTS = re.compile(r"__\d+\.")  # beginning of the columns of partial results
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def resolve(
             assert found is not None
             inputs.append(found)
         node = nodes[operator.name] = _resolved(operator, len(nodes), tuple(inputs), own or {})
-        _check_names(node)
+        _check_columns(node)
     if not any(isinstance(operator, Sink) for operator in operators):
         raise DataflowError(name, "a dataflow needs at least one sink")
     return FlowGraph(name, tuple(nodes.values()))
@@ -261,12 +264,19 @@ def _resolved(
     return Node(operator, number, inputs, None)
 
 
-def _check_names(node: Node) -> None:
-    """Refuse columns that would be confused with those that Roost adds to tuples and results."""
+def _check_columns(node: Node) -> None:
+    """Refuse columns that Arrow cannot select rows of, or that would be confused with Roost's own.
+
+    These are the columns that Roost adds to tuples and results.
+    """
     result = isinstance(node.operator, Sink)
     stream = node.inputs[0] if result else node.output
-    for name in () if stream is None else stream.columns.names:
-        if name in OWN_COLUMNS or (result and name == BATCH_ID):
+    for field in () if stream is None else stream.columns:
+        name = field.name
+        if field.type in VIEWS:
+            problem = f"a column of type {field.type}; expected {VIEWS[field.type]}"
+            raise DataflowError(node.name, problem, name)
+        if name in OWN_COLUMNS or _PARTS.match(name) or (result and name == BATCH_ID):
             problem = "a column of this name is Roost's own: compute one with another name in a Map"
             raise DataflowError(node.name, problem, name)
 
@@ -282,7 +292,8 @@ def _source(source: Source, own: Mapping[SourceKind, StreamSchema]) -> StreamSch
             raise DataflowError(source.name, f"this run has no {source.kind.value}")
         return own[source.kind]
     assert source.schema is not None
-    fields = list(source.schema)
+    # Dictionaries and views only save space.
+    fields = [field.with_type(decoded_type(field.type)) for field in source.schema]
     if len({field.name for field in fields}) < len(fields) or not fields:
         raise DataflowError(source.name, "expected at least one column, and different names")
     if source.time is None:
@@ -292,16 +303,21 @@ def _source(source: Source, own: Mapping[SourceKind, StreamSchema]) -> StreamSch
     if source.time not in source.schema.names:
         known = ", ".join(source.schema.names)
         raise DataflowError(source.name, f"unknown column (known: {known})", source.time)
+    place = source.schema.get_field_index(source.time)
     try:
-        type_ = time_type_of(source.schema.field(source.time).type, source.time)
+        type_ = time_type_of(fields[place].type, source.time)
     except ConfigError as error:
         raise DataflowError(source.name, f"expected {error.expected}", source.time) from None
-    place = source.schema.get_field_index(source.time)
-    return StreamSchema(source.schema.set(place, pa.field(source.time, type_)), source.time)
+    fields[place] = pa.field(source.time, type_)
+    return StreamSchema(pa.schema(fields), source.time)
 
 
 def _map(operator: Map, stream: StreamSchema) -> StreamSchema:
     if operator.function is None:
+        if operator.schema is not None:
+            raise DataflowError(
+                operator.name, "a schema is for a function; cast expressions instead"
+            )
         columns = expression_schema(operator.name, operator.columns, stream.columns)
     elif operator.schema is None:
         raise DataflowError(operator.name, "a function needs the schema of what it returns")
@@ -343,7 +359,8 @@ def _check_key(operator: str, column: str, columns: pa.Schema) -> None:
         raise DataflowError(operator, f"unknown column (known: {', '.join(columns.names)})", column)
     type_ = columns.field(column).type
     if _key_type(type_) is None:
-        problem = f"a key must be a number without fraction, text, boolean or time, not {type_}"
+        kinds = "an integer other than uint64, text, a boolean, a timestamp or a date"
+        problem = f"a key must be {kinds}, not {type_}"
         raise DataflowError(operator, problem, column)
 
 
@@ -392,7 +409,7 @@ def _extent(name: str, window: Window, unit: int) -> tuple[int | None, int | Non
         if value is None:
             ticks.append(None)
             continue
-        usable = isinstance(value, Real) and math.isfinite(value)
+        usable = isinstance(value, Real) and math.isfinite(value) and value is not True
         exact = float(value) * units if usable else 0.0
         # 1.000001 seconds are not quite a whole number of microseconds in binary.
         whole = math.isclose(exact, round(exact), rel_tol=1e-12)

@@ -36,6 +36,13 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column
 
 
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is decoded to: dictionaries and views only save space."""
+    if pa.types.is_dictionary(kind):
+        return decoded_type(kind.value_type)
+    return VIEWS.get(kind, kind)
+
+
 def convert(column: pa.Array | pa.ChunkedArray, to: pa.DataType) -> tuple[pa.Array, Bad]:
     """Convert a column; rows whose value does not fit are null and marked.
 

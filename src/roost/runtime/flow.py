@@ -28,7 +28,7 @@ from roost.stages.flow_subquery import SubqueryStage
 from roost.storage.speed import cold_read_speed
 from roost.storage.store import Fact, Store
 
-RESERVED = frozenset(["matches", "dead", "aggregates", "nearest", "pairs", "state"])
+RESERVED = frozenset(["matches", "dead", "aggregates", "nearest", "pairs", "synopsis", "state"])
 """Folders of the output that a sink cannot have."""
 
 
@@ -57,8 +57,13 @@ def flow_stages(
     out = config.out.dir.absolute()
     sinks = sinks_of(flow)
     for sink in sinks:
-        if sink in RESERVED or "/" in sink or sink.startswith((".", "_")):
+        if sink in RESERVED or out / sink == config.out.state_dir.absolute():
             problem = f"a sink names a folder of the output, but not {', '.join(sorted(RESERVED))}"
+            raise DataflowError(sink, problem)
+        if not sink or "/" in sink or sink.startswith((".", "_")):
+            problem = (
+                "a sink names a folder: expected a name without /, which begins with no . or _"
+            )
             raise DataflowError(sink, problem)
     _agree(store, graph)
     settings = config.dataflow

@@ -272,12 +272,16 @@ class ProgressStage(Stage):
 
     def intend(self) -> Any:
         """Return clock and progress."""
-        return {"clock": self.clock(), "progress": self.progress.to_json()}
+        return {"clock": self._now(), "progress": self.progress.to_json()}
+
+    def _now(self) -> float:
+        """Return the time. It does not go back: tuples that are stamped with it would be late."""
+        return float(max([self.clock(), *self.progress.heard.values()]))
 
     def due(self) -> bool:
         """Return whether a batch without tuples would close a window: a source became idle."""
         flow = self.shared
-        after = self.progress.after(self.graph, {}, self.clock(), (), flow.lateness, flow.idle)
+        after = self.progress.after(self.graph, {}, self._now(), (), flow.lateness, flow.idle)
         return after.watermarks != self.progress.watermarks and bool(self.progress.watermarks)
 
     def after(self, batch: Batch, reports: Reports, executor: MapExecutor) -> Outcome:

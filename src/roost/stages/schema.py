@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from roost.errors import ConfigError
-from roost.model.columns import VIEWS
+from roost.model.columns import decoded_type
 from roost.model.schemas import TIMESTAMP, id_type_of, time_type_of
 from roost.model.settings import RunConfig
 from roost.model.space import CIRCLE_LON_LIMIT, Coordinates, Rect, Space
@@ -53,15 +53,8 @@ def point_schema(schema: pa.Schema, config: RunConfig, *, numbered: bool) -> Poi
         point_id=point_id,
         id_type=id_type,
         time_type=time_type_of(schema.field(time).type, "points.time"),
-        attributes=pa.schema([field.with_type(_decoded_type(field.type)) for field in own]),
+        attributes=pa.schema([field.with_type(decoded_type(field.type)) for field in own]),
     )
-
-
-def _decoded_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a column is decoded to: dictionaries and views only save space."""
-    if pa.types.is_dictionary(kind):
-        return _decoded_type(kind.value_type)
-    return VIEWS.get(kind, kind)
 
 
 def message_schema(config: RunConfig) -> pa.Schema:
