@@ -47,11 +47,13 @@ class SynopsisResult:
     confidence: float = 1.0
 
     def minus(self, other: SynopsisResult) -> SynopsisResult:
-        """Return the difference of two results."""
+        """Return the difference of two results; both hold with the confidence of its bounds."""
         records = self.records + other.records
         pairs = ((self.value, other.value), (self.low, other.high), (self.high, other.low))
         value, low, high = (None if a is None or b is None else a - b for a, b in pairs)
-        return SynopsisResult(value, low, high, records)
+        confidence = max(self.confidence + other.confidence - 1.0, 0.0)
+        kind = self.kind if self.kind is BoundKind.PROBABLE else other.kind
+        return SynopsisResult(value, low, high, records, kind, confidence)
 
 
 class ValueCounts(NamedTuple):
