@@ -100,7 +100,7 @@ def greatest_mean(
 
     ``counts[k]`` further rows have the value ``values[k]``. Rows whose value exceeds a mean raise
     it: selecting them again and again by the last mean ends, after a few times, with the greatest.
-    The result is -inf if there are no rows at all.
+    The result is -inf if there are no rows at all, and inf if sums are too large for a float.
     """
     best = total / rows if rows > 0.0 else -np.inf
     while True:
@@ -112,6 +112,8 @@ def greatest_mean(
         if number <= 0.0 or added / number <= best:
             return best
         best = added / number
+        if math.isnan(best):
+            return np.inf
 
 
 def root(value: float) -> float:
