@@ -13,7 +13,16 @@ import pytest
 from roost import Circle, RunConfig
 from roost.cli import main
 from roost.errors import ConfigError
-from roost.synopsis import BoundKind, Scope, build, contrast, learn_bins, mean, outliers
+from roost.synopsis import (
+    BoundKind,
+    Scope,
+    SynopsisResult,
+    build,
+    contrast,
+    learn_bins,
+    mean,
+    outliers,
+)
 from roost.synopsis.queries import read_query, result_json, run_query
 from roost.synopsis.spec import SynopsisSpec
 from roost.testing import InProcessPipeline
@@ -103,6 +112,32 @@ def test_contrasts_and_outliers_are_json(state: Path) -> None:
     assert contrast.__name__ == name
 
 
+def test_a_regression_is_json() -> None:
+    query = {"query": "regress", "target": "temp", "features": "wind"}
+    found = run_query(WHOLE, *read_query(query))
+    data = json.loads(json.dumps(result_json(found)))
+    slope = found.coefficients["wind"]
+    assert data["coefficients"]["wind"]["low"] == slope.low
+    assert data["r2"] == found.r2 and not [name for name in data if name[0] == "_"]
+
+
+def test_a_contrast_has_the_confidence_of_both_results() -> None:
+    until = START_US + 20 * 86_400_000_000
+    own = {"feature": "temp", "at": "2024-01-21"}
+    scopes = {"scope": {"until": until}, "other": {"until": until - 86_400_000_000}}
+    contrast_json = {"query": "contrast", "statistic": "forecast", **own, **scopes}
+    found = run_query(WHOLE, *read_query(contrast_json))
+    one, two = (
+        run_query(WHOLE, *read_query({"query": "forecast", **own, "scope": scope}))
+        for scope in scopes.values()
+    )
+    assert found.value == one.value - two.value
+    assert found.low == one.low - two.high and found.high == one.high - two.low
+    assert found.kind is BoundKind.PROBABLE
+    assert found.confidence == pytest.approx(one.confidence + two.confidence - 1.0)
+    assert one.minus(SynopsisResult(1.0, 1.0, 1.0, 1)).confidence == one.confidence
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -132,6 +167,16 @@ def test_contrasts_and_outliers_are_json(state: Path) -> None:
             "scope: got ['box', 'polygon'], expected one shape",
         ),
         ({"query": "contrast", "scope": {}, "other": {}}, "statistic: got '', expected one of"),
+        (
+            {"query": "contrast", "statistic": "select", "scope": {}, "other": {}},
+            "statistic: got 'select', expected one of count, mean, stddev, correlation",
+        ),
+        ({"query": "count", "scope": {"predicate": 5}}, "scope.predicate: got 5, expected a text"),
+        ({"query": "count", "scope": {"since": True}}, "scope.since: got True, expected an ISO"),
+        (
+            {"query": "density", "feature": "temp", "points": "1,nan", "bandwidth": 1},
+            "points: got nan, expected finite numbers",
+        ),
         (
             {"query": "contrast", "statistic": "mean", "scope": {}, "other": {}},
             "mean: feature: got None",
@@ -164,6 +209,21 @@ def test_the_command_line_queries_a_state(state: Path, capsys: pytest.CaptureFix
     assert f"synopsis   {TABLE.num_rows:,} points" in out
 
 
+def test_the_command_line_prints_results_of_several_values(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = roost(capsys, "synopsis", state, "regress", "target=temp", "features=wind,level")
+    lines = out.splitlines()
+    assert code == 0 and "target temp, r2 0." in lines[-1] and lines[-1].endswith("as of batch 4")
+    assert all(any(name in line for line in lines) for name in ("intercept", "coefficients.level"))
+    code, out, _ = roost(capsys, "synopsis", state, "outliers", "feature=temp", "share=0.1")
+    assert code == 0 and "count" in out and out.splitlines()[-1].startswith("low ")
+    code, out, _ = roost(
+        capsys, "synopsis", state, "outliers", "feature=temp", "share=0.1", "--until", "2020-01-01"
+    )
+    assert (code, out) == (0, "no result as of batch 4\n")
+
+
 def test_wrong_commands_name_what_is_wrong(
     state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +233,13 @@ def test_wrong_commands_name_what_is_wrong(
     assert code == 2 and "--circle" in err
     code, _, err = roost(capsys, "synopsis", state, "{bad", "--hours", "1,2")
     assert code == 2 and "JSON object" in err
+    code, _, err = roost(capsys, "synopsis", state, "mean", "feture=temp", "--explain")
+    assert code == 2 and "mean: feture" in err
+    missing = tmp_path / "missing" / "map.png"
+    code, _, err = roost(
+        capsys, "synopsis", state, "map", "feature=temp", "bits=4", "--out", missing
+    )
+    assert code == 2 and "--out" in err and "a file that can be written" in err
     code, _, err = roost(capsys, "synopsis", tmp_path, "count")
     assert code != 0 and "not a state directory" in err
 

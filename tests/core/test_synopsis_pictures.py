@@ -12,7 +12,7 @@ import pytest
 
 from roost import Box, Circle
 from roost.errors import ConfigError, RoostError
-from roost.synopsis import Bands, Scope, build
+from roost.synopsis import Bands, Scope, SynopsisSpec, build
 from roost.synopsis.pictures import climate_chart, draw, feature_map
 from roost.synopsis.queries import read_query, result_json, run_query
 from synopsis_tables import START_US, Rows, make_spec, make_table
@@ -60,6 +60,18 @@ def test_a_chart_has_the_statistics_of_its_periods(
             assert found.bar.value == pytest.approx(true, rel=0.02)
             assert found.mean.value == pytest.approx(np.nanmean(temp[own]), rel=0.005)
     assert chart.periods[0].since == time.min() and chart.periods[-1].until == time.max() + 1
+
+
+def test_a_chart_has_bars_of_a_feature_of_any_name() -> None:
+    names = {"temp": "temp", "rain": "rain [mm]"}
+    table = TABLE.select(["lon", "lat", "event_time", *names]).rename_columns(
+        ["lon", "lat", "event_time", *names.values()]
+    )
+    own = build(table, SynopsisSpec.of(table.schema, [*names.values()]))
+    chart, expected = climate_chart(own, "temp", bars="rain [mm]"), climate_chart(WHOLE, "temp")
+    assert [len(one.periods) for one in (chart, expected)] == [2, 2]
+    total = sum(period.bar.value for period in chart.periods)
+    assert total == pytest.approx(np.nansum(ROWS.column("rain")), rel=0.02)
 
 
 def test_a_chart_without_rows_has_no_periods() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from roost.synopsis import (
     Scope,
     Synopsis,
     SynopsisResult,
+    SynopsisSpec,
     build,
     coarsen,
     contrast,
@@ -236,3 +238,18 @@ def test_a_synopsis_without_rows_has_results() -> None:
     empty: Synopsis = build(TABLE.slice(0, 0), make_spec(TABLE))
     assert count(empty).value == 0
     assert mean(empty, "temp").value is None
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_squares_that_no_float_can_hold_give_no_wrong_bounds() -> None:
+    numbers = [float(n) for n in TABLE["wind"].fill_null(0.0).to_pylist()]
+    wide = TABLE.append_column("wide", pa.array(np.array(numbers) * 1e160))
+    own = build(wide, SynopsisSpec.of(wide.schema, ["wide", "temp"], bins=16))
+    scope = Scope(predicate="temp > 15.02")
+    inside = Rows(wide).column("wide")[Rows(TABLE).column("temp") > 15.02]
+    result = mean(own, "wide", scope)
+    assert result.low <= inside.mean() <= result.high
+    result = stddev(own, "wide", scope)
+    assert result.low <= np.std(inside * 1e-160, ddof=1) * 1e160 <= result.high
+    result = correlation(own, "wide", "temp", scope)
+    assert (result.value, result.low, result.high) == (None, -1.0, 1.0)

@@ -151,6 +151,11 @@ def test_cardinalities(names: tuple[str, ...]) -> None:
         assert result.high - result.low < 0.08 * truth + 1.0
 
 
+def test_columns_may_be_a_text_with_commas_and_spaces() -> None:
+    names = next(own for own in COLUMNS if len(own) > 1)
+    assert cardinality(BUILT, ", ".join(names)) == cardinality(BUILT, names)
+
+
 def test_cardinality_bounds_hold_as_often_as_they_claim() -> None:
     rng, broken, trials = np.random.default_rng(8), 0, 200
     own = SetSpec.of(pa.schema([("id", pa.int64())]), ["id"], members=0, counters=0, lg_k=8)

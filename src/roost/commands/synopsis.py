@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.commands.snapshot import write_result
 from roost.errors import ConfigError
+from roost.synopsis.bounds import SynopsisResult
 from roost.synopsis.pictures import Picture, draw
-from roost.synopsis.queries import read_query, result_json, result_table, scopes_of
+from roost.synopsis.queries import check_query, read_query, result_json, result_table, scopes_of
 from roost.synopsis.reader import BatchResult, Explained, SynopsisReader
+from roost.synopsis.standing import items_of
 
 
 def run_query(state: Path, data: Mapping[str, Any]) -> BatchResult:
@@ -24,7 +27,8 @@ def run_query(state: Path, data: Mapping[str, Any]) -> BatchResult:
 
 def explain_query(state: Path, data: Mapping[str, Any]) -> Explained:
     """Return which files a query reads."""
-    _, arguments = read_query(data)
+    name, arguments = read_query(data)
+    check_query(name, arguments)
     with closing(SynopsisReader(state)) as reader:
         return reader.explain(*scopes_of(arguments))
 
@@ -64,13 +68,29 @@ def outcome_json(found: BatchResult) -> dict[str, Any]:
     return {"batch": found.batch_id, "result": result_json(found.result)}
 
 
+def outcome_rows(found: BatchResult) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the values with bounds of a result, one per row, and what else it has by name."""
+    rows = [
+        ({} if item is None else {"item": item}) | result_json(result)
+        for item, result in items_of(found.result)
+    ]
+    named = result_json(found.result) if is_dataclass(found.result) else {}
+    more = {name: item for name, item in named.items() if isinstance(item, str | int | float)}
+    return rows, {} if isinstance(found.result, SynopsisResult) else more
+
+
 def save_result(found: BatchResult, path: Path) -> None:
     """Draw a chart or map as PNG, or write the rows of a table."""
     table = result_table(found.result)
     if table is not None:
         write_result(table, path)
     elif isinstance(found.result, Picture):
-        draw(found.result, path)
+        try:
+            draw(found.result, path)
+        except OSError as error:
+            raise ConfigError(
+                "--out", str(path), f"a file that can be written ({error})"
+            ) from error
     else:
         expected = "the queries chart, map, select and synthesize only"
         raise ConfigError("--out", str(path), expected)

@@ -28,6 +28,7 @@ from roost.commands.synopsis import (
     explain_query,
     has_file,
     outcome_json,
+    outcome_rows,
     query_json,
     run_query,
     save_result,
@@ -167,13 +168,14 @@ def synopsis_command(arguments: argparse.Namespace) -> None:
     suffix = None if arguments.json else has_file(outcome)
     if suffix is not None:
         raise ConfigError("--out", None, f"a {suffix} file, or --json for its data")
-    found = outcome_json(outcome)
     if arguments.json:
-        _print(json.dumps(found), soft_wrap=True)
+        _print(json.dumps(outcome_json(outcome)), soft_wrap=True)
         return
-    results = found["result"] if isinstance(found["result"], list) else [found["result"]]
-    rows = (result.values() for result in results)
-    _print(_table(list(results[0]), rows), f"as of batch {found['batch']}")
+    rows, more = outcome_rows(outcome)
+    if rows:
+        _print(_table(list(rows[0]), (row.values() for row in rows)))
+    names = [f"{name} {_text(value)}" for name, value in more.items()]
+    _print(", ".join([*names, f"{'as' if rows else 'no result as'} of batch {outcome.batch_id}"]))
 
 
 def _print_explained(found: Explained, *, json_form: bool) -> None:

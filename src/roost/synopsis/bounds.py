@@ -47,11 +47,13 @@ class SynopsisResult:
     confidence: float = 1.0
 
     def minus(self, other: SynopsisResult) -> SynopsisResult:
-        """Return the difference of two results."""
+        """Return the difference of two results; both hold with the confidence of its bounds."""
         records = self.records + other.records
         pairs = ((self.value, other.value), (self.low, other.high), (self.high, other.low))
         value, low, high = (None if a is None or b is None else a - b for a, b in pairs)
-        return SynopsisResult(value, low, high, records)
+        confidence = max(self.confidence + other.confidence - 1.0, 0.0)
+        kind = self.kind if self.kind is BoundKind.PROBABLE else other.kind
+        return SynopsisResult(value, low, high, records, kind, confidence)
 
 
 class ValueCounts(NamedTuple):
@@ -98,7 +100,7 @@ def greatest_mean(
 
     ``counts[k]`` further rows have the value ``values[k]``. Rows whose value exceeds a mean raise
     it: selecting them again and again by the last mean ends, after a few times, with the greatest.
-    The result is -inf if there are no rows at all.
+    The result is -inf if there are no rows at all, and inf if sums are too large for a float.
     """
     best = total / rows if rows > 0.0 else -np.inf
     while True:
@@ -110,6 +112,8 @@ def greatest_mean(
         if number <= 0.0 or added / number <= best:
             return best
         best = added / number
+        if math.isnan(best):
+            return np.inf
 
 
 def root(value: float) -> float:

@@ -127,6 +127,9 @@ def density(
     """
     if bandwidth is not None and not 0.0 < bandwidth < math.inf:
         raise ConfigError("bandwidth", bandwidth, "a number above 0")
+    wrong = [point for point in points if not math.isfinite(point)]
+    if wrong:
+        raise ConfigError("points", wrong[0], "finite numbers")
     at = synopsis.spec.index(feature, numeric=True)
     width = silverman(synopsis, feature, scope) if bandwidth is None else bandwidth
     _, counts, _, records, _ = gather(synopsis, scope, at, exact=False)

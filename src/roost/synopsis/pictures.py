@@ -20,6 +20,7 @@ from roost.errors import ConfigError, RoostError
 from roost.model.arrays import Floats, Ints
 from roost.model.records import Box
 from roost.model.space import Rect
+from roost.predicate.ast import quote_name
 from roost.synopsis.bands import Sketch, parts_of
 from roost.synopsis.bounds import EPSILON, Interval, SynopsisResult
 from roost.synopsis.density import quantiles
@@ -112,7 +113,7 @@ def climate_chart(
 def total(synopsis: Sketch, feature: str, scope: Scope = EVERYTHING) -> SynopsisResult:
     """Return the sum of a feature: its mean times the number of its values."""
     average = mean(synopsis, feature, scope)
-    rows = count(synopsis, scope.and_predicate(f"{feature} is not null"))
+    rows = count(synopsis, scope.and_predicate(f"{quote_name(feature)} is not null"))
     records = average.records + rows.records
     if average.low is None or average.high is None:
         return SynopsisResult(None, None, None, records)

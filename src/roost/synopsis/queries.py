@@ -7,7 +7,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
@@ -18,6 +18,7 @@ from roost.errors import ConfigError
 from roost.model.columns import parse_time
 from roost.model.records import Box, Circle, Instant, Polygon
 from roost.synopsis.bands import Bands, Sketch
+from roost.synopsis.bounds import SynopsisResult
 from roost.synopsis.density import density, probability, quantiles
 from roost.synopsis.forecast import forecast
 from roost.synopsis.part import record_batches, record_schema, select
@@ -38,6 +39,13 @@ QUERIES: dict[str, Callable[..., Any]] = {
     )
 }
 QUERIES |= {"chart": climate_chart, "map": feature_map}
+#: What `contrast` accepts: queries that return one value with bounds.
+STATISTICS = {
+    name: function
+    for name, function in QUERIES.items()
+    if function is not contrast
+    and inspect.signature(function).return_annotation == SynopsisResult.__name__
+}
 SCOPES = ("scope", "other")  # arguments that are scopes
 TIME = "an ISO time, or microseconds since 1970"
 NAMES, NUMBERS = "Sequence[str]", "Sequence[float]"
@@ -62,15 +70,20 @@ def run_query(synopsis: Sketch, query: str, arguments: Mapping[str, Any]) -> Any
 
     ``contrast`` takes the ``statistic`` by name, and the arguments of the statistic.
     """
-    function, given = _find("query", query), dict(arguments)
+    return check_query(query, arguments)(synopsis)
+
+
+def check_query(query: str, arguments: Mapping[str, Any]) -> Callable[[Sketch], Any]:
+    """Return what runs a query; raises `ConfigError` for a wrong name or argument."""
+    function, given = _find("query", query, QUERIES), dict(arguments)
     if function is contrast:
-        statistic = _find("statistic", str(given.pop("statistic", "")))
+        statistic = _find("statistic", str(given.pop("statistic", "")), STATISTICS)
         names = set(_parameters(statistic)[0]) - {"scope"}
         own = {name: given.pop(name) for name in names & set(given)}
         _check_arguments(statistic.__name__, statistic, own)
         given["statistic"] = partial(statistic, **own)
     _check_arguments(query, function, given)
-    return function(synopsis, **given)
+    return partial(function, **given)
 
 
 def scopes_of(arguments: Mapping[str, Any]) -> list[Scope]:
@@ -78,12 +91,12 @@ def scopes_of(arguments: Mapping[str, Any]) -> list[Scope]:
     return [arguments[name] for name in SCOPES if name in arguments] or [Scope()]
 
 
-def _find(key: str, name: str) -> Callable[..., Any]:
-    if name not in QUERIES:
-        near = difflib.get_close_matches(name, QUERIES, 1)
-        expected = f"{near[0]!r}" if near else f"one of {', '.join(QUERIES)}"
+def _find(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        expected = f"{near[0]!r}" if near else f"one of {', '.join(known)}"
         raise ConfigError(key, name, expected)
-    return QUERIES[name]
+    return known[name]
 
 
 def _all(value: Any, kind: type) -> bool:
@@ -137,6 +150,9 @@ def read_query(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if key in arguments:
             arguments[key] = read_scope(arguments[key], key)
     kinds = _parameters(QUERIES[name])[0] if name in QUERIES else {}
+    statistic = arguments.get("statistic")
+    if isinstance(statistic, str) and statistic in STATISTICS:
+        kinds = kinds | _parameters(STATISTICS[statistic])[0]
     for key in arguments.keys() & kinds.keys():
         kind, value = kinds[key], arguments[key]
         if kind == "Instant":
@@ -171,7 +187,10 @@ def read_scope(data: Any, key: str = "scope") -> Scope:
     known = {*SHAPES, "polygon", "since", "until", "hours", "predicate"}
     for name in rest.keys() - known:
         raise ConfigError(f"{key}.{name}", rest[name], f"one of {', '.join(sorted(known))}")
-    return Scope(shape, times["since"], times["until"], hours, rest.get("predicate"))
+    predicate = rest.get("predicate")
+    if predicate is not None and not isinstance(predicate, str):
+        raise ConfigError(f"{key}.predicate", predicate, "a text")
+    return Scope(shape, times["since"], times["until"], hours, predicate)
 
 
 def _shape(name: str, value: Any, key: str) -> Box | Circle | Polygon:
@@ -192,7 +211,7 @@ def _numbers(value: Any, size: int, key: str) -> list[float]:
 
 
 def _instant(value: Any, key: str) -> Instant | None:
-    if value is None or isinstance(value, int):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     try:
         return parse_time(str(value))
@@ -215,7 +234,8 @@ def result_json(value: Any) -> Any:
     if isinstance(value, dt.datetime):
         return value.isoformat()
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: result_json(item) for name, item in asdict(value).items()}
+        items = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: result_json(item) for name, item in items.items() if name[0] != "_"}
     if isinstance(value, Mapping):
         return {str(name): result_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

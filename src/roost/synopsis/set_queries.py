@@ -76,8 +76,9 @@ def cardinality(
     ``columns`` may also be a text with commas. Rows in which one of the columns is null do not
     count, as in SQL.
     """
-    names = columns.split(",") if isinstance(columns, str) else columns
-    own, touched = _find(synopsis, names, scope, "lg_k")
+    if isinstance(columns, str):
+        columns = [name.strip() for name in columns.split(",")]
+    own, touched = _find(synopsis, columns, scope, "lg_k")
     least, most = (
         unite((found.records.hll(found.at) for found in entries), own.lg_k)
         for entries in ([found for found in touched if found.inside], touched)

@@ -87,7 +87,8 @@ def correlation(
         return SynopsisResult(None, None, None, records)
     low, high = _bound_correlation(found.lows, found.highs)
     # Below this, a constant feature differs from its mean by rounding only.
-    margins = rounding(found.rows, found.size_a**2), rounding(found.rows, found.size_b**2)
+    size_a, size_b = found.size_a * found.size_a, found.size_b * found.size_b
+    margins = rounding(found.rows, size_a), rounding(found.rows, size_b)
     if found.aa <= margins[0] or found.bb <= margins[1]:
         return SynopsisResult(None, low, high, records)
     value = min(max(found.ab / math.sqrt(found.aa * found.bb), low), high)
@@ -112,6 +113,8 @@ def _bound_correlation(
     low_a, high_a = _bound_variance(lows, highs, A, AA)
     low_b, high_b = _bound_variance(lows, highs, B, BB)
     if low_a <= 0.0 or low_b <= 0.0 or low_a * low_b <= 0.0:
+        return -1.0, 1.0
+    if not high_a * high_b < math.inf:  # squares that no float can hold
         return -1.0, 1.0
     least, most = math.sqrt(low_a * low_b), math.sqrt(high_a * high_b)
     ends = (lows[A] * lows[B], lows[A] * highs[B], highs[A] * lows[B], highs[A] * highs[B])
