@@ -279,6 +279,14 @@ def _runs_of(rows: SmallRows, spec: SynopsisSpec) -> RunRows:
     return RunRows(distinct, sizes, np.arange(keys.size), ranks, steps)
 
 
+def _groups_of(run_keys: Ints, spec: SynopsisSpec) -> tuple[Ints, Ints, Ints]:
+    """Return the keys of the groups of sorted runs, where each begins, and the group of each."""
+    keys = run_keys >> spec.rest_bits
+    first = np.diff(keys, prepend=-1) != 0
+    starts = np.flatnonzero(first)
+    return keys[starts], np.append(starts, keys.size), np.cumsum(first) - 1
+
+
 def _from_runs(
     rows: SmallRows,
     runs: RunRows,
@@ -291,7 +299,7 @@ def _from_runs(
     """Build from the rows of some runs, whose values are not copied."""
     kept = SmallRows.empty(len(spec.features))
     if small:
-        group_of_run = np.unique(runs.keys >> spec.rest_bits, return_inverse=True)[1]
+        group_of_run = _groups_of(runs.keys, spec)[2]
         sizes = np.bincount(group_of_run, runs.sizes * mine)
         few = (sizes <= rows_max(spec, bins))[group_of_run] & mine
         if few.any():
@@ -306,9 +314,7 @@ def _digest(
 ) -> Synopsis:
     """Build from the rows of runs; values are by feature, then row."""
     features, codes_max, layout = len(spec.features), bins.codes_max, spec.layout
-    group_keys, first_runs = np.unique(runs.keys >> spec.rest_bits, return_index=True)
-    run_starts = np.append(first_runs, runs.keys.size).astype(np.int64)
-    group_of_run = np.repeat(np.arange(group_keys.size), np.diff(run_starts))
+    group_keys, run_starts, group_of_run = _groups_of(runs.keys, spec)
     positions, starts, steps = sort_rows(runs)
     units = divide_groups(runs, group_of_run, group_keys.size, positions, layout)
     keys = keys_of(group_keys[units.groups], units.intervals, spec)
@@ -320,12 +326,12 @@ def _digest(
     add_units(groups, totals, units.groups)
     extents = Extents.empty(runs.keys.size)
     widen_runs(columns.x, columns.y, columns.time, runs, extents)
-    cells, place_of_run = np.unique(places_of(runs.keys, spec), return_inverse=True)
+    cells, place_of_run = rank_keys(places_of(runs.keys, spec))
     places = PlaceBounds(cells, reduce_bounds(extents.bounds, place_of_run, cells.size))
     groups.bounds[:] = reduce_bounds(extents.bounds, group_of_run, group_keys.size)
     if steps.size:
-        groups.times[:, 0] = np.minimum.reduceat(extents.times[:, 0], first_runs)
-        groups.times[:, 1] = np.maximum.reduceat(extents.times[:, 1], first_runs)
+        groups.times[:, 0] = np.minimum.reduceat(extents.times[:, 0], run_starts[:-1])
+        groups.times[:, 1] = np.maximum.reduceat(extents.times[:, 1], run_starts[:-1])
     ones, marks = np.ones(steps.size, np.int32), np.zeros(steps.size, np.uint8)
     paths = Paths(runs.keys, starts, steps, ones, marks, codes)
     leaves = pack(combine(paths), place_of_run.astype(np.uint32))
