@@ -321,5 +321,7 @@ def feature_values(column: pa.Array, feature: Feature, names: tuple[Any, ...] | 
         if any(abs(extreme or 0) > EXACT_MAX for extreme in extremes.values()):
             raise SourceError(f"feature {feature.name}: integers from 2**53 up are not supported")
         column = column.cast(pa.float64())
+    if column.null_count and column.type in (pa.float32(), pa.float64()):
+        column = pc.fill_null(column, float("nan"))  # in half of the time of to_numpy
     values: Floats = np.asarray(as_numpy(column), np.float64)
     return values

@@ -130,4 +130,5 @@ def add_units(groups: GroupRecords, totals: Totals, owners: Ints) -> None:
     firsts = np.flatnonzero(np.diff(owners, prepend=-1))
     for name in Totals._fields[1:]:
         column: NDArray[Any] = getattr(groups, name)
-        column[:] = np.add.reduceat(getattr(totals, name), firsts)
+        sums = getattr(totals, name)
+        column[:] = sums if firsts.size == owners.size else np.add.reduceat(sums, firsts)
