@@ -305,7 +305,7 @@ def _from_runs(
         if few.any():
             kept, mine = rows.take(few[runs.ranks]), mine & ~few
     columns = SmallRows(*map(frozen, (rows.x, rows.y, rows.time, rows.values.T)))
-    own = runs if mine.all() else RunRows(*take_runs(runs, mine))
+    own = runs if mine.all() else take_runs(runs, mine)
     return _digest(columns, own, spec, bins, kept)
 
 
