@@ -1,8 +1,9 @@
 """The synopsis of a run on Spark, for ``roost bench synopsis``.
 
 The overhead is the time of a batch with the synopsis over that without, while the matches of a
-million boxes around the stations are counted. Runs alternate in one session. For recovery, a run of
-the command line is killed while it processes a batch, and continued.
+million boxes around the stations are counted. Runs alternate in one session. The processor time of
+a machine's delta is measured in this process, without Spark. For recovery, a run of the command
+line is killed while it processes a batch, and continued.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ from roost.bench.cases import JITTER_SIDES, SEED, SIDE_SHARE, box_requests
 from roost.bench.common import CORES, Row
 from roost.bench.streams import BatchTimes
 from roost.bench.synopsis_cases import FEATURES
+from roost.model.schemas import PointBlock
 from roost.model.settings import RunConfig
+from roost.stages.matching import GATHERED, Gathered
+from roost.stages.synopsis import PrefixRouting, SynopsisTask
+from roost.storage.cache import WorkerCache
+from roost.storage.files import Files
 from roost.storage.store import Store
+from roost.synopsis import SynopsisSpec, learn_bins
 from roost.synopsis.catalogue import STATE, TABLE
 from roost.synopsis.reader import SynopsisReader
+from roost.synopsis.spec import locate
+from roost.synopsis.tree import PrefixTree
 
 BOXES, BOXES_QUICK = 1_000_000, 50_000
 BATCH_ROWS, BATCH_ROWS_QUICK = 262_144, 65_536
@@ -49,7 +58,35 @@ def measure_engine(table: pa.Table, quick: bool) -> tuple[Row, Row]:
         pq.write_table(box_requests(_boxes(table, BOXES_QUICK if quick else BOXES)), queries)
         seconds = _alternate(folder, points, queries, quick)
         summary = {"overhead": median(seconds["with"]) / median(seconds["without"])}
+        summary["delta_ms"] = measure_delta(table, folder, quick)
         return {**summary, **_recover(folder, points, table.num_rows, quick)}, seconds
+
+
+def measure_delta(table: pa.Table, folder: Path, quick: bool) -> float:
+    """Return the median processor time in which a machine builds and writes its share of a batch.
+
+    Rows are given as columns: reading them is not included.
+    """
+    rows = (BATCH_ROWS_QUICK if quick else BATCH_ROWS) // CORES
+    spec = SynopsisSpec.of(table.schema, FEATURES)
+    bins, files = learn_bins(table.slice(0, CORES * rows), spec).prepared(), Files(str(folder))
+    x, y = (np.asarray(table[name]) for name in (spec.x, spec.y))
+    tree = PrefixTree.even(CORES, spec.place_bits, locate(x, y, spec))
+    routing = PrefixRouting(0, tree, spec)
+    task = SynopsisTask("delta-", spec, bins, routing, pa.schema([]), files, None)
+    times = np.asarray(table[spec.time].cast(pa.int64()))
+    seconds = []
+    for number, start in enumerate(range(0, table.num_rows - rows + 1, rows)):
+        at = slice(start, start + rows)
+        features = {name: table[name].chunk(0).slice(start, rows) for name in FEATURES}
+        block = PointBlock(x[at], y[at], times[at], pa.nulls(rows), features)
+        started = time.process_time()
+        work = task.build(0, WorkerCache())
+        work.process(GATHERED, Gathered(block, None))
+        work.report()
+        if number:  # the first one loads code
+            seconds.append(time.process_time() - started)
+    return 1e3 * median(seconds)
 
 
 def _boxes(table: pa.Table, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -48,7 +48,7 @@ from roost.stages.routing import Packed
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files
 from roost.storage.store import Fact, Leases, View
-from roost.synopsis.ageing import Band, add, fit_budget, gather_sets
+from roost.synopsis.ageing import Band, add_all, fit_budget, gather_sets
 from roost.synopsis.bins import BinLearner, Bins, learn_bins
 from roost.synopsis.budget import Budget
 from roost.synopsis.catalogue import (
@@ -189,15 +189,14 @@ class SynopsisWork(Work):
         if not self._blocks:
             return Report(None)
         rows = pa.concat_tables([table_of(block, task.spec) for block in self._blocks])
-        places = np.concatenate([task.routing.places(block) for block in self._blocks])
         cells = None
         if task.cell_bits is not None:
+            places = np.concatenate([task.routing.places(block) for block in self._blocks])
             cells = count_cells(places, task.spec.place_bits, task.cell_bits)
         if task.bins is None:
             name = task.files.name(task.prefix, label, ".parquet")
             return Report(Added(write_rows(task.files, name, rows, task.spec), cells))
-        owners = task.routing.tree.owners_of(places, task.spec.place_bits)
-        parts = build_parts(rows, owners, task.spec, task.bins)
+        parts = build_parts(rows, task.routing.tree, task.spec, task.bins)
         name = task.files.name(task.prefix, label, ".delta")
         delta = write_parts(task.files, name, FileKind.DELTA, parts, rows)
         return Report(Added(delta, cells))
@@ -228,9 +227,7 @@ class Quantise:
     def __call__(self, name: str, cache: WorkerCache) -> SketchFile:
         """Build and write the delta."""
         rows, spec = read_rows(self.files, [name], self.spec), self.spec
-        places = locate(rows[spec.x].to_numpy(), rows[spec.y].to_numpy(), spec)
-        owners = self.routing.tree.owners_of(places, spec.place_bits)
-        parts = build_parts(rows, owners, spec, self.bins)
+        parts = build_parts(rows, self.routing.tree, spec, self.bins)
         delta = self.files.name(self.prefix, "quantised", ".delta")
         return write_parts(self.files, delta, FileKind.DELTA, parts, rows)
 
@@ -250,11 +247,10 @@ class Fold:
     ) -> list[SketchFile]:
         """Write the new base of an owner, and what it passes on to others."""
         owner, parts = item
-        bands: Sequence[Band] = []
         opened = [(level, open_part(self.files, part)) for part, level in parts]
-        for level, part in opened:
-            if part.count:
-                bands = add(bands, Band(level, part.without_sets()))
+        bands: Sequence[Band] = add_all(
+            (), [Band(level, part.without_sets()) for level, part in opened if part.count]
+        )
         sets = gather_sets([part for _, part in opened], self.budget, self.now)
         if self.tree is None:
             return [self._write(prefix, owner, bands, sets)]
@@ -324,7 +320,7 @@ class SynopsisStage(Stage):
         """Return the task of a batch."""
         schema = block_schema(self.points, batch.attributes)
         routing = _prefixes(batch)
-        bins = self.catalogue.bins
+        bins = self.catalogue.bins and self.catalogue.bins.prepared()  # once, not in every task
         cells = cell_bits(routing.tree, self.spec.place_bits) if self.scaling else None
         return SynopsisTask(batch.prefix, self.spec, bins, routing, schema, self.files, cells)
 

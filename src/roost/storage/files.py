@@ -30,6 +30,7 @@ from roost.storage.private import private_opener
 MAGIC = b"ROOSTSG1"
 ALIGN = 64
 PARTIAL = ".partial"
+WRITE_BUFFER = 1 << 20
 READ_AHEAD = 1 << 17
 """Bytes that one request may name: of more, the system reads only the first part."""
 _madvise = ctypes.CDLL(None).madvise
@@ -55,12 +56,12 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, durable: boo
     head = json.dumps(directory).encode()
     start = _aligned(len(MAGIC) + 8 + len(head))
     partial = f"{path}.{os.getpid()}{PARTIAL}"
-    with open(partial, "wb", opener=private_opener) as file:
-        file.write(MAGIC + len(head).to_bytes(8, "little") + head)
+    with open(partial, "wb", WRITE_BUFFER, opener=private_opener) as file:
+        at = file.write(MAGIC + len(head).to_bytes(8, "little") + head)
         for entry, array in zip(directory, arrays.values(), strict=True):
-            file.seek(start + entry["place"])
-            file.write(np.ascontiguousarray(array).data)
-        file.truncate(start + place)
+            at += file.write(bytes(start + entry["place"] - at))  # a seek would flush the buffer
+            at += file.write(np.ascontiguousarray(array).data)
+        file.write(bytes(start + place - at))
         if durable:
             file.flush()
             os.fsync(file.fileno())

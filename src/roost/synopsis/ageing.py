@@ -167,12 +167,32 @@ def add(bands: Sequence[Band], added: Band) -> list[Band]:
     """
     level = [band for band in bands if band.level == added.level]
     alike = [band for band in level if mergeable(band.synopsis, added.synopsis)]
-    same = [b for b in alike if b.synopsis.bins.same_values(added.synopsis.bins)]
+    same = [band for band in alike if _alike(band, added)]
     if not same and len(alike) >= BINS_OF_LEVEL_MAX and all(added.synopsis.bins.dropped):
         same = [min(alike, key=_oldest)]
         added = Band(added.level, rebin(added.synopsis, same[0].synopsis.bins))
     merged = merge([*(band.synopsis for band in same), added.synopsis])
     return [*(band for band in bands if band not in same), Band(added.level, merged)]
+
+
+def add_all(bands: Sequence[Band], added: Sequence[Band]) -> list[Band]:
+    """Return the bands with the rows of further ones; those that are alike are merged at once."""
+    classes: list[list[Band]] = []
+    for band in added:
+        found = next((own for own in classes if _alike(own[0], band)), None)
+        if found is None:
+            classes.append(found := [])
+        found.append(band)
+    out = list(bands)
+    for own in classes:
+        out = add(out, Band(own[0].level, merge([band.synopsis for band in own])))
+    return out
+
+
+def _alike(a: Band, b: Band) -> bool:
+    """Return whether bands have one level, one resolution and the same bins."""
+    same = a.level == b.level and mergeable(a.synopsis, b.synopsis)
+    return same and a.synopsis.bins.same_values(b.synopsis.bins)
 
 
 def gather_sets(parts: Sequence[Synopsis], budget: Budget, now_us: int) -> tuple[Synopsis, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from roost.kernel.shapes import OUTSIDE
-from roost.model.arrays import Floats, Ints, as_arrow
+from roost.model.arrays import Floats, as_arrow
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import Files
@@ -32,7 +32,8 @@ from roost.synopsis.handover import count_rows
 from roost.synopsis.scope import Scope, judge_boxes
 from roost.synopsis.sets import set_times
 from roost.synopsis.spec import SynopsisSpec
-from roost.synopsis.synopsis import Synopsis, build_each
+from roost.synopsis.synopsis import Synopsis, build_owned
+from roost.synopsis.tree import PrefixTree
 
 TABLE, FILES = "synopsis", "synopsis files"  # tables of facts
 STATE, BINS = "state", "bins"  # keys of the first
@@ -278,9 +279,8 @@ def read_rows(files: Files, names: Iterable[str], spec: SynopsisSpec) -> pa.Tabl
 
 
 def build_parts(
-    rows: pa.Table, owners: Ints, spec: SynopsisSpec, bins: Bins
+    rows: pa.Table, tree: PrefixTree, spec: SynopsisSpec, bins: Bins
 ) -> list[tuple[int, Band]]:
     """Build the synopsis of the rows of each owner."""
-    present = np.flatnonzero(np.bincount(owners)).tolist()
-    built = build_each(rows, spec, bins, [np.flatnonzero(owners == owner) for owner in present])
-    return [(owner, Band(0, own)) for owner, own in zip(present, built, strict=True)]
+    built = build_owned(rows, spec, bins, partial(tree.owners_of, place_bits=spec.place_bits))
+    return [(owner, Band(0, own)) for owner, own in built]

@@ -29,6 +29,8 @@ Naturals = NDArray[np.uint32]
 STEP, COUNT, UNSURE, CODES = 0, 1, 2, 3
 HAS_NULL = 128  # in the width of a code: packed value 0 is null
 EVERY_STEP = 128  # in the width of steps: one leaf in each, as most sensors report; no bits
+#: How many bits a code needs.
+BITS_OF = np.array([code.bit_length() for code in range(256)], np.int64)
 PADDING = 2  # words after the last run, so that no read has to check for the end
 
 
@@ -105,18 +107,12 @@ def read_code(words: Words, field: Field, k: Whole) -> Whole:  # pragma: no cove
 
 
 @njit(cache=True, nogil=True)
-def _write_bits(words: Words, bit: Whole, width: Whole, value: Whole) -> None:  # pragma: no cover
-    word = bit >> 6
-    offset = np.uint64(bit & 63)
-    words[word] |= np.uint64(value) << offset
-    if (bit & 63) + width > 64:
-        words[word + 1] |= np.uint64(value) >> (np.uint64(64) - offset)
-
-
-@njit(cache=True, nogil=True)
 def measure_runs(paths: Paths, lows: Bytes, widths: Bytes) -> None:  # pragma: no cover - compiled
     """Fill the lowest code of each run and feature, and the bits of each field."""
     features = paths.codes.shape[1]
+    # Of codes but null, less 1 (null is 255 then); of all codes; the greatest.
+    least, first = np.empty(features, np.uint8), np.empty(features, np.uint8)
+    most = np.empty(features, np.uint8)
     for run in range(paths.starts.size - 1):
         begin, end = paths.starts[run], paths.starts[run + 1]
         gap = 0
@@ -132,21 +128,19 @@ def measure_runs(paths: Paths, lows: Bytes, widths: Bytes) -> None:  # pragma: n
         widths[run, STEP] = EVERY_STEP if every else bits_of(gap)
         widths[run, COUNT] = bits_of(count - 1)
         widths[run, UNSURE] = unsure
-        for f in range(features):
-            low = 255
-            high = 0
-            nulls = 0
-            for k in range(begin, end):
+        least[:], first[:], most[:] = 255, 255, 0
+        for k in range(begin, end):
+            for f in range(features):
                 code = paths.codes[k, f]
-                if code == 0:
-                    nulls = 1
-                else:
-                    low = min(low, code)
-                    high = max(high, code)
+                least[f] = min(least[f], np.uint8(code - np.uint8(1)))
+                first[f] = min(first[f], code)
+                most[f] = max(most[f], code)
+        for f in range(features):
+            low, high, nulls = np.int64(least[f]) + 1, np.int64(most[f]), np.int64(first[f] == 0)
             if high == 0:
-                low, nulls = 0, 0  # only nulls: no bits
+                low = nulls = np.int64(0)  # only nulls: no bits
             lows[run, f] = low
-            widths[run, CODES + f] = bits_of(high - low + nulls) + HAS_NULL * nulls
+            widths[run, CODES + f] = BITS_OF[high - low + nulls] + HAS_NULL * nulls
 
 
 @njit(cache=True, nogil=True)
@@ -155,29 +149,35 @@ def _fill_words(paths: Paths, leaves: Leaves) -> None:  # pragma: no cover - com
     features = leaves.lows.shape[1]
     for run in range(leaves.sizes.size):
         begin = paths.starts[run]
-        size = np.int64(leaves.sizes[run])
-        bit = np.int64(leaves.starts[run]) * 64
+        end = begin + np.int64(leaves.sizes[run])
+        at = np.int64(leaves.starts[run])
+        word, used = np.uint64(0), np.uint64(0)  # of which so many bits are used
         for field in range(CODES + features):
-            width = np.int64(leaves.widths[run, field] & 127)
+            width = np.uint64(leaves.widths[run, field] & 127)
             if width == 0:
                 continue
-            low = np.int64(0)
-            if field >= CODES:
-                low = np.int64(leaves.lows[run, field - CODES])
-                low -= leaves.widths[run, field] >> 7
-            for k in range(begin, begin + size):
+            f = max(field - CODES, 0)
+            low = np.int64(leaves.lows[run, f]) - np.int64(leaves.widths[run, field] >> 7)
+            for k in range(begin, end):
                 value = np.int64(0)
-                if field == STEP:
+                if field >= CODES:
+                    value = max(np.int64(paths.codes[k, f]) - low, value)  # null: below the lowest
+                elif field == STEP:
                     if k > begin:
-                        value = paths.steps[k] - paths.steps[k - 1]
+                        value = np.int64(paths.steps[k] - paths.steps[k - 1])
                 elif field == COUNT:
-                    value = paths.counts[k] - 1
-                elif field == UNSURE:
+                    value = np.int64(paths.counts[k] - 1)
+                else:
                     value = np.int64(paths.unsure[k])
-                elif paths.codes[k, field - CODES] > 0:
-                    value = paths.codes[k, field - CODES] - low
-                _write_bits(words, bit, width, value)
-                bit += width
+                word |= np.uint64(value) << used
+                used += width
+                if used >= np.uint64(64):
+                    words[at] = word
+                    at += 1
+                    used -= np.uint64(64)
+                    word = np.uint64(value) >> (width - used)
+        if used > np.uint64(0):
+            words[at] = word
 
 
 @njit(cache=True, nogil=True)

@@ -7,12 +7,14 @@ step are combined. The result does not depend on the order of the input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
-from roost.model.arrays import Ints, frozen
+from roost.model.arrays import Ints, Mask, frozen
 from roost.synopsis.leaves import (
     PADDING,
     Leaves,
@@ -68,22 +70,51 @@ def rank_keys(keys: Ints) -> tuple[Ints, Ints]:
     return found[:count][order], ranks[ids]
 
 
+class RunRows(NamedTuple):
+    """Rows and their runs: keys and sizes by run, sorted by key; the other columns by row."""
+
+    keys: Ints
+    sizes: Ints
+    rows: Ints  # number in the table
+    ranks: Ints  # of the run
+    steps: Ints
+
+
+@njit(cache=True, nogil=True)
+def take_runs(runs: RunRows, mine: Mask) -> RunRows:  # pragma: no cover - compiled
+    """Return some of the runs with their rows."""
+    ranks, sizes = np.cumsum(mine) - 1, runs.sizes[mine]
+    n = sizes.sum()
+    out = RunRows(
+        runs.keys[mine],
+        sizes,
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+    )
+    at = 0
+    for k in range(runs.rows.size):
+        rank = runs.ranks[k]
+        if mine[rank]:
+            out.rows[at], out.ranks[at], out.steps[at] = runs.rows[k], ranks[rank], runs.steps[k]
+            at += 1
+    return out
+
+
 @njit(cache=True, nogil=True)
 def sort_rows(
-    ranks: Ints, runs: Whole, steps: Ints, span: Whole
-) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
-    """Return the order of rows by rank and step, and where each rank begins."""
-    n = ranks.size
+    runs: RunRows,
+) -> tuple[Ints, Ints, NDArray[np.int32]]:  # pragma: no cover - compiled
+    """Return the position of each row by run and step, where each run begins, and the steps."""
+    n, steps, ranks = runs.rows.size, runs.steps, runs.ranks
     sorted_already = True
     for i in range(1, n):
         if steps[i] < steps[i - 1]:
             sorted_already = False
             break
-    first = np.empty(n, np.int64)
-    if sorted_already:
-        for i in range(n):
-            first[i] = i
-    else:
+    first = np.empty(0 if sorted_already else n, np.int64)
+    if not sorted_already:
+        span = steps.max() + 1
         at = np.zeros(span + 1, np.int64)
         for i in range(n):
             at[steps[i] + 1] += 1
@@ -92,18 +123,18 @@ def sort_rows(
         for i in range(n):
             first[at[steps[i]]] = i
             at[steps[i]] += 1
-    starts = np.zeros(runs + 1, np.int64)
-    for i in range(n):
-        starts[ranks[i] + 1] += 1
-    for k in range(runs):
-        starts[k + 1] += starts[k]
+    starts = np.zeros(runs.sizes.size + 1, np.int64)
+    for k in range(runs.sizes.size):
+        starts[k + 1] = starts[k] + runs.sizes[k]
     place = starts[:-1].copy()
-    order = np.empty(n, np.int64)
+    positions, sorted_steps = np.empty(n, np.int64), np.empty(n, np.int32)
     for k in range(n):
-        i = first[k]
-        order[place[ranks[i]]] = i
+        i = k if sorted_already else first[k]
+        to = place[ranks[i]]
         place[ranks[i]] += 1
-    return order, starts
+        positions[i] = to
+        sorted_steps[to] = steps[i]
+    return positions, starts, sorted_steps
 
 
 @njit(cache=True, nogil=True)

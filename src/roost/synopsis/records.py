@@ -21,9 +21,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
-from roost.model.arrays import Floats, Ints
+from roost.model.arrays import Floats, Ints, frozen
 from roost.synopsis.bins import Coding
 from roost.synopsis.leaves import Bytes
+from roost.synopsis.paths import RunRows
 
 CHUNK_ROWS = 512  # rows that are summed together: their values stay in the cache
 
@@ -185,9 +186,16 @@ def add_columns(
 def reduce_bounds(bounds: Floats, owners: Ints, count: int) -> Floats:
     """Return for each owner the smallest box that contains its boxes."""
     out = np.tile([np.inf, np.inf, -np.inf, -np.inf], (count, 1))
-    for column, pick in enumerate((np.minimum, np.minimum, np.maximum, np.maximum)):
-        pick.at(out[:, column], owners, bounds[:, column])
+    _widen_boxes(frozen(bounds), owners, out)
     return out
+
+
+@njit(cache=True, nogil=True)
+def _widen_boxes(bounds: Floats, owners: Ints, out: Floats) -> None:  # pragma: no cover - compiled
+    for k in range(owners.size):
+        own, box = out[owners[k]], bounds[k]
+        own[0], own[1] = min(own[0], box[0]), min(own[1], box[1])
+        own[2], own[3] = max(own[2], box[2]), max(own[3], box[3])
 
 
 def merge_bins(parts: Sequence[BinRecords]) -> BinRecords:
@@ -249,42 +257,49 @@ def _add_pairs(
 
 
 @njit(cache=True, nogil=True)
-def _code_feature(
-    f: Whole,
-    positions: Ints,
-    coding: Coding,
-    group: Whole,
-    records: GroupRecords,
-    bins: BinRecords,
-    codes: Bytes,
+def _find_codes(
+    values: Floats, f: Whole, coding: Coding, cells: NDArray[np.int32], found: Bytes
+) -> None:  # pragma: no cover - compiled
+    """Fill the code of each value of a feature; NaN and infinite values count as null."""
+    edges, starts = coding.edges[f], coding.starts[f]
+    low, scale, last = coding.lows[f], coding.scales[f], float(starts.size - 1)
+    for k in range(values.size):
+        cell = (values[k] - low) * scale
+        cell = cell if cell > 0.0 else 0.0  # NaN, too
+        cells[k] = np.int32(cell if cell < last else last)
+    for k in range(values.size):
+        value, code = values[k], np.uint64(starts[np.uint64(cells[k])])
+        # Nearly every cell has one edge or none: no branch depends on which.
+        code += np.uint64(edges[code] <= value)
+        while edges[code] <= value:
+            code += np.uint64(1)
+        found[k] = code + np.uint64(1) if abs(value) < np.inf else np.uint64(0)
+
+
+@njit(cache=True, nogil=True)
+def _add_values(
     values: Floats,
     known: Floats,
+    found: Bytes,
+    f: Whole,
+    group: Whole,
+    shift: float,
+    records: GroupRecords,
+    bins: BinRecords,
 ) -> None:  # pragma: no cover - compiled
-    """Add one feature of some rows to the counts, fill its codes, and shift its values."""
-    edges, starts, plane = coding.edges[f], coding.starts[f], coding.planes[f]
-    shift, low, scale = coding.shifts[f], coding.lows[f], coding.scales[f]
-    last = float(starts.size - 1)
+    """Add the values of a feature to its group and its bins, and shift them."""
     sums, squares, lows, highs = bins.sums[f], bins.squares[f], bins.lows[f], bins.highs[f]
     marginals = records.marginals[group, f]
     least, most = records.lows[group, f], records.highs[group, f]
-    for k in range(positions.size):
-        value = values[k]
-        if not np.isfinite(value):
-            marginals[0] += 1
-            codes[positions[k], f] = 0
+    for k in range(found.size):
+        code = found[k]
+        marginals[code] += 1
+        if code == 0:
             values[k] = known[k] = 0.0
             continue
-        code = np.int64(starts[int(min(max((value - low) * scale, 0.0), last))])
-        # Nearly every cell has one edge or two: no branch depends on which.
-        code += edges[code] <= value
-        code += edges[code] <= value
-        while edges[code] <= value:
-            code += 1
-        code += 1
+        value = values[k]
         v = value - shift
         values[k], known[k] = v, 1.0
-        codes[positions[k], f] = plane[code]
-        marginals[code] += 1
         sums[code] += v
         squares[code] += v * v
         # Extremes rarely change: a branch is cheaper than to write them.
@@ -292,7 +307,10 @@ def _code_feature(
             lows[code] = value
         if value > highs[code]:
             highs[code] = value
-        least, most = min(least, value), max(most, value)
+        if value < least:
+            least = value
+        if value > most:
+            most = value
     records.lows[group, f] = least
     records.highs[group, f] = most
 
@@ -300,7 +318,8 @@ def _code_feature(
 class Division(NamedTuple):
     """Rows in order of group and interval; unit ``u`` has rows ``starts[u]`` to the next one."""
 
-    positions: Ints  # in the order of the groups
+    rows: Ints
+    positions: Ints  # of the paths of the rows
     starts: Ints
     groups: Ints  # of each unit
     intervals: Ints  # of each unit, in its bucket
@@ -309,7 +328,6 @@ class Division(NamedTuple):
 @njit(cache=True, nogil=True)
 def digest_rows(
     values: Floats,
-    order: Ints,
     units: Division,
     coding: Coding,
     records: GroupRecords,
@@ -319,36 +337,56 @@ def digest_rows(
 ) -> None:  # pragma: no cover - compiled
     """Add rows to the records of groups and to totals by unit; fill the codes of the leaves.
 
-    Sums are added to the totals only.
+    ``values`` are by feature, then row. Sums are added to the totals only.
     """
-    features = values.shape[1]
+    features = values.shape[0]
     shifted, known = np.empty((features, CHUNK_ROWS)), np.empty((features, CHUNK_ROWS))
+    cells, codes_of_chunk = np.empty(CHUNK_ROWS, np.int32), np.empty(CHUNK_ROWS, np.uint8)
     for unit in range(units.groups.size):
         last, group = units.starts[unit + 1], units.groups[unit]
         for begin in range(units.starts[unit], last, CHUNK_ROWS):
-            at = units.positions[begin : min(begin + CHUNK_ROWS, last)]
-            for k in range(at.size):
-                row = order[at[k]]
-                for f in range(features):
-                    shifted[f, k] = values[row, f]
+            end = min(begin + CHUNK_ROWS, last)
+            rows, positions = units.rows[begin:end], units.positions[begin:end]
+            found = codes_of_chunk[: rows.size]
             for f in range(features):
-                to = shifted[f], known[f]
-                _code_feature(f, at, coding, group, records, bins, codes, *to)
-            _add_pairs(shifted, known, at.size, unit, totals)
+                own, plane = shifted[f][: rows.size], coding.planes[f]
+                for k in range(rows.size):
+                    own[k] = values[f, rows[k]]
+                # Several simple loops take half the time of one.
+                _find_codes(own, f, coding, cells, found)
+                shift = coding.shifts[f]
+                _add_values(own, known[f], found, f, group, shift, records, bins)
+                for k in range(rows.size):
+                    codes[positions[k], f] = plane[found[k]]
+            _add_pairs(shifted, known, rows.size, unit, totals)
     for group in range(records.marginals.shape[0]):
         for f in range(features):
             for code in range(records.marginals.shape[2]):
                 bins.counts[f, code] += records.marginals[group, f, code]
 
 
+class Extents(NamedTuple):
+    """Bounds and times by run."""
+
+    bounds: Floats  # x0, y0, x1, y1
+    times: Ints  # first, last
+
+    @classmethod
+    def empty(cls, runs: int) -> Extents:
+        """Return extents without rows."""
+        limits = np.iinfo(np.int64)
+        bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (runs, 1))
+        return cls(bounds, np.tile([limits.max, limits.min], (runs, 1)))
+
+
 @njit(cache=True, nogil=True)
-def bound_rows(
-    x: Floats, y: Floats, order: Ints, owners: Ints, bounds: Floats
+def widen_runs(
+    x: Floats, y: Floats, time: Ints, runs: RunRows, extents: Extents
 ) -> None:  # pragma: no cover - compiled
-    """Widen the bounds of each row's owner to contain the row; owners are by position in order."""
-    for k in range(order.size):
-        i, at = order[k], owners[k]
-        bounds[at, 0] = min(bounds[at, 0], x[i])
-        bounds[at, 1] = min(bounds[at, 1], y[i])
-        bounds[at, 2] = max(bounds[at, 2], x[i])
-        bounds[at, 3] = max(bounds[at, 3], y[i])
+    """Widen the extents of runs to contain their rows."""
+    for k in range(runs.rows.size):
+        row, run = runs.rows[k], runs.ranks[k]
+        bounds, times = extents.bounds[run], extents.times[run]
+        bounds[0], bounds[1] = min(bounds[0], x[row]), min(bounds[1], y[row])
+        bounds[2], bounds[3] = max(bounds[2], x[row]), max(bounds[3], y[row])
+        times[0], times[1] = min(times[0], time[row]), max(times[1], time[row])

@@ -336,18 +336,24 @@ def run_keys(
     """Fill the run key and the step of each row."""
     rest_bits = layout.rest_bits
     day = 86_400_000_000
+    begin = end = step = head = np.int64(0)
     for i in range(x.size):
         place = _place_at(x[i], y[i], layout)
-        bucket = time[i] // layout.bucket_us
-        in_bucket = time[i] - bucket * layout.bucket_us
-        day_of_bucket = in_bucket // day
-        of_day = in_bucket - day_of_bucket * day
-        slot = of_day // layout.slot_us
-        step = (of_day - slot * layout.slot_us) // layout.step_us
-        head = (place >> rest_bits) << BUCKET_BITS | (bucket + BUCKET_ZERO)
-        head = head << SLOT_BITS | slot
-        keys[i] = head << rest_bits | (place & ((1 << rest_bits) - 1))
-        steps[i] = day_of_bucket * layout.steps_per_slot + step
+        # Rows follow each other in time: most have the step of the row before.
+        if not begin <= time[i] < end:
+            bucket = time[i] // layout.bucket_us
+            in_bucket = time[i] - bucket * layout.bucket_us
+            day_of_bucket = in_bucket // day
+            of_day = in_bucket - day_of_bucket * day
+            slot = of_day // layout.slot_us
+            in_slot = (of_day - slot * layout.slot_us) // layout.step_us
+            step = day_of_bucket * layout.steps_per_slot + in_slot
+            begin = time[i] - (of_day - slot * layout.slot_us) % layout.step_us
+            end = begin + layout.step_us
+            head = (bucket + BUCKET_ZERO) << SLOT_BITS | slot
+        prefix = (place >> rest_bits) << (BUCKET_BITS + SLOT_BITS)
+        keys[i] = (prefix | head) << rest_bits | (place & ((1 << rest_bits) - 1))
+        steps[i] = step
 
 
 def split_group_keys(keys: Ints) -> tuple[Ints, Ints, Ints]:

@@ -11,7 +11,7 @@ All state is a set of named arrays, in a file that any process can map.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,23 +22,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.errors import ConfigError, SourceError, StateError
-from roost.model.arrays import Floats, Ints, as_arrow, frozen
+from roost.model.arrays import Floats, Ints, Mask, as_arrow, frozen
 from roost.model.columns import convert, one_array, times_as_int
 from roost.model.schemas import TIMESTAMP
 from roost.storage.files import map_arrays, write_arrays
 from roost.synopsis.bins import Bins, feature_values, learn_bins
 from roost.synopsis.frame import Frame, GroupIndex, GroupSums, PlaneTable, StoredFrame, TotalSums
 from roost.synopsis.leaves import Leaves, Paths, pack, unpack
-from roost.synopsis.paths import combine, join_leaves, rank_keys, sort_rows
+from roost.synopsis.paths import RunRows, combine, join_leaves, rank_keys, sort_rows, take_runs
 from roost.synopsis.records import (
     BinRecords,
+    Extents,
     GroupRecords,
     Totals,
-    bound_rows,
     digest_rows,
     merge_bins,
     merge_groups,
     reduce_bounds,
+    widen_runs,
 )
 from roost.synopsis.sets import NO_SETS, SetRecords, SetSketches, build_sets, merge_sets
 from roost.synopsis.spec import SynopsisSpec, places_of, run_keys
@@ -147,9 +148,10 @@ class Synopsis:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state as named arrays."""
-        head = {"format": FORMAT, "spec": self.spec.to_json(), "bins": self.bins.to_json()}
+        spec = json.dumps(self.spec.to_json())
+        head = f'{{"format": {FORMAT}, "spec": {spec}, "bins": {self.bins.text}}}'
         arrays: dict[str, NDArray[Any]] = {}
-        arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+        arrays["head"] = np.frombuffer(head.encode(), np.uint8)
         arrays["run_starts"] = self.run_starts
         for name, part in self._parts().items():
             arrays |= {f"{name}.{key}": value for key, value in part._asdict().items()}
@@ -202,20 +204,31 @@ def build(table: pa.Table, spec: SynopsisSpec, bins: Bins | None = None) -> Syno
     """
     check_columns(table, spec)
     known = learn_bins(table, spec) if bins is None else bins
-    return next(build_each(table, spec, known, [np.arange(table.num_rows)]))
+    rows = read_rows(table, spec, known)
+    return _with_sets(from_rows(rows, spec, known), table, rows.time)
 
 
-def build_each(
-    table: pa.Table, spec: SynopsisSpec, bins: Bins, parts: Sequence[Ints]
-) -> Iterator[Synopsis]:
-    """Build a synopsis of each of some selections of a table's rows."""
+def build_owned(
+    table: pa.Table, spec: SynopsisSpec, bins: Bins, owners_of: Callable[[Ints], Ints]
+) -> Iterator[tuple[int, Synopsis]]:
+    """Build a synopsis of the rows of each owner; ``owners_of`` returns the owners of places."""
     rows = read_rows(table, spec, bins)
-    for at, built in zip(parts, _from_parts(rows, spec, bins, parts), strict=True):
-        sets = NO_SETS
+    runs = _runs_of(rows, spec)
+    owners = owners_of(places_of(runs.keys, spec))
+    for owner in np.unique(owners).tolist():
+        mine = owners == owner
+        built = _from_runs(rows, runs, mine, spec, bins)
         if spec.sets:
+            at = np.flatnonzero(mine[runs.ranks])
             own = table if at.size == table.num_rows else table.take(as_arrow(at))
-            sets = build_sets(own, rows.time[at], spec, bins)
-        yield replace(built, sets=sets)
+            built = _with_sets(built, own, rows.time[at])
+        yield owner, built
+
+
+def _with_sets(built: Synopsis, table: pa.Table, times: Ints) -> Synopsis:
+    if not built.spec.sets:
+        return built
+    return replace(built, sets=build_sets(table, times, built.spec, built.bins))
 
 
 def check_columns(table: pa.Table, spec: SynopsisSpec) -> None:
@@ -237,11 +250,11 @@ def read_rows(table: pa.Table, spec: SynopsisSpec, bins: Bins) -> SmallRows:
     if times.null_count or bad.any():
         row = int(np.flatnonzero(bad | np.asarray(times.is_null()))[0])
         raise SourceError(f"row {row}: a synopsis requires a finite position and a time")
-    values = np.empty((table.num_rows, len(spec.features)))
+    values = np.empty((len(spec.features), table.num_rows))  # columns are converted at once
     for k, feature in enumerate(spec.features):
         column = one_array(table[feature.name])
-        values[:, k] = feature_values(column, feature, bins.categories[k])
-    return SmallRows(position[0], position[1], np.asarray(times_as_int(times)), values)
+        values[k] = feature_values(column, feature, bins.categories[k])
+    return SmallRows(position[0], position[1], np.asarray(times_as_int(times)), values.T)
 
 
 def rows_max(spec: SynopsisSpec, bins: Bins) -> int:
@@ -254,70 +267,75 @@ def rows_max(spec: SynopsisSpec, bins: Bins) -> int:
 
 def from_rows(rows: SmallRows, spec: SynopsisSpec, bins: Bins, *, small: bool = True) -> Synopsis:
     """Build from rows; with ``small``, small groups are stored as rows."""
-    return next(_from_parts(rows, spec, bins, [np.arange(rows.x.size)], small=small))
+    runs = _runs_of(rows, spec)
+    return _from_runs(rows, runs, np.ones(runs.keys.size, np.bool_), spec, bins, small=small)
 
 
-def _from_parts(
-    rows: SmallRows, spec: SynopsisSpec, bins: Bins, parts: Sequence[Ints], *, small: bool = True
-) -> Iterator[Synopsis]:
-    """Build from each of some selections of rows, whose values are not copied."""
+def _runs_of(rows: SmallRows, spec: SynopsisSpec) -> RunRows:
     keys, steps = np.empty(rows.x.size, np.int64), np.empty(rows.x.size, np.int64)
     run_keys(frozen(rows.x), frozen(rows.y), frozen(rows.time), spec.layout, keys, steps)
-    for at in parts:
-        distinct, ranks = rank_keys(keys[at])
-        kept = SmallRows.empty(len(spec.features))
-        if small:
-            group_of_run = np.unique(distinct >> spec.rest_bits, return_inverse=True)[1]
-            sizes = np.bincount(group_of_run, np.bincount(ranks, minlength=distinct.size))
-            few = (sizes <= rows_max(spec, bins))[group_of_run][ranks]
-            if few.any():
-                kept, at = rows.take(at[few]), at[~few]
-                distinct, ranks = rank_keys(keys[at])
-        own_steps = steps[at]
-        span = int(own_steps.max(initial=0)) + 1
-        order, starts = sort_rows(ranks, distinct.size, own_steps, span)
-        yield _digest(rows, spec, bins, distinct, at[order], starts, steps, kept)
+    distinct, ranks = rank_keys(keys)
+    sizes = np.bincount(ranks, minlength=distinct.size)
+    return RunRows(distinct, sizes, np.arange(keys.size), ranks, steps)
+
+
+def _groups_of(run_keys: Ints, spec: SynopsisSpec) -> tuple[Ints, Ints, Ints]:
+    """Return the keys of the groups of sorted runs, where each begins, and the group of each."""
+    keys = run_keys >> spec.rest_bits
+    first = np.diff(keys, prepend=-1) != 0
+    starts = np.flatnonzero(first)
+    return keys[starts], np.append(starts, keys.size), np.cumsum(first) - 1
+
+
+def _from_runs(
+    rows: SmallRows,
+    runs: RunRows,
+    mine: Mask,
+    spec: SynopsisSpec,
+    bins: Bins,
+    *,
+    small: bool = True,
+) -> Synopsis:
+    """Build from the rows of some runs, whose values are not copied."""
+    kept = SmallRows.empty(len(spec.features))
+    if small:
+        group_of_run = _groups_of(runs.keys, spec)[2]
+        sizes = np.bincount(group_of_run, runs.sizes * mine)
+        few = (sizes <= rows_max(spec, bins))[group_of_run] & mine
+        if few.any():
+            kept, mine = rows.take(few[runs.ranks]), mine & ~few
+    columns = SmallRows(*map(frozen, (rows.x, rows.y, rows.time, rows.values.T)))
+    own = runs if mine.all() else take_runs(runs, mine)
+    return _digest(columns, own, spec, bins, kept)
 
 
 def _digest(
-    rows: SmallRows,
-    spec: SynopsisSpec,
-    bins: Bins,
-    distinct: Ints,
-    order: Ints,
-    starts: Ints,
-    steps: Ints,
-    kept: SmallRows,
+    columns: SmallRows, runs: RunRows, spec: SynopsisSpec, bins: Bins, kept: SmallRows
 ) -> Synopsis:
-    features, codes_max, n = len(spec.features), bins.codes_max, order.size
-    group_keys, first_runs = np.unique(distinct >> spec.rest_bits, return_index=True)
-    run_starts = np.append(first_runs, distinct.size).astype(np.int64)
-    group_starts = starts[run_starts]
-    groups = GroupRecords.empty(group_keys.size, features, codes_max)._replace(keys=group_keys)
-    stats = BinRecords.empty(features, codes_max)
-    codes = np.empty((n, features), np.uint8)
-    units = divide_groups(steps, order, group_starts, spec.layout)
+    """Build from the rows of runs; values are by feature, then row."""
+    features, codes_max, layout = len(spec.features), bins.codes_max, spec.layout
+    group_keys, run_starts, group_of_run = _groups_of(runs.keys, spec)
+    positions, starts, steps = sort_rows(runs)
+    units = divide_groups(runs, group_of_run, group_keys.size, positions, layout)
     keys = keys_of(group_keys[units.groups], units.intervals, spec)
+    groups = GroupRecords.empty(group_keys.size, features, codes_max)._replace(keys=group_keys)
     totals = Totals.empty(keys, features)._replace(counts=np.diff(units.starts))
-    values = frozen(rows.values)
-    digest_rows(values, order, units, bins.coding, groups, totals, stats, codes)
+    stats = BinRecords.empty(features, codes_max)
+    codes = np.empty((steps.size, features), np.uint8)
+    digest_rows(columns.values, units, bins.coding, groups, totals, stats, codes)
     add_units(groups, totals, units.groups)
-    time = rows.time[order]
-    if n:
-        groups.times[:, 0] = np.minimum.reduceat(time, group_starts[:-1])
-        groups.times[:, 1] = np.maximum.reduceat(time, group_starts[:-1])
-    cells, place_of_run = np.unique(places_of(distinct, spec), return_inverse=True)
-    bounds = np.tile([np.inf, np.inf, -np.inf, -np.inf], (distinct.size, 1))
-    owners = np.repeat(np.arange(distinct.size), np.diff(starts))
-    bound_rows(frozen(rows.x), frozen(rows.y), order, owners, bounds)
-    places = PlaceBounds(cells, reduce_bounds(bounds, place_of_run, cells.size))
-    group_of_run = np.repeat(np.arange(group_keys.size), np.diff(run_starts))
-    groups.bounds[:] = reduce_bounds(bounds, group_of_run, group_keys.size)
-    ones, marks = np.ones(n, np.int32), np.zeros(n, np.uint8)
-    # The starts of the runs change when paths are combined.
-    paths = Paths(distinct, starts.copy(), steps[order].astype(np.int32), ones, marks, codes)
+    extents = Extents.empty(runs.keys.size)
+    widen_runs(columns.x, columns.y, columns.time, runs, extents)
+    cells, place_of_run = rank_keys(places_of(runs.keys, spec))
+    places = PlaceBounds(cells, reduce_bounds(extents.bounds, place_of_run, cells.size))
+    groups.bounds[:] = reduce_bounds(extents.bounds, group_of_run, group_keys.size)
+    if steps.size:
+        groups.times[:, 0] = np.minimum.reduceat(extents.times[:, 0], run_starts[:-1])
+        groups.times[:, 1] = np.maximum.reduceat(extents.times[:, 1], run_starts[:-1])
+    ones, marks = np.ones(steps.size, np.int32), np.zeros(steps.size, np.uint8)
+    paths = Paths(runs.keys, starts, steps, ones, marks, codes)
     leaves = pack(combine(paths), place_of_run.astype(np.uint32))
-    totals = merge_totals([totals]) if spec.layout.intervals > 1 else Totals.none(features)
+    totals = merge_totals([totals]) if layout.intervals > 1 else Totals.none(features)
     rest = (leaves, places, stats, kept, totals)
     return Synopsis(spec, bins, groups.narrowed(), run_starts, *rest)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from roost.kernel.cells import Whole
 from roost.model.arrays import Ints
+from roost.synopsis.paths import RunRows
 from roost.synopsis.records import Division, GroupRecords, Totals, add_columns
 from roost.synopsis.spec import (
     BUCKET_BITS,
@@ -86,33 +87,25 @@ def merge_totals(parts: Sequence[Totals]) -> Totals:
 
 @njit(cache=True, nogil=True)
 def divide_groups(
-    steps: Ints, order: Ints, group_starts: Ints, layout: KeyLayout
+    runs: RunRows, group_of_run: Ints, groups: Whole, positions: Ints, layout: KeyLayout
 ) -> Division:  # pragma: no cover - compiled
-    """Divide the rows of groups into intervals; ``steps`` are by row, ``order`` lists rows."""
-    count, span = layout.intervals, layout.interval_days * layout.steps_per_slot
-    most = min(order.size, (group_starts.size - 1) * count)
-    positions, starts = np.empty(order.size, np.int64), np.empty(most + 1, np.int64)
-    groups, intervals = np.empty(most, np.int64), np.empty(most, np.int64)
-    units = 0
-    for g in range(group_starts.size - 1):
-        begin, end = group_starts[g], group_starts[g + 1]
-        at = np.zeros(count, np.int64)
-        for k in range(begin, end):
-            at[steps[order[k]] // span] += 1
-        first = begin
-        for i in range(count):
-            size = at[i]
-            at[i] = first
-            if size:
-                starts[units], groups[units], intervals[units] = first, g, i
-                units += 1
-            first += size
-        for k in range(begin, end):
-            i = steps[order[k]] // span
-            positions[at[i]] = k
-            at[i] += 1
-    starts[units] = order.size
-    return Division(positions, starts[: units + 1], groups[:units], intervals[:units])
+    """Divide the rows of groups into intervals; the rows of a unit stay in their order."""
+    intervals, span = layout.intervals, layout.interval_days * layout.steps_per_slot
+    n = runs.rows.size
+    at, units = np.zeros(groups * intervals + 1, np.int64), np.empty(n, np.int64)
+    for k in range(n):
+        unit = group_of_run[runs.ranks[k]] * intervals
+        units[k] = unit + (runs.steps[k] // span if intervals > 1 else 0)
+        at[units[k] + 1] += 1
+    present = np.flatnonzero(at[1:])
+    at = np.cumsum(at)
+    starts = np.append(at[present], n)
+    rows, own_positions = np.empty(n, np.int64), np.empty(n, np.int64)
+    for k in range(n):
+        to = at[units[k]]
+        at[units[k]] += 1
+        rows[to], own_positions[to] = runs.rows[k], positions[k]
+    return Division(rows, own_positions, starts, present // intervals, present % intervals)
 
 
 @njit(cache=True, nogil=True)
@@ -137,4 +130,5 @@ def add_units(groups: GroupRecords, totals: Totals, owners: Ints) -> None:
     firsts = np.flatnonzero(np.diff(owners, prepend=-1))
     for name in Totals._fields[1:]:
         column: NDArray[Any] = getattr(groups, name)
-        column[:] = np.add.reduceat(getattr(totals, name), firsts)
+        sums = getattr(totals, name)
+        column[:] = sums if firsts.size == owners.size else np.add.reduceat(sums, firsts)
