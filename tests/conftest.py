@@ -88,15 +88,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "part")
     if hasattr(config, "workerinput"):
         config.option.seed = config.workerinput["seed"]
-        config.stash[DISK] = config.workerinput["disk"]
-        return
-    if config.option.seed is None:
+    elif config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(1 << 31)
-    config.stash[DISK] = tempfile.gettempdir()
     use_memory()
 
 
-DISK = pytest.StashKey[str]()
+DISK = "ROOST_TEST_DISK"
 MEMORY = Path("/dev/shm")  # Linux has it; containers give it 64 MB by default
 MEMORY_NEEDED = 4 << 30
 
@@ -104,8 +101,9 @@ MEMORY_NEEDED = 4 << 30
 def use_memory() -> None:
     """Put temporary files in memory, unless there is too little or TMPDIR says where to put them.
 
-    Tests create hundreds of thousands of small files.
+    Tests create hundreds of thousands of small files. Child processes do the same.
     """
+    os.environ.setdefault(DISK, tempfile.gettempdir())
     usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     if usable and "TMPDIR" not in os.environ and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED:
         os.environ["TMPDIR"] = str(MEMORY)
@@ -141,9 +139,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Have all processes of pytest-xdist draw the same fresh seeds, and know the disk."""
+    """Have all processes of pytest-xdist draw the same fresh seeds."""
     node.workerinput["seed"] = node.config.option.seed
-    node.workerinput["disk"] = node.config.stash[DISK]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -283,9 +280,9 @@ def short_measurements() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+def disk() -> Iterator[Path]:
     """Return a folder on a disk, whose pages leave memory; temporary files are in memory."""
-    with tempfile.TemporaryDirectory(dir=request.config.stash[DISK]) as name:
+    with tempfile.TemporaryDirectory(dir=os.environ[DISK]) as name:
         yield Path(name)
 
 
