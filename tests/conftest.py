@@ -10,14 +10,17 @@ network access, where no Kafka broker can be fetched.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import shutil
 import sqlite3
 import sys
+import tempfile
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +90,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = config.workerinput["seed"]
     elif config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(1 << 31)
+    use_memory()
+
+
+DISK = "ROOST_TEST_DISK"
+MEMORY = Path("/dev/shm")  # Linux has it; containers give it 64 MB by default
+MEMORY_NEEDED = 4 << 30
+
+
+def use_memory() -> None:
+    """Put temporary files in memory, unless there is too little or TMPDIR says where to put them.
+
+    Tests create hundreds of thousands of small files. Child processes do the same.
+    """
+    os.environ.setdefault(DISK, tempfile.gettempdir())
+    usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    if usable and "TMPDIR" not in os.environ and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED:
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -144,8 +165,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         repeats = item.get_closest_marker("sweep") or is_hypothesis_test(getattr(item, "obj", None))
         if item.get_closest_marker("spark") or repeats:
             item.add_marker(pytest.mark.no_cover)
-    # The longest tests start first, so that all processes end at about the same time.
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    # The longest files start first, so that all processes end at about the same time.
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    if item.get_closest_marker("spark"):
+        return 0
+    return 1 if item.path.parent.name == "simulation" else 2
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector skip modules and thousands of test items from now on."""
+    gc.collect()
+    gc.freeze()
 
 
 # --------------------------------------------------------------------------- skips
@@ -221,6 +254,36 @@ def no_waiting() -> Iterator[None]:
         patch.setattr(Database, "synchronous", lambda self, level: synchronous(self, "off"))
         patch.setattr("roost.runtime.assembly.release_memory", lambda: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_measurements() -> Iterator[None]:
+    """Measure with less effort what decides how fast a run is, and changes none of its results.
+
+    Tests of measurements set the effort that they need.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    @cache
+    def threads() -> ThreadpoolController:
+        """Find the libraries with threads once: that takes longer than to analyse a few users."""
+        import sklearn.cluster  # noqa: F401 - loads what is to be found
+
+        return ThreadpoolController()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("roost.storage.speed.PROBE_BYTES", 1 << 16)
+        patch.setattr("roost.runtime.flow_sample.RUNS", 1)
+        patch.setattr("roost.runtime.flow_sample.MACHINES", (2, 4))
+        patch.setattr("roost.guard.detector.threadpool_limits", lambda n: threads().limit(limits=n))
+        yield
+
+
+@pytest.fixture(scope="session")
+def disk() -> Iterator[Path]:
+    """Return a folder on a disk, whose pages leave memory; temporary files are in memory."""
+    with tempfile.TemporaryDirectory(dir=os.environ[DISK]) as name:
+        yield Path(name)
 
 
 @pytest.fixture

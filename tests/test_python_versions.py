@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.11", "3.12", "3.13")
+BOOTSTRAP = ROOT / "script" / "bootstrap"
+(VERSIONS,) = re.findall(r'^supported="(.*)"$', BOOTSTRAP.read_text(), re.MULTILINE)
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_INSTALLED = 3
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version != THIS])
+@pytest.mark.parametrize("version", sorted({*VERSIONS.split()} - {THIS}))
 def test_core_tests_pass_on(version: str) -> None:
     # Variables of this run's own pytest would reach the inner one.
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))
     }
     made = subprocess.run(
-        [str(ROOT / "script" / "bootstrap"), "--dev", "--python", version],
+        [str(BOOTSTRAP), "--dev", "--python", version],
         capture_output=True,
         text=True,
         env=environ,

@@ -10,7 +10,6 @@ from roost.dataflow.colocation import divide, separate, together
 from roost.dataflow.compiler import layouts
 from roost.dataflow.schema import resolve
 from roost.model.choices import LayoutName
-from roost.runtime import flow_sample
 
 
 def test_the_query_has_nine_operators_of_which_three_are_stateful() -> None:
@@ -28,9 +27,6 @@ def test_layouts_on_emulated_machines_have_equal_results(
     even: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategies, "BATCHES", 3)
-    # How well a sample predicts is not the subject: one short run is enough.
-    monkeypatch.setattr(flow_sample, "RUNS", 1)
-    monkeypatch.setattr(flow_sample, "MACHINES", (2, 3))
     sample = strategies.sampler(20_000, even=even)
     rows = [emulated(layout, 12, 20_000, sample, even=even) for layout in LayoutName]
     assert len({row["results"] for row in rows}) == 1 and rows[0]["results"]

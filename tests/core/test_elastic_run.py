@@ -467,9 +467,10 @@ def test_a_source_without_a_pace_needs_batch_seconds(tmp_path: Path) -> None:
 
 def test_a_fixed_cluster_stays_fixed(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path, seconds=(2, 1, 1))
+    clocks = {"clock": run.clock, "wall_clock": run.clock}
     with (
         pytest.warns(UserWarning, match="fixed number of executors: elastic.max has no effect"),
-        InProcessPipeline(run.config(), executor=InProcessExecutor(3)) as pipeline,
+        InProcessPipeline(run.config(), executor=InProcessExecutor(3), **clocks) as pipeline,
     ):
         report = pipeline.run()
     assert report["executors"] is None and set(run.machines()) == {3}

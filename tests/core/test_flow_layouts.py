@@ -598,11 +598,8 @@ def test_a_sample_run_divides_machines_and_a_restart_repeats_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("seconds", "read"), [(0.0, 1_000), (1e9, 5_000)])
-def test_a_sample_run_reads_as_many_rows_as_it_can(
-    seconds: float, read: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_run_reads_as_many_rows_as_it_can(seconds: float, read: int) -> None:
     """A third of them is a batch; a source with fewer rows is read completely."""
-    monkeypatch.setattr("roost.runtime.flow_sample.RUNS", 1)
     flow = Dataflow("f")
     large, small = (flow.source(name, SCHEMA, time="t") for name in ("l", "s"))
     flow.union(large, small).aggregate({"n": "count"}, by="k", size=50, name="counts").sink("a")
@@ -631,6 +628,7 @@ def test_a_large_sample_is_better_than_several_small_ones(
 
     clock = SimpleNamespace(process_time=lambda: now)
     monkeypatch.setattr("roost.runtime.flow_sample.time", clock)
+    monkeypatch.setattr("roost.runtime.flow_sample.RUNS", 3)
     given = {"flow:s": [TableSlice(0, 9_000, table(9_000), 0)]}
     found, count = _affordable(run, given, limit)
     assert (sum(item.rows for item in found["flow:s"]), count) == (read, runs)

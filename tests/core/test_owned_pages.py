@@ -43,7 +43,7 @@ BOXES, POINTS = 200_000, 100_000
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(disk: Path) -> Path:
     """Write a segment of small boxes."""
     chance = np.random.default_rng(3)
     corners = chance.uniform(0, 99, (BOXES, 2))
@@ -59,7 +59,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     schema = query_schema(pa.string())
     columns = [pa.array(known.get(f.name, [None] * BOXES), f.type) for f in schema]
-    path = tmp_path_factory.mktemp("segments") / "boxes.seg"
+    path = disk / "boxes.seg"
     queries = order_by_place(pa.table(columns, schema=schema), SPACE)
     write_arrays(path, pack(build_segment(queries, SPACE)))
     return path

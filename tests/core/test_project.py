@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tomllib
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,7 @@ def test_no_file_depends_on_one_machine(pattern: re.Pattern[str], sample: str) -
     assert hits == []
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

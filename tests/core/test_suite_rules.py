@@ -16,6 +16,12 @@ PROBE = """
 import gc, sqlite3
 import pytest
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting(): "Load no module of Roost."
+
+@pytest.fixture(scope="session", autouse=True)
+def short_measurements(): "Load no module of Roost."
+
 @pytest.mark.sweep([1, 2], 3, 5)
 def test_sweep(seed):
     print(f"seed<{seed}>")
@@ -90,7 +96,7 @@ def test_a_skip_fails_unless_it_is_marked_full(printed: str) -> None:
     assert "FAILED test_probe.py::test_skips - Skipped, but not marked full" in printed
     assert "ERROR test_probe.py::test_of_a_fixture_that_skips - Skipped, but not" in printed
     assert "ERROR test_module.py - Skipped, but not marked full" in printed
-    assert "SKIPPED [1] test_probe.py:9: only with --full" in printed
+    assert "SKIPPED [1] test_probe.py:15: only with --full" in printed
     assert "XFAIL test_probe.py::test_known" in printed
 
 

@@ -33,8 +33,8 @@ def test_the_benchmark_writes_rows_a_summary_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elastic, "pickups_by_hour", lambda weeks: three_days())
-    monkeypatch.setattr(elastic, "BATCH_S", 20.0)
-    monkeypatch.setattr(elastic, "ROUND_S", 120.0)
+    monkeypatch.setattr(elastic, "BATCH_S", 30.0)
+    monkeypatch.setattr(elastic, "ROUND_S", 180.0)
     path = tmp_path / "elastic.json"
     assert run_bench("elastic", quick=True, json_path=path) == 0
     written = json.loads(path.read_text())

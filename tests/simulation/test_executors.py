@@ -458,7 +458,7 @@ class Memory:
 
 @given(st.floats(0.05, 3.0), st.floats(0.1, 6.0), st.integers(1, 2), st.integers(3, 16), SEEDS)
 @example(load=3.0, most=2.0, slots=1, high=3, seed=0)
-@FEW
+@examples(100 if settings().max_examples >= 1_000 else 15)  # each has 450 batches of a synopsis
 def test_a_synopsis_gets_executors_and_retains_them(
     load: float, most: float, slots: int, high: int, seed: int
 ) -> None:
