@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from roost.kernel.cells import find_cell, locate
+from roost.kernel.cells import Whole, find_cell, locate
 from roost.model.arrays import Floats, Ints, Mask
 
 
@@ -45,7 +45,8 @@ def live_rows(
 ) -> Ints:  # pragma: no cover - compiled
     """Return the rows whose query is live at a time; ``until`` is empty if it limits none."""
     rows = np.empty(owners.size, np.int64)
-    count = at = 0
+    count = 0
+    at: Whole = 0
     for row in range(owners.size):
         at = find_cell(ended, owners[row], at, ended.size)
         gone = at < ended.size and ended[at] == owners[row]
@@ -95,7 +96,9 @@ def changed_rows(
     """
     rows = np.empty(owners.size, np.int64)
     live = np.empty(owners.size, np.bool_)
-    count = at = i = 0
+    count = 0
+    at: Whole = 0
+    i: Whole = 0
     while i < slots.size and at < owners.size:
         if owners[at] < slots[i]:
             at = find_cell(owners, slots[i], at, owners.size)
