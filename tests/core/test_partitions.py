@@ -81,9 +81,12 @@ def polygon(name: str, geometry: shapely.Geometry) -> dict[str, Any]:
     return {"op": "register", "query_id": name, "user_id": "u", "wkt": geometry.wkt}
 
 
-@pytest.fixture(autouse=True)
-def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["lists", "all bounds"])
+def read_through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the queries of a partition through posting lists, as of large segments, and directly."""
     monkeypatch.setattr("roost.queries.live.ORDERED", 1)  # also small segments
+    least = {"lists": 1, "all bounds": 1 << 20}[request.param]
+    monkeypatch.setattr("roost.queries.partitions.ORDERED", least)
 
 
 coordinate = st.one_of(

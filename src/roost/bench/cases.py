@@ -46,6 +46,7 @@ SPACE_QUANTILE = 0.001
 ROW_GROUP_ROWS = 131_072
 # Systems read whole row groups; several per core keep all cores busy until the end.
 ROW_GROUPS_MIN = 8
+USERS = 1000
 STAND_IN_POLYGONS = 263
 STAND_IN_VERTICES = 355
 SAMPLE = Path(roost.__file__).parent / "data" / "sample_points.parquet"
@@ -210,9 +211,14 @@ def stand_in_zones(pickups: Pickups, rng: np.random.Generator) -> npt.NDArray[np
     return np.asarray(shapely.polygons(centre + radius * rough * ring), dtype=object)
 
 
+def user_of(query_id: int) -> str:
+    """Return the user of a query; only they may terminate it."""
+    return f"u{query_id % USERS}"
+
+
 def _requests(count: int, shape: dict[str, pa.Array]) -> pa.Table:
     ids = np.arange(count, dtype=np.int64)
-    users = pa.array([f"u{i % 1000}" for i in range(count)])
+    users = pa.array([user_of(i) for i in range(count)])
     ops = pa.array(["register"] * count)
     return pa.table({"seq": ids, "op": ops, "query_id": ids, "user_id": users, **shape})
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from roost.bench.cases import Pickups, boxes_of
+from roost.bench.cases import Pickups, boxes_of, user_of
 from roost.bench.cluster import EmulatedCluster
 from roost.bench.common import Row
 from roost.bench.moving import MovingLoad, Step
 from roost.bench.streams import admit
 from roost.model.arrays import Floats
 from roost.model.choices import Strategy
+from roost.queries.versions import version_at
 from roost.stages.contract import Report
 from roost.stages.matching import MatchingStage
 from roost.stages.statistics import STATISTICS
@@ -51,7 +52,8 @@ def _requests(op: str, ids: np.ndarray, boxes: Floats | None) -> pa.Table:
         name: nothing if boxes is None else pa.array(boxes[:, k])
         for k, name in enumerate(("x0", "y0", "x1", "y1"))
     }
-    known = {"op": pa.array([op] * ids.size), "query_id": ids, "user_id": ["renewed"] * ids.size}
+    users = [user_of(number) for number in ids.tolist()]
+    known = {"op": pa.array([op] * ids.size), "query_id": ids, "user_id": users}
     return pa.table({**known, **places})
 
 
@@ -78,6 +80,8 @@ def engine_row(pickups: Pickups, queries: int, machines: int, batch: int, batche
             for number in range(load.rounds):
                 seconds.clear()
                 cluster.run(load.step(number))
+                version = version_at(cluster.store)
+                assert version is not None and not version.refused, "a request was refused"
                 busy = seconds[STATISTICS] + seconds[MatchingStage.name]
                 spent.append((seconds[STATISTICS] / batch, seconds[STATISTICS] / busy))
     per_point, share = np.mean(spent[WARM:], axis=0).tolist()

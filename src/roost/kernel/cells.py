@@ -9,6 +9,7 @@ points are tested.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +40,9 @@ class IndexGrid(NamedTuple):
     edges_y: Floats
 
     @classmethod
+    @lru_cache(maxsize=8)
     def over(cls, bounds: Rect) -> IndexGrid:
-        """Build the index grid of a rectangle."""
+        """Build the index grid of a rectangle, once in a process; nobody changes it."""
         return cls(axis_edges(bounds.x0, bounds.x1, SIDE), axis_edges(bounds.y0, bounds.y1, SIDE))
 
 

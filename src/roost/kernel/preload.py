@@ -109,7 +109,9 @@ def slots_near(segment: Segment, bounds: Floats, grid: IndexGrid) -> Ints:
     near = np.zeros(segment.size, np.bool_)
     for postings, lists in _lists(segment, bounds, grid):
         if isinstance(postings, BoxPostings):
-            _request(postings, lists)
+            first, last = _close(lists)
+            read_ahead(postings.starts, first, last + 1)
+            read_ahead(postings.slots, postings.starts[first], postings.starts[last])
             # Neighbouring lists are one range of the file.
             for begin, end in zip(*(postings.starts[at] for at in _close(lists, 1)), strict=True):
                 near[postings.slots[begin:end]] = True

@@ -8,8 +8,6 @@ partition are computed from the queries whose range overlaps it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +16,16 @@ from numpy.typing import NDArray
 from roost.balance import Partition
 from roost.kernel import Segment, slots_near, unpack
 from roost.kernel.cells import IndexGrid
-from roost.model.records import TIME_MAX
+from roost.model.arrays import Ints, Mask, frozen
 from roost.model.space import Space
-from roost.queries.live import LiveSegment, load_ended
+from roost.queries.live import ORDERED, LiveSegment, load_ended
 from roost.queries.versions import SegmentRef
 from roost.storage.cache import WorkerCache
-from roost.storage.files import Files
+from roost.storage.files import Files, read_ahead
 from roost.workload import EulerHistogram, query_ranges
+from roost.workload.query_loops import changed_rows, cut_boxes, differing_slots, live_rows
 
+NOTHING: Ints = np.empty(0, np.int64)
 SLOTS_AT_ONCE = 1 << 16
 """Queries of a partition whose bounds are in memory at the same time."""
 
@@ -41,43 +41,56 @@ def bounds_of(partition: Partition, space: Space) -> tuple[float, float, float, 
 
 
 class _Shapes(NamedTuple):
-    """Slots and inclusive cell ranges of a segment or a part of it, one row for each shape."""
+    """Slots and inclusive cell ranges of a segment or a part of it, one row for each shape.
 
-    owners: NDArray[np.int64]
+    The others are of a part; an array is empty if it is not stored.
+    """
+
+    owners: Ints
     ranges: NDArray[np.int32]
-    live_until: NDArray[np.int64] | None
-    created: NDArray[np.int64] | None  # log positions; None if they are not stored
-    by_end: NDArray[np.int64] | None = None  # rows in the order of ``live_until``
+    live_until: Ints = NOTHING
+    created: Ints = NOTHING  # log positions
+    by_end: Ints = NOTHING  # rows in the order of ``live_until``
 
 
 def _mapped(files: Files, cache: WorkerCache, file: str) -> Segment:
-    return cache.get("query segment", (files, file), lambda: unpack(files.map(file, sparse=True)))
+    def build() -> Segment:
+        segment = unpack(files.map(file, sparse=True))
+        if segment.size < ORDERED:
+            read_ahead(segment.boxes, np.array([0]), np.array([segment.size]))
+        return segment
+
+    return cache.get("query segment", (files, file), build)
 
 
 def _part(
     files: Files, cache: WorkerCache, file: str, partition: Partition, space: Space
 ) -> _Shapes:
-    key = (files, file, partition, space)
+    key = (files, file, partition.bounds, space)
     return cache.get("query part", key, lambda: _cut(_mapped(files, cache, file), partition, space))
 
 
 def _cut(segment: Segment, partition: Partition, space: Space) -> _Shapes:
-    x0, y0, x1, y1 = bounds_of(partition, space)
-    near = slots_near(segment, np.array([[x0, y0, x1, y1]]), IndexGrid.over(space.bounds))
-    found = [(np.empty(0, np.int64), np.empty((0, 4), np.int32))]
-    for start in range(0, near.size, SLOTS_AT_ONCE):
-        owners, bounds = segment.bounds(space, near[start : start + SLOTS_AT_ONCE])
-        # The edges of a cell decide which cell a coordinate is in, so this is exact.
-        across = (bounds[:, 2] >= x0) & (bounds[:, 0] < x1)
-        rows = np.flatnonzero(across & (bounds[:, 3] >= y0) & (bounds[:, 1] < y1))
-        rows = rows[np.argsort(owners[rows], kind="stable")]  # circles came last
-        found.append((owners[rows], query_ranges(space.grid, bounds[rows])))
-    owners, ranges = (np.concatenate(column) for column in zip(*found, strict=True))
+    area, edges = bounds_of(partition, space), (space.grid.edges_x, space.grid.edges_y)
+    if segment.size < ORDERED:
+        near = np.arange(segment.size)  # in few pages, of which the partition may have all
+    else:
+        near = slots_near(segment, np.array([area]), IndexGrid.over(space.bounds))
+    if segment.radius is None:
+        owners, ranges = cut_boxes(frozen(segment.boxes), near, area, edges)
+    else:
+        found = [(NOTHING, np.empty((0, 4), np.int32))]
+        for start in range(0, near.size, SLOTS_AT_ONCE):
+            slots, bounds = segment.bounds(space, near[start : start + SLOTS_AT_ONCE])
+            rows, cells = cut_boxes(frozen(bounds), np.arange(slots.size), area, edges)
+            order = np.argsort(slots[rows], kind="stable")  # circles came last
+            found.append((slots[rows][order], cells[order]))
+        owners, ranges = (np.concatenate(column) for column in zip(*found, strict=True))
     until, created = (
-        None if column is None else column[owners]
+        NOTHING if column is None else column[owners]
         for column in (segment.live_until, segment.created_position)
     )
-    by_end = None if until is None else np.argsort(until, kind="stable")
+    by_end = np.argsort(until, kind="stable") if until.size else NOTHING
     return _Shapes(owners, ranges, until, created, by_end)
 
 
@@ -102,24 +115,21 @@ def live_ranges(
     Those registered from position ``since`` on are marked as received; None marks none. A query
     without a stored position is old.
     """
-    area = replace(partition, machines=(), parents=())
     found, received = [np.empty((0, 4), np.int32)], [np.empty(0, np.bool_)]
     for ref in refs:
-        part = _part(files, cache, ref.file, area, space)
-        new = np.zeros(part.owners.size, np.bool_)
-        if since is not None and part.created is not None:
-            new = part.created >= since
-        ranges = part.ranges
-        if part.live_until is not None or ref.ended is not None:
-            until = part.live_until
-            if until is None:
-                until = np.full(part.owners.size, TIME_MAX)
-            slots, ends = load_ended(files, ref)
-            live = (until > now) & ~np.isin(part.owners, slots[ends <= now])
-            ranges, new = ranges[live], new[live]
-        found.append(ranges)
-        received.append(new)
+        part = _part(files, cache, ref.file, partition, space)
+        rows = live_rows(part.owners, part.live_until, _ended(files, cache, ref, now), now)
+        found.append(part.ranges[rows])
+        received.append(_received(part, rows, since))
     return LiveRanges(np.concatenate(found), np.concatenate(received))
+
+
+def _received(part: _Shapes, rows: Ints, since: int | None) -> Mask:
+    """Return which rows were registered since a log position."""
+    if since is None or not part.created.size:
+        return np.zeros(rows.size, np.bool_)
+    received: Mask = part.created[rows] >= since
+    return received
 
 
 class Counted(NamedTuple):
@@ -150,86 +160,61 @@ def live_changes(
 
     The time depends on the changed segments and on what terminated in the others.
     """
-    area = replace(partition, machines=(), parents=())
     old, new = ({ref.file: ref for ref in refs} for refs in (before.refs, after.refs))
     left, came = [np.empty((0, 4), np.int32)], [np.empty((0, 4), np.int32)]
     received = [np.empty(0, np.bool_)]
     for file in old.keys() | new.keys():
-        part = _part(files, cache, file, area, space)
-        then, ended = (_ended(files, cache, refs.get(file), part) for refs in (old, new))
-        rows = None  # all of them
+        part = _part(files, cache, file, partition, space)
         if file in old and file in new:
-            rows = _doubtful(part, then, ended, before.now, after.now)
-            if not rows.size:
+            turned = _turned(files, cache, old[file], new[file], before.now, after.now)
+            if not turned.slots.size and (not part.by_end.size or before.now == after.now):
                 continue
-        was = _live(part, then, rows, before.now) & (file in old)
-        now = _live(part, ended, rows, after.now) & (file in new)
-        ranges = part.ranges if rows is None else part.ranges[rows]
-        left.append(ranges[was & ~now])
-        came.append(ranges[now & ~was])
-        recent = np.zeros(now.size, np.bool_)
-        if rows is None and part.created is not None:
-            recent = part.created >= since
-        received.append(recent[now & ~was])
+            rows, live = changed_rows(
+                part.owners, part.live_until, part.by_end, *turned, before.now, after.now
+            )
+            left.append(part.ranges[rows[~live]])
+            came.append(part.ranges[rows[live]])
+            received.append(np.zeros(len(came[-1]), np.bool_))
+            continue
+        ref, now = (old[file], before.now) if file in old else (new[file], after.now)
+        rows = live_rows(part.owners, part.live_until, _ended(files, cache, ref, now), now)
+        (left if file in old else came).append(part.ranges[rows])
+        if file in new:
+            received.append(_received(part, rows, since))
     return LiveChanges(np.concatenate(left), np.concatenate(came), np.concatenate(received))
 
 
-class _Ended(NamedTuple):
-    """Rows of terminated queries, ascending, and the event times of termination."""
+def _ended(files: Files, cache: WorkerCache, ref: SegmentRef, now: int) -> Ints:
+    """Return the slots of a segment that were terminated by an event time, ascending."""
+    if ref.ended is None:
+        return NOTHING
 
-    rows: NDArray[np.int64]
-    until: NDArray[np.int64]
+    def build() -> Ints:
+        slots, until = load_ended(files, ref)
+        return np.sort(slots[until <= now])
 
-    def missing(self, other: _Ended) -> NDArray[np.int64]:
-        """Return the rows that another version lacks, or has with another time."""
-        if not other.rows.size:
-            return self.rows
-        at = np.minimum(np.searchsorted(other.rows, self.rows), other.rows.size - 1)
-        rows: NDArray[np.int64] = self.rows[
-            (other.rows[at] != self.rows) | (other.until[at] != self.until)
-        ]
-        return rows
+    return cache.get("ended", (files, ref.ended, now), build)
 
 
-def _ended(files: Files, cache: WorkerCache, ref: SegmentRef | None, part: _Shapes) -> _Ended:
-    if ref is None or ref.ended is None:
-        return _Ended(np.empty(0, np.int64), np.empty(0, np.int64))
-    slots, until = cache.get("ended", (files, ref.ended), partial(_sorted_ended, files, ref))
-    first = np.searchsorted(part.owners, slots, side="left")
-    counts = np.searchsorted(part.owners, slots, side="right") - first
-    before = np.cumsum(counts) - counts
-    rows = np.repeat(first - before, counts) + np.arange(counts.sum())
-    return _Ended(rows, np.repeat(until, counts))
+class _Turned(NamedTuple):
+    """Slots that are terminated in one of two versions only, and those of the second version."""
+
+    slots: Ints
+    returned: Mask  # those of the first version
+    ended: Ints
 
 
-def _sorted_ended(files: Files, ref: SegmentRef) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    slots, until = load_ended(files, ref)
-    order = np.argsort(slots)
-    return slots[order], until[order]
+def _turned(
+    files: Files, cache: WorkerCache, old: SegmentRef, new: SegmentRef, then: int, now: int
+) -> _Turned:
+    if old.ended is None and new.ended is None:
+        return _Turned(NOTHING, np.empty(0, np.bool_), NOTHING)
 
+    def build() -> _Turned:
+        ended = _ended(files, cache, new, now)
+        return _Turned(*differing_slots(_ended(files, cache, old, then), ended), ended)
 
-def _doubtful(part: _Shapes, old: _Ended, new: _Ended, then: int, now: int) -> NDArray[np.int64]:
-    """Return the rows of a segment that may have become live, or have ceased to be."""
-    first, last = min(then, now), max(then, now)
-    found = [old.missing(new), new.missing(old)]
-    found.append(new.rows[(new.until > first) & (new.until <= last)])
-    if part.by_end is not None and first < last:
-        assert part.live_until is not None
-        ends = np.searchsorted(part.live_until, [first, last], side="right", sorter=part.by_end)
-        found.append(part.by_end[ends[0] : ends[1]])
-    return np.unique(np.concatenate(found))
-
-
-def _live(
-    part: _Shapes, ended: _Ended, rows: NDArray[np.int64] | None, now: int
-) -> NDArray[np.bool_]:
-    """Return which rows are live at an event time."""
-    live = np.ones(part.owners.size if rows is None else rows.size, np.bool_)
-    if part.live_until is not None:
-        live &= (part.live_until if rows is None else part.live_until[rows]) > now
-    gone = ended.rows[ended.until <= now]
-    live[gone if rows is None else np.isin(rows, gone)] = False
-    return live
+    return cache.get("turned", (files, old.ended, new.ended, then, now), build)
 
 
 class QueryCounts:
@@ -259,7 +244,7 @@ class QueryCounts:
 
     def _uncounted(self, segment: Segment) -> tuple[_Shapes, NDArray[np.bool_]]:
         owners, bounds = segment.bounds(self._space)
-        shapes = _Shapes(owners, query_ranges(self._space.grid, bounds), None, None)
+        shapes = _Shapes(owners, query_ranges(self._space.grid, bounds))
         return shapes, np.zeros(segment.size, np.bool_)
 
     def _count(self, shapes: _Shapes, before: NDArray[np.bool_], live: NDArray[np.bool_]) -> None:

@@ -6,7 +6,7 @@ may run a machine's next task, so the statistics are a file in a folder of the e
 each batch for the next under a name of its own: a task that runs again starts from the same file.
 Queries are updated by what changed between two batches.
 
-The first batch of a round writes the file to the state directory instead, as a checkpoint. A worker
+The first batch of a round also writes it to the state directory, as a checkpoint. A worker
 that does not find the file of the batch before starts from the checkpoint and counts the queries
 from the index. If a partition moved, its new machine reads its part of the old machine's file,
 which the policy has had copied to the state directory; if it was split or merged, the statistics
@@ -247,13 +247,13 @@ class TrioWork(CountingWork):
         return stats, len(ranges)
 
     def _write(self, arrays: Arrays, lasting: bool) -> tuple[str, bool]:
-        """Write a checkpoint or the executor's file; returns the name and which of them."""
+        """Write the executor's file, and perhaps a checkpoint; returns the name and whether."""
         task, values = self._task, arrays["trio"]
         key = Key(self._machine, task.number, capacity_for(values.size), os.urandom(16).hex())
         name = f"batch-{key.batch:010d}-{key.machine:05d}-{key.capacity}-{key.attempt}.trio"
-        if not lasting:
-            with suppress(OSError):  # the disk is full
-                resident_of(task.files, self._cache).write(key, values)
+        with suppress(OSError):  # the disk is full
+            resident_of(task.files, self._cache).write(key, values)
+            if not lasting:
                 return name, False
         task.files.write(name, arrays, durable=False)
         return name, True

@@ -120,6 +120,21 @@ def count_ranges(
 
 
 @njit(cache=True, nogil=True)
+def change_ranges(
+    left: NDArray[np.int32],
+    came: NDArray[np.int32],
+    received: NDArray[np.bool_],
+    bounds: tuple[int, int, int, int],
+    rows: NDArray[np.float64],
+    columns: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Collect ranges that left and came; those that came and were not received had left before."""
+    count_ranges(left, 1.0, bounds, rows[Q_GONE:], columns[Q_GONE:])
+    count_ranges(came[received], 1.0, bounds, rows[Q_NEW:], columns[Q_NEW:])
+    count_ranges(came[~received], -1.0, bounds, rows[Q_GONE:], columns[Q_GONE:])
+
+
+@njit(cache=True, nogil=True)
 def close_axis(axis: NDArray[np.float64], fade: float) -> None:  # pragma: no cover - compiled
     """Close a round for one axis, in one pass."""
     points = 0.0

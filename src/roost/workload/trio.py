@@ -38,6 +38,7 @@ from roost.workload.loops import (
     Q,
     R,
     axis_overlap,
+    change_ranges,
     close_partition,
     collect_cells,
     count_ranges,
@@ -170,13 +171,18 @@ class PartitionStats:
         width, height = column1 - column0, row1 - row0
         self.partition_id = partition_id
         self.column0, self.row0, self.column1, self.row1 = column0, row0, column1, row1
-        self._flat = np.zeros(HEADER + LINES * (width + height))
-        self._flat[:HEADER] = (partition_id, column0, row0, column1, row1)
-        self._numbers = self._flat[HEADER:]
-        self.rows = AxisStats(self._numbers[: LINES * height].reshape(LINES, height))
-        self.columns = AxisStats(self._numbers[LINES * height :].reshape(LINES, width))
+        flat = np.zeros(HEADER + LINES * (width + height))
+        flat[:HEADER] = (partition_id, column0, row0, column1, row1)
+        self._adopt(flat)
         if ranges is not None:
             self._recount(ranges, (self.rows, self.columns))
+
+    def _adopt(self, flat: Numbers) -> None:
+        """Use an array for all numbers; the rows and columns are views of it."""
+        cut = LINES * (self.row1 - self.row0)
+        self._flat, self._numbers = flat, flat[HEADER:]
+        self.rows = AxisStats(self._numbers[:cut].reshape(LINES, -1))
+        self.columns = AxisStats(self._numbers[cut:].reshape(LINES, -1))
 
     @property
     def bounds(self) -> tuple[int, int, int, int]:
@@ -223,9 +229,7 @@ class PartitionStats:
 
         A query that left and came, because it is in another file now, has not changed.
         """
-        self.add_queries(came[received])
-        self._collect(Q_GONE, left)
-        self._collect(Q_GONE, came[~received], -1.0)
+        change_ranges(left, came, received, self.bounds, self.rows.numbers, self.columns.numbers)
 
     def set_queries(self, ranges: Ranges) -> None:
         """Collect as terminated whatever is not among these queries, which are all.
@@ -360,9 +364,11 @@ class PartitionStats:
     @classmethod
     def from_array(cls, array: Numbers) -> PartitionStats:
         """Invert :meth:`to_array`; the array may be longer, and is copied."""
-        partition_id, column0, row0, column1, row1 = (int(value) for value in array[:HEADER])
-        stats = cls(partition_id, column0, row0, column1, row1)
-        stats._flat[:] = array[: stats._flat.size]
+        stats = cls.__new__(cls)
+        stats.partition_id, *bounds = map(int, array[:HEADER].tolist())
+        stats.column0, stats.row0, stats.column1, stats.row1 = bounds
+        lines = stats.column1 - stats.column0 + stats.row1 - stats.row0
+        stats._adopt(array[: HEADER + LINES * lines].copy())
         return stats
 
 
@@ -411,7 +417,7 @@ class MachineStats:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all numbers as named arrays, for one file."""
-        parts = [stats.to_array() for stats in self.partitions.values()]
+        parts = [stats._flat for stats in self.partitions.values()]
         return {"trio": np.concatenate([np.empty(0), *parts])}
 
     @classmethod
