@@ -47,18 +47,24 @@ from balance_checks import (
     spread,
 )
 from roost import RunConfig
+from roost.balance import initial_plan
+from roost.balance.changes import Rebalance
+from roost.balance.planner import GlobalPlanner
 from roost.model.choices import Strategy
 from roost.model.space import Coordinates, Rect, Space
+from roost.queries.live import QuerySet
 from roost.runtime import records
-from roost.runtime.balancing import SwarmPolicy
+from roost.runtime.balancing import GlobalPolicy, SwarmPolicy
 from roost.runtime.records import Commit
-from roost.runtime.rounds import HiddenQueries
+from roost.runtime.rounds import BatchNotes, HiddenQueries, RoundSnapshot
 from roost.stages import point_files
 from roost.stages.contract import Report
 from roost.stages.point_files import PointFile
-from roost.stages.statistics import STATISTICS, TrioStage, key_of
+from roost.stages.routing import SpatialRouting
+from roost.stages.statistics import STATISTICS, CellStage, TrioStage, key_of
 from roost.storage.store import Fact, Store
 from roost.testing import InProcessPipeline, brute_force
+from roost.workload import CellCounts, EulerHistogram
 
 ROWS = 250
 SEED = 20
@@ -739,6 +745,36 @@ def test_an_oscillating_load_does_not_oscillate_the_plan(
     tmp_path: Path, strategy: Strategy, seed: int
 ) -> None:
     assert changes_of_oscillation(tmp_path, strategy, seed) <= 1
+
+
+def test_first_tasks_that_load_code_do_not_hide_the_load() -> None:
+    """Where machines with few points take longer, the model gives points no cost at all."""
+    space = Space(Rect(0.0, 0.0, SIDE, SIDE), CELLS, CELLS, Coordinates.PLANE)
+    stage = CellStage(QuerySet.__new__(QuerySet), space)
+    queries = EulerHistogram(CELLS, CELLS)
+    queries.add(np.array([[0, 0, CELLS - 1, CELLS - 1]]))
+    stage.histogram = lambda now: queries  # type: ignore[method-assign]
+    policy = GlobalPolicy(stage, GlobalPlanner(tolerance=1.1), {})
+    plan = initial_plan(Strategy.UNIFORM, space.grid, 2)
+    own = [np.flatnonzero(plan.cell_table().reshape(-1) == place) for place in (0, 1)]
+    counts = {
+        p.machines[0]: CellCounts(cells.astype(np.int32), np.full(cells.size, points))
+        for p, cells, points in zip(plan.partitions, own, (900, 10), strict=True)
+    }
+    busy = np.array([1.0, 3.0] if 0 in plan.partitions[0].machines else [3.0, 1.0])
+    proposal = policy.propose(
+        RoundSnapshot(
+            SpatialRouting(plan, space),
+            busy,
+            np.zeros(2),
+            0,
+            [BatchNotes(counts, 0, 0.0)],
+            HiddenQueries(),
+            2,
+        )
+    )
+    assert proposal.memory["model"]["coefficients"][1:] == [0.0, 0.0], "the load was not hidden"
+    assert isinstance(proposal.decision, Rebalance), proposal.decision
 
 
 def test_a_hot_cell_is_shared_and_each_of_its_points_matched_once(tmp_path: Path) -> None:

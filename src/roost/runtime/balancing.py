@@ -251,6 +251,9 @@ class GlobalPolicy:
         self._costs = points * queries
         self._rounds.append(points)
         _, per_point, per_check = self._model.coefficients.tolist()
+        if per_point <= 0.0 and per_check <= 0.0:
+            # Workers load code in their first tasks, which may hide what points cost.
+            _, per_point, per_check = PRIOR
         rates = CostRates(per_point, per_check, PER_PARTITION_S, self._per_query_s)
         return Proposal(
             self._planned(snapshot, histogram, rates),
