@@ -53,6 +53,9 @@ class _Shapes(NamedTuple):
     by_end: Ints = NOTHING  # rows in the order of ``live_until``
 
 
+NO_SHAPES = _Shapes(NOTHING, np.empty((0, 4), np.int32))
+
+
 def _mapped(files: Files, cache: WorkerCache, file: str) -> Segment:
     def build() -> Segment:
         segment = unpack(files.map(file, sparse=True))
@@ -66,13 +69,36 @@ def _mapped(files: Files, cache: WorkerCache, file: str) -> Segment:
 def _part(
     files: Files, cache: WorkerCache, file: str, partition: Partition, space: Space
 ) -> _Shapes:
+    segment = _mapped(files, cache, file)
+    if _stays(segment):
+        return _cut(segment, partition, space)  # read once, and too large to retain
     key = (files, file, partition.bounds, space)
-    return cache.get("query part", key, lambda: _cut(_mapped(files, cache, file), partition, space))
+    return cache.get("query part", key, lambda: _cut(segment, partition, space))
 
 
-def _cut(segment: Segment, partition: Partition, space: Space) -> _Shapes:
+def _stays(segment: Segment) -> bool:
+    """Return whether only terminations change which of the many queries of a segment are live."""
+    return segment.size >= ORDERED and segment.live_until is None
+
+
+def _part_of(
+    files: Files, cache: WorkerCache, file: str, partition: Partition, space: Space, slots: Ints
+) -> _Shapes:
+    """Return a part that has at least some slots, and those whose time ends."""
+    segment = _mapped(files, cache, file)
+    if not _stays(segment):
+        return _part(files, cache, file, partition, space)
+    return _cut(segment, partition, space, slots) if slots.size else NO_SHAPES
+
+
+def _cut(
+    segment: Segment, partition: Partition, space: Space, slots: Ints | None = None
+) -> _Shapes:
+    """Return the queries in a partition, of some slots or of all."""
     area, edges = bounds_of(partition, space), (space.grid.edges_x, space.grid.edges_y)
-    if segment.size < ORDERED:
+    if slots is not None:
+        near = slots
+    elif segment.size < ORDERED:
         near = np.arange(segment.size)  # in few pages, of which the partition may have all
     else:
         near = slots_near(segment, np.array([area]), IndexGrid.over(space.bounds))
@@ -164,9 +190,9 @@ def live_changes(
     left, came = [np.empty((0, 4), np.int32)], [np.empty((0, 4), np.int32)]
     received = [np.empty(0, np.bool_)]
     for file in old.keys() | new.keys():
-        part = _part(files, cache, file, partition, space)
         if file in old and file in new:
             turned = _turned(files, cache, old[file], new[file], before.now, after.now)
+            part = _part_of(files, cache, file, partition, space, turned.slots)
             if not turned.slots.size and (not part.by_end.size or before.now == after.now):
                 continue
             rows, live = changed_rows(
@@ -176,6 +202,7 @@ def live_changes(
             came.append(part.ranges[rows[live]])
             received.append(np.zeros(len(came[-1]), np.bool_))
             continue
+        part = _part(files, cache, file, partition, space)
         ref, now = (old[file], before.now) if file in old else (new[file], after.now)
         rows = live_rows(part.owners, part.live_until, _ended(files, cache, ref, now), now)
         (left if file in old else came).append(part.ranges[rows])

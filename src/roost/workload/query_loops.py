@@ -24,19 +24,24 @@ def cut_boxes(
     """Return those of some boxes that overlap a half-open rectangle, and their cell ranges."""
     x0, y0, x1, y1 = area
     edges_x, edges_y = edges
-    found = np.empty(numbers.size, np.int64)
-    ranges = np.empty((numbers.size, 4), np.int32)
+    # The edges of a cell decide which cell a coordinate is in, so this is exact.
+    inside = np.empty(numbers.size, np.bool_)
+    for row, number in enumerate(numbers):
+        across = boxes[number, 2] >= x0 and boxes[number, 0] < x1
+        inside[row] = across and boxes[number, 3] >= y0 and boxes[number, 1] < y1
+    # Arrays of the right size: where queries need a host's memory, there is none to spare.
+    found = np.empty(inside.sum(), np.int64)
+    ranges = np.empty((found.size, 4), np.int32)
     written = 0
-    for number in numbers:
-        left, low = boxes[number, 0], boxes[number, 1]
-        right, high = boxes[number, 2], boxes[number, 3]
-        # The edges of a cell decide which cell a coordinate is in, so this is exact.
-        if right >= x0 and left < x1 and high >= y0 and low < y1:
+    for row, number in enumerate(numbers):
+        if inside[row]:
             found[written] = number
-            ranges[written, 0], ranges[written, 1] = locate(left, edges_x), locate(low, edges_y)
-            ranges[written, 2], ranges[written, 3] = locate(right, edges_x), locate(high, edges_y)
+            ranges[written, 0] = locate(boxes[number, 0], edges_x)
+            ranges[written, 1] = locate(boxes[number, 1], edges_y)
+            ranges[written, 2] = locate(boxes[number, 2], edges_x)
+            ranges[written, 3] = locate(boxes[number, 3], edges_y)
             written += 1
-    return found[:written].copy(), ranges[:written].copy()
+    return found, ranges
 
 
 @njit(cache=True, nogil=True)
