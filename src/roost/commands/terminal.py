@@ -175,7 +175,8 @@ def synopsis_command(arguments: argparse.Namespace) -> None:
     if rows:
         _print(_table(list(rows[0]), (row.values() for row in rows)))
     names = [f"{name} {_text(value)}" for name, value in more.items()]
-    _print(", ".join([*names, f"{'as' if rows else 'no result as'} of batch {outcome.batch_id}"]))
+    names.append(f"{'as' if rows else 'no result as'} of batch {outcome.batch_id}")
+    _print(", ".join(names), soft_wrap=True)
 
 
 def _print_explained(found: Explained, *, json_form: bool) -> None:
