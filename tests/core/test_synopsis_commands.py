@@ -210,8 +210,9 @@ def test_the_command_line_queries_a_state(state: Path, capsys: pytest.CaptureFix
 
 
 def test_the_command_line_prints_results_of_several_values(
-    state: Path, capsys: pytest.CaptureFixture[str]
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # in narrow tables names are cut
     code, out, _ = roost(capsys, "synopsis", state, "regress", "target=temp", "features=wind,level")
     lines = out.splitlines()
     assert code == 0 and "target temp, r2 0." in lines[-1] and lines[-1].endswith("as of batch 4")
