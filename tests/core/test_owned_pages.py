@@ -6,17 +6,20 @@ import ctypes
 import gc
 import mmap
 import os
+import random
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
 from balance_checks import slots_in
-from roost.balance import Partition
+from layouts import random_layout
+from roost.balance import Partition, Plan
 from roost.kernel import (
     Index,
     build_segment,
@@ -25,13 +28,16 @@ from roost.kernel import (
     prefetch,
     preload,
     query_schema,
+    release,
     unpack,
 )
 from roost.model.records import TIME_MAX, TIME_MIN
 from roost.model.schemas import PointBlock
 from roost.model.space import Coordinates, Rect, Space
 from roost.queries.versions import SegmentRef
+from roost.runtime.executor import InProcessExecutor
 from roost.stages import matching
+from roost.stages.routing import SpatialRouting
 from roost.storage.cache import WorkerCache
 from roost.storage.copies import BLOCK, Copies
 from roost.storage.files import Files, map_arrays, write_arrays
@@ -155,6 +161,73 @@ def test_the_queries_of_a_partition_are_found_in_its_part_of_the_file(file: Path
     slots = slots_in(Files(str(file.parent)), WorkerCache(), refs, quarter, SPACE)[file.name]
     assert np.array_equal(slots, expected)
     assert in_memory(file) < 0.35
+
+
+def mapped(path: Path) -> float:
+    """Return the share of a file that this process has mapped pages of."""
+    found = (m.rss for m in psutil.Process().memory_maps() if m.path == str(path))
+    return sum(found) / path.stat().st_size
+
+
+def test_pages_of_cells_that_left_are_given_back(file: Path) -> None:
+    gc.collect()
+    index = Index(SPACE, [(unpack(map_arrays(file, sparse=True)), {})])
+    before = mapped(file)
+    expected = matches(index, 100.0)
+    assert mapped(file) > before + 0.5
+    release(index)
+    assert mapped(file) <= before + 0.01
+    matches(index, 50.0)
+    assert mapped(file) < before + 0.35
+    assert matches(index, 100.0) == expected
+
+
+def test_a_machine_that_loses_cells_gives_its_pages_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is divided for batch 0, replicated for 1, and divided again from 2 on."""
+    released: list[int] = []
+    build = matching.MatchingTask.build
+
+    def noted(task: matching.MatchingTask, machine: int, cache: WorkerCache) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(matching, "release", lambda index: released.append(task.number))
+            return build(task, machine, cache)
+
+    monkeypatch.setattr(matching.MatchingTask, "build", noted)
+    rooms = iter([1 << 40] * 3 + [0] * 100)  # of one batch
+    executor = InProcessExecutor(names=("0", "1"), room=lambda name: next(rooms))
+    settings = {"engine.strategy": "global", "engine.machines": 3}
+    scenario = Scenario(tmp_path, settings, executor=lambda: executor)
+    scenario.live()
+    assert released[:3] == [2, 2, 2]
+    scenario.check()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_machines_that_lose_cells_are_found(seed: int) -> None:
+    chance = random.Random(seed)
+    plans = []
+    for epoch in range(2):
+        layout = random_layout(chance, 10, 10, 4)
+        parts = [
+            Partition(10 * epoch + n, *s, tuple(chance.sample(range(4), chance.choice([1, 1, 2]))))
+            for n, s in enumerate(layout)
+        ]
+        plans.append(SpatialRouting(Plan(epoch, 10, 10, 4, tuple(parts), 100), SPACE))
+    before, after = plans
+
+    def cells(routing: SpatialRouting, machine: int) -> set[tuple[int, int]]:
+        return {
+            (column, row)
+            for p in routing.plan.of_machine(machine)
+            for column in range(p.column0, p.column1)
+            for row in range(p.row0, p.row1)
+        }
+
+    expected = {m for m in range(4) if cells(before, m) - cells(after, m)}
+    assert after.departures(before) == expected
+    assert after.departures(after) == frozenset()
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "replicated"])

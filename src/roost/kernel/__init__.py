@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.kernel.index import Index, OpenSegment, Pairs
-from roost.kernel.preload import prefetch, preload, slots_near
+from roost.kernel.preload import prefetch, preload, release, slots_near
 from roost.kernel.segment import (
     Segment,
     build_segment,
@@ -24,6 +24,7 @@ __all__ = [
     "prefetch",
     "preload",
     "query_schema",
+    "release",
     "slots_near",
     "unpack",
 ]

@@ -23,6 +23,7 @@ from roost.kernel.shapes import ShapePostings
 from roost.model.arrays import Floats, Ints
 from roost.model.records import BOX
 from roost.storage.files import copied, read_ahead
+from roost.storage.files import release as release_file
 
 # Elements between two reads, which are at most one memory page apart.
 STRIDE = 512
@@ -68,6 +69,12 @@ def prefetch(index: Index, segment: Segment, bounds: Floats) -> None:
     for postings, lists in _lists(segment, bounds, index.grid):
         _request(postings, lists)
         _copy_queries(segment, postings, lists)
+
+
+def release(index: Index) -> None:
+    """Give the pages of the queries back to the system: those of cells that left are not needed."""
+    for segment in index.segments:
+        release_file(segment.boxes)
 
 
 def _copy_queries(segment: Segment, postings: BoxPostings | ShapePostings, lists: Ints) -> None:

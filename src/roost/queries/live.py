@@ -70,17 +70,20 @@ def open_index(
 
     ``sparse`` is for machines of a part of space: see :func:`roost.storage.files.map_arrays`.
     """
+    opened = [open_segment(files, ref.file, cache, sparse=sparse) for ref in refs]
+    live = {(files, ref.file, sparse) for ref in refs}
+    cache.drop(OPEN_SEGMENT, lambda key: key[0] == files and key not in live)
+    ended = (load_ended(files, ref) for ref in refs)
+    return Index(space, list(zip(opened, ended, strict=True)))
 
-    def opened(file: str) -> OpenSegment:
-        def build() -> OpenSegment:
-            return OpenSegment(unpack(files.map(file, sparse=sparse)))
 
-        return cache.get(OPEN_SEGMENT, (files, file, sparse), build)
+def open_segment(files: Files, file: str, cache: WorkerCache, *, sparse: bool) -> OpenSegment:
+    """Map a segment, unless the worker has done so."""
 
-    index = Index(space, [(opened(ref.file), load_ended(files, ref)) for ref in refs])
-    live = {ref.file for ref in refs}
-    cache.drop(OPEN_SEGMENT, lambda key: key[0] == files and key[1] not in live)
-    return index
+    def build() -> OpenSegment:
+        return OpenSegment(unpack(files.map(file, sparse=sparse)))
+
+    return cache.get(OPEN_SEGMENT, (files, file, sparse), build)
 
 
 class LiveSegment(NamedTuple):

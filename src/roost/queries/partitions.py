@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roost.balance import Partition
-from roost.kernel import Segment, slots_near, unpack
+from roost.kernel import Segment, slots_near
 from roost.kernel.cells import IndexGrid
 from roost.model.arrays import Ints, Mask, frozen
 from roost.model.space import Space
-from roost.queries.live import ORDERED, LiveSegment, load_ended
+from roost.queries.live import ORDERED, LiveSegment, load_ended, open_segment
 from roost.queries.versions import SegmentRef
 from roost.storage.cache import WorkerCache
 from roost.storage.files import Files, read_ahead
@@ -58,7 +58,7 @@ NO_SHAPES = _Shapes(NOTHING, np.empty((0, 4), np.int32))
 
 def _mapped(files: Files, cache: WorkerCache, file: str) -> Segment:
     def build() -> Segment:
-        segment = unpack(files.map(file, sparse=True))
+        segment = open_segment(files, file, cache, sparse=True).segment
         if segment.size < ORDERED:
             read_ahead(segment.boxes, np.array([0]), np.array([segment.size]))
         return segment

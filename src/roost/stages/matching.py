@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from roost.balance import Partition, Plan
-from roost.kernel import Index, Pairs, Segment, prefetch, preload
+from roost.kernel import Index, Pairs, Segment, prefetch, preload, release
 from roost.kernel.cells import locate_cells
 from roost.model.schemas import PointBlock, match_schema
 from roost.model.space import Grid, Space
@@ -96,6 +96,7 @@ class MatchingTask(Task):
     output: pa.Schema  # of matches
     matches: Files | None  # where matches are staged; None only counts them
     arrivals: Mapping[int, tuple[int, ...]]  # partitions that are new to each machine
+    departures: frozenset[int]  # machines that own less of space than before
     measures_room: bool  # whether machines report what memory their hosts have for files
 
     def build(self, machine: int, cache: WorkerCache) -> MatchingWork:
@@ -113,7 +114,12 @@ def cached_index(
 ) -> Index:
     """Map the segments of a version, unless the worker has done it before."""
     parts = (folder, segments, space)
-    build = partial(open_index, *parts, cache, sparse=sparse)
+
+    def build() -> Index:
+        # Under another kind of plan, pages that no machine here needs would stay mapped.
+        cache.drop("index", lambda known: known[1] != sparse)
+        return open_index(*parts, cache, sparse=sparse)
+
     return cache.get("index", (parts, sparse), build)
 
 
@@ -144,6 +150,8 @@ class MatchingWork(Work):
         self._room = cache.room if task.measures_room else lambda: None
         if task.matches is not None:
             self._writer = MatchWriter(task.matches, task.prefix, machine, task.number, task.output)
+        if machine in task.departures:
+            release(self._index)
         if not task.plan.fully_replicated:
             self._prefetch(machine, cache)
         arrived = task.arrivals.get(machine, ())
@@ -263,6 +271,7 @@ class MatchingStage(Stage):
             match_schema(self.query_id_type, self.points.id_type, self.points.time_type),
             self.matches,
             routing.arrivals(spatial(batch.before)),
+            routing.departures(spatial(batch.before)),
             self.measures_room,
         )
 

@@ -78,6 +78,12 @@ class SpatialRouting:
             return {}
         return arrivals(before.plan, self.plan)
 
+    def departures(self, before: SpatialRouting) -> frozenset[int]:
+        """Return the machines that own less of space after a change than before."""
+        if self.local or before.epoch == self.epoch:
+            return frozenset()
+        return frozenset(arrivals(self.plan, before.plan))
+
     def apply(self, changes: Sequence[Change], machines: int | None = None) -> SpatialRouting:
         """Return the routing of the next epoch; ValueError if the plan does not allow a change."""
         plan = apply_changes(self.plan, changes, machines)

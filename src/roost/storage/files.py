@@ -102,12 +102,28 @@ def map_arrays(
     }
 
 
-def copied(values: NDArray[Any]) -> CopiedMap | None:
-    """Return the mapping of an array, if what is requested of it is copied."""
+def _mapping(values: NDArray[Any]) -> Any:
+    """Return what the memory of an array belongs to."""
     base: Any = values
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if isinstance(base, CopiedMap) else None
+    return base
+
+
+def copied(values: NDArray[Any]) -> CopiedMap | None:
+    """Return the mapping of an array, if what is requested of it is copied."""
+    mapping = _mapping(values)
+    return mapping if isinstance(mapping, CopiedMap) else None
+
+
+def release(values: NDArray[Any]) -> None:
+    """Give the pages of the file that an array is mapped from back to the system.
+
+    What is used again is mapped again, without reading it as long as it stays in memory.
+    """
+    mapping = _mapping(values)
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def read_ahead(values: NDArray[Any], begins: NDArray[Any], ends: NDArray[Any]) -> None:
