@@ -42,7 +42,7 @@ class IndexGrid(NamedTuple):
     @classmethod
     @lru_cache(maxsize=8)
     def over(cls, bounds: Rect) -> IndexGrid:
-        """Build the index grid of a rectangle, once in a process; nobody changes it."""
+        """Build the index grid of a rectangle, once in a process; it is not changed."""
         return cls(axis_edges(bounds.x0, bounds.x1, SIDE), axis_edges(bounds.y0, bounds.y1, SIDE))
 
 

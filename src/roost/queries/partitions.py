@@ -8,7 +8,7 @@ partition are computed from the queries whose range overlaps it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from roost.balance import Partition
 from roost.kernel import Segment, slots_near
 from roost.kernel.cells import IndexGrid
-from roost.model.arrays import Ints, Mask, frozen
+from roost.model.arrays import Floats, Ints, Mask, frozen
 from roost.model.space import Space
 from roost.queries.live import ORDERED, LiveSegment, load_ended, open_segment
 from roost.queries.versions import SegmentRef
@@ -82,23 +82,39 @@ def _stays(segment: Segment) -> bool:
 
 
 def _part_of(
-    files: Files, cache: WorkerCache, file: str, partition: Partition, space: Space, slots: Ints
+    files: Files,
+    cache: WorkerCache,
+    file: str,
+    partition: Partition,
+    space: Space,
+    slots: Ints,
+    versions: tuple[Any, ...],
 ) -> _Shapes:
-    """Return a part that has at least some slots, and those whose time ends."""
+    """Return a part that has at least some slots, and those whose time ends.
+
+    ``versions`` names the two versions of the segment in which the slots differ.
+    """
     segment = _mapped(files, cache, file)
     if not _stays(segment):
         return _part(files, cache, file, partition, space)
-    return _cut(segment, partition, space, slots) if slots.size else NO_SHAPES
+    if not slots.size:
+        return NO_SHAPES
 
+    def build() -> tuple[Ints, Floats]:
+        owners, bounds = segment.bounds(space, slots)
+        order = np.argsort(owners, kind="stable")  # circles came last
+        return frozen(owners[order]), frozen(bounds[order])
 
-def _cut(
-    segment: Segment, partition: Partition, space: Space, slots: Ints | None = None
-) -> _Shapes:
-    """Return the queries in a partition, of some slots or of all."""
+    # All machines of a worker need the same slots of a batch.
+    owners, bounds = cache.get("turned bounds", (files, file, space, versions), build)
     area, edges = bounds_of(partition, space), (space.grid.edges_x, space.grid.edges_y)
-    if slots is not None:
-        near = slots
-    elif segment.size < ORDERED:
+    rows, ranges = cut_boxes(bounds, np.arange(owners.size), area, edges)
+    return _Shapes(owners[rows], ranges)
+
+
+def _cut(segment: Segment, partition: Partition, space: Space) -> _Shapes:
+    area, edges = bounds_of(partition, space), (space.grid.edges_x, space.grid.edges_y)
+    if segment.size < ORDERED:
         near = np.arange(segment.size)  # in few pages, of which the partition may have all
     else:
         near = slots_near(segment, np.array([area]), IndexGrid.over(space.bounds))
@@ -192,7 +208,8 @@ def live_changes(
     for file in old.keys() | new.keys():
         if file in old and file in new:
             turned = _turned(files, cache, old[file], new[file], before.now, after.now)
-            part = _part_of(files, cache, file, partition, space, turned.slots)
+            versions = (old[file].ended, new[file].ended, before.now, after.now)
+            part = _part_of(files, cache, file, partition, space, turned.slots, versions)
             if not turned.slots.size and (not part.by_end.size or before.now == after.now):
                 continue
             rows, live = changed_rows(
