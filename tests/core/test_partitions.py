@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import shapely
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from balance_checks import slots_in
@@ -202,7 +202,14 @@ ENDS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 3)), max_size=3)
 STEPS = st.tuples(st.sampled_from([0, 0, 4, 8]), ENDS, st.integers(0, 4))
 
 
+MIXED = [
+    circle(f"q{n}", 10.0 * n, 30, 5) if n % 2 else box(f"q{n}", 10.0 * n, 30, 10.0 * n + 5, 35)
+    for n in range(8)
+]
+
+
 @given(requests(), st.lists(STEPS, min_size=2, max_size=6))
+@example(MIXED, [(8, [], 0), (0, [(n, 1) for n in range(8)], 50)])  # all end at once
 @examples(60)
 def test_changes_lead_from_each_version_to_the_next(
     tmp_path_factory: pytest.TempPathFactory,
